@@ -1,0 +1,1 @@
+"""Build, audit and prove AArch64 wheels on any Linux machine."""

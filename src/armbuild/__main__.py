@@ -1,0 +1,5 @@
+import sys
+
+from armbuild.cli import main
+
+sys.exit(main())
