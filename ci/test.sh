@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Set up everything the tests need and run them all; arguments go to nox (default: every session, see noxfile.py).
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+need_packages 'command -v git' git ca-certificates
+need_packages 'command -v g++' g++
+need_packages 'command -v llvm-mc-19' llvm-19
+environment
+# torch for aarch64 is CPU-only on the Python index, for x86-64 it is not: set TORCH, or pip's own index options,
+# to bring another CPU build.
+python -m pip install --quiet "${TORCH:-torch==2.13.0}"
+python -m pip install --quiet '.[dev]'
+exec nox "$@"

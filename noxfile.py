@@ -1,0 +1,58 @@
+"""Every check of the project. `ci/test.sh` makes the environment (.venv) and runs all of them."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"  # the sessions share the environment they are started in
+nox.options.sessions = ["lint", "types", "tests", "kernels", "wheel", "proofs"]
+nox.options.stop_on_first_error = True
+
+PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff over Python, clang-format over C++."""
+    session.run("ruff", "check", *PYTHON_SOURCES)
+    session.run("ruff", "format", "--check", *PYTHON_SOURCES)
+    sources = [str(path) for path in Path("csrc").rglob("*") if path.suffix in {".cpp", ".h"}]
+    session.run("clang-format", "--dry-run", "-Werror", *sources)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict."""
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The fast tests; arguments go to pytest."""
+    selection = ["-m", "not slow and not emulated and not network"]
+    session.run("pytest", "-n", "2", *selection, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Conformance of every kernel, natively and on emulated cores."""
+    session.run("python", "tools/conformance.py", "--native", *session.posargs)
+    session.run("python", "tools/conformance.py", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The README's first command, in a clone of this commit with an environment and a cache of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder, "clone")
+        session.run("git", "clone", "--quiet", ".", str(clone), external=True)
+        env = {"ARMBUILD_CACHE_DIR": str(Path(folder, "cache")), "PYTHON": os.environ.get("PYTHON", "python3")}
+        session.run("bash", str(clone / "ci" / "wheel.sh"), *session.posargs, env=env, external=True)
+
+
+@nox.session
+def proofs(session: nox.Session) -> None:
+    """The tests that build, download or emulate; arguments go to pytest."""
+    session.run("pytest", "-m", "slow or emulated or network", "--durations=15", *session.posargs)
