@@ -48,7 +48,10 @@ def wheel(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "clone")
         session.run("git", "clone", "--quiet", ".", str(clone), external=True)
-        env = {"ARMBUILD_CACHE_DIR": str(Path(folder, "cache")), "PYTHON": os.environ.get("PYTHON", "python3")}
+        env = {
+            "ARMBUILD_CACHE_DIR": str(Path(folder, "cache")),
+            "PYTHON": os.environ.get("PYTHON", "python3"),
+        }
         session.run("bash", str(clone / "ci" / "wheel.sh"), *session.posargs, env=env, external=True)
 
 

@@ -16,7 +16,7 @@ from armbuild.errors import ArmbuildError
 try:  # typer carries its own click since 0.26
     from typer._click.exceptions import ClickException
 except ImportError:
-    from click.exceptions import ClickException
+    from click.exceptions import ClickException  # type: ignore[assignment]
 
 app = typer.Typer(
     name="armbuild",
@@ -34,33 +34,33 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
-    except ArmbuildError as error:
-        return _fail(arguments, str(error), error.status)
-    except ClickException as error:
-        return _fail(arguments, error.format_message(), 2)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail(arguments, "interrupted; nothing was written to the output folder", 130)
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader of our output went away, as `| head` does
-            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-            return 0
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(arguments, f"no space left on the device while writing {error.filename or 'a file'}", 3)
-        return _fail(arguments, f"{error.filename or 'system'}: {error.strerror or error}", 3)
-    except Exception as error:  # noqa: BLE001 - a user never sees a traceback unasked
-        return _fail(arguments, f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70)
-
-
-def _run(arguments: list[str]) -> int:
-    result = app(arguments, standalone_mode=False)
+        result = app(arguments, standalone_mode=False)
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a user never sees a traceback unasked
+        if "--verbose" in arguments:
+            traceback.print_exc()
+        message, status = explain(error)
+        print(f"armbuild: error: {message}", file=sys.stderr)
+        if "--json" in arguments:
+            print(json.dumps({"schema": 1, "error": message, "status": status}))
+        return status
     return result if isinstance(result, int) else 0
 
 
-def _fail(arguments: list[str], message: str, status: int) -> int:
-    if "--verbose" in arguments:
-        traceback.print_exc()
-    print(f"armbuild: error: {message}", file=sys.stderr)
-    if "--json" in arguments:
-        print(json.dumps({"schema": 1, "error": message, "status": status}))
-    return status
+def explain(error: BaseException) -> tuple[str, int]:
+    """What to tell the user about ``error``, and the exit status that goes with it."""
+    match error:
+        case ArmbuildError():
+            return str(error), error.status
+        case ClickException():
+            return error.format_message(), 2
+        case KeyboardInterrupt() | typer.Abort():
+            return "interrupted; nothing was written to the output folder", 130
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return f"no space left on the device while writing {error.filename or 'a file'}", 3
+        case OSError():
+            return f"{error.filename or 'system'}: {error.strerror or error}", 3
+        case _:
+            return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70

@@ -1,0 +1,109 @@
+"""Every command printed in the README and in docs/ runs, and prints what is printed there.
+
+A ``console`` block is a script: its ``$`` lines are run, in order, in a copy of the tree, and each line of
+output shown must come out again, whatever its numbers; a line with an ellipsis is passed over. A comment
+before a block changes that: ``<!-- test: slow -->`` (a marker of this suite), ``<!-- test: status 1 -->`` (of
+its last command), ``<!-- not run: reason -->``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(?:<!-- (?P<how>(?:test|not run): [^>]*) -->\n+)?```console\n(?P<body>.*?)```", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    how: str
+    body: str
+
+    @property
+    def commands(self) -> list[str]:
+        return [line[2:] for line in self.body.splitlines() if line.startswith("$ ")]
+
+    @property
+    def output(self) -> list[str]:
+        lines = [line for line in self.body.splitlines() if not line.startswith("$ ")]
+        return [line for line in lines if line.strip() and "…" not in line]
+
+    @property
+    def status(self) -> int:
+        return int(self.how.split()[-1]) if "status" in self.how else 0
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start("body"))
+            found.append(Block(page, line, match["how"] or "test:", match["body"]))
+    return found
+
+
+def runnable() -> list[pytest.ParameterSet]:
+    cases = []
+    for block in blocks():
+        if block.how.startswith("not run"):
+            continue
+        names = [name for name in ("slow", "emulated", "network") if name in block.how]
+        marks = [getattr(pytest.mark, name) for name in names]
+        cases.append(pytest.param(block, marks=marks, id=f"{block.page.name}:{block.line}"))
+    return cases
+
+
+def normalised(line: str) -> str:
+    """The line without what differs from run to run: numbers, column widths, rules of tables."""
+    return re.sub(r"[\s─━-]+", " ", re.sub(r"\d+(\.\d+)?", "0", line)).strip()
+
+
+@pytest.mark.parametrize("block", runnable())
+def test_printed_command_does_what_the_page_says(block: Block, tmp_path: Path) -> None:
+    checkout = tmp_path / "armllm"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        target = checkout / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "120",
+    }
+    script = "\n".join(["set -eo pipefail", *block.commands])
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=checkout, env=environment, check=False, capture_output=True, text=True
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == block.status, printed
+    actual = {normalised(line) for line in printed.splitlines()}
+    missing = [line for line in block.output if normalised(line) not in actual]
+    assert not missing, f"not printed any more: {missing}\n--- printed:\n{printed}"
+
+
+def test_every_block_not_run_says_why() -> None:
+    for block in blocks():
+        if block.how.startswith("not run"):
+            assert len(block.how.removeprefix("not run:").split()) >= 3, f"{block.page.name}:{block.line}"
+
+
+def test_the_readme_sets_up_with_exactly_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    scripts = re.findall(r"^\$ (bash ci/\S+)", text, re.MULTILINE)
+    assert scripts == ["bash ci/wheel.sh", "bash ci/test.sh"]
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec bash ci/test.sh")
