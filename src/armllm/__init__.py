@@ -1,0 +1,31 @@
+"""LLM inference for Arm CPUs: `LLM`, `SamplingParams` and what `LLM.generate` returns.
+
+The names load on first use, so that `import armllm` alone costs nothing and needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from armllm.engine.llm import LLM
+    from armllm.outputs import CompletionOutput, RequestOutput
+    from armllm.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "armllm.engine.llm",
+    "CompletionOutput": "armllm.outputs",
+    "RequestOutput": "armllm.outputs",
+    "SamplingParams": "armllm.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'armllm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,28 @@
+"""What a user of the engine may see go wrong: one class per cause, each with the command's exit status.
+
+A message says what is wrong, where, and what to do, in one or two lines. All are ValueErrors, as vLLM's users expect.
+"""
+
+from __future__ import annotations
+
+
+class ArmllmError(ValueError):
+    """Base of the engine's errors; ``status`` is the exit status of the `armllm` command."""
+
+    status = 1
+
+
+class CheckpointError(ArmllmError):
+    """The model folder is incomplete, damaged, or of a kind that the engine does not run."""
+
+
+class RequestError(ArmllmError):
+    """A prompt, a sampling parameter or an engine option that can't be honoured."""
+
+    status = 2
+
+
+class MemoryLimitError(ArmllmError):
+    """The model or its KV cache does not fit into the memory that there is."""
+
+    status = 3

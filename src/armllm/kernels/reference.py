@@ -1,0 +1,163 @@
+"""The kernels in plain torch: the same functions with the same signatures as `armllm.kernels`, for tests.
+
+Arithmetic is fp32 whatever the storage type, and results are rounded once, when they are stored. The KV cache layout is
+the plainest there is: per block, all keys then all values, each ``[num_kv_heads, block_size, head_dim]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "KVCacheLayout",
+    "allocate_kv_cache",
+    "fused_add_rms_norm",
+    "kv_cache_layout",
+    "paged_attention",
+    "report",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "targets",
+    "write_kv_cache",
+]
+
+OPS = (
+    "rms_norm",
+    "fused_add_rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv_cache",
+    "paged_attention",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVCacheLayout:
+    """One layer's cache: ``block_bytes`` for ``block_size`` tokens of keys and values in every head."""
+
+    dtype: torch.dtype
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    block_bytes: int
+    target: str = "reference"
+
+    def views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, each ``[num_blocks, num_kv_heads, block_size, head_dim]``, sharing the cache's memory."""
+        shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size, self.head_dim)
+        both = cache.view(self.dtype).view(shape)
+        return both[:, 0], both[:, 1]
+
+
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """out = x / sqrt(mean(x^2) + eps) * weight, per row of ``x[T, H]`` (Zhang and Sennrich 2019)."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    out.copy_(wide * scale * weight.float())
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """Residual += x, then x = rms_norm(residual), both in place, ``[T, H]``."""
+    residual.copy_(residual.float() + x.float())
+    rms_norm(x, residual, weight, eps)
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, interleaved: bool = False
+) -> None:
+    """Rotate ``query[T, Hq, D]`` and ``key[T, Hk, D]`` in place (Su et al. 2021).
+
+    ``cos_sin_cache`` is fp32 ``[max_position, rotary_dim]``, cosines then sines; dimensions past rotary_dim are kept.
+    Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) when interleaved.
+    """
+    rotary_dim = cos_sin_cache.shape[1]
+    cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
+    for x in (query, key):
+        rotated = x[..., :rotary_dim]
+        first, second = (
+            (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
+        )
+        wide_first, wide_second = first.float(), second.float()
+        first.copy_(wide_first * cos - wide_second * sin)
+        second.copy_(wide_second * cos + wide_first * sin)
+
+
+def silu_and_mul(out: Tensor, x: Tensor) -> None:
+    """``out[T, d]`` = silu(gate) * up, where ``x[T, 2d]`` holds gate then up."""
+    gate, up = x.float().chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def kv_cache_layout(
+    dtype: torch.dtype, *, num_kv_heads: int, head_dim: int, block_size: int
+) -> KVCacheLayout:
+    """Sizes of one layer's cache for this model shape."""
+    block_bytes = 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+    return KVCacheLayout(
+        dtype=dtype, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, block_bytes=block_bytes
+    )
+
+
+def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
+    """Uninitialised uint8 ``[num_blocks, block_bytes]``."""
+    return torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8)
+
+
+def write_kv_cache(key: Tensor, value: Tensor, cache: Tensor, layout: KVCacheLayout, slot_mapping: Tensor) -> None:
+    """Store ``key[T, Hk, D]`` and ``value`` at ``slot_mapping[T]`` = block * block_size + offset; -1 stores nothing."""
+    wanted = slot_mapping >= 0
+    slots = slot_mapping[wanted]
+    blocks, offsets = slots // layout.block_size, slots % layout.block_size
+    keys, values = layout.views(cache)
+    keys[blocks, :, offsets] = key[wanted]
+    values[blocks, :, offsets] = value[wanted]
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    cache: Tensor,
+    layout: KVCacheLayout,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+) -> None:
+    """Causal attention of ``query[T, Hq, D]`` over the paged cache, into ``out[T, Hq, D]``.
+
+    Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
+    ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
+    """
+    keys, values = layout.views(cache)
+    group = query.shape[1] // layout.num_kv_heads
+    starts = query_start_loc.tolist()
+    for sequence, length in enumerate(seq_lens.tolist()):
+        first, last = starts[sequence], starts[sequence + 1]
+        if first == last:
+            continue
+        num_blocks = -(-length // layout.block_size)
+        blocks = block_tables[sequence, :num_blocks].long()
+
+        def tokens(cached: Tensor, blocks: Tensor = blocks, length: int = length) -> Tensor:
+            """Gather ``[Hq, length, D]``, each KV head repeated for its group."""
+            heads = cached[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+            return heads.float().repeat_interleave(group, dim=0)
+
+        scores = query[first:last].float().transpose(0, 1) @ tokens(keys).transpose(1, 2) * scale
+        future = torch.ones(last - first, length, dtype=torch.bool).triu(length - (last - first) + 1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        out[first:last] = (weights @ tokens(values)).transpose(0, 1).to(out.dtype)
+
+
+def report() -> dict[str, dict[str, str]]:
+    """What `armllm.kernels.report` says, were these functions the kernels."""
+    return {op: {"target": "reference", "why": "plain torch"} for op in OPS}
+
+
+def targets() -> tuple[str, ...]:
+    """The one target that this module is."""
+    return ("reference",)

@@ -1,0 +1,36 @@
+"""What `LLM.generate` returns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class CompletionOutput:
+    """One completion of a prompt.
+
+    finish_reason: "stop" (an end token or a stop string), "length", or None while running.
+    stop_reason: the stop string or stop token id that ended it; None for the checkpoint's own end tokens.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether no token will follow."""
+        return self.finish_reason is not None
+
+
+@dataclasses.dataclass
+class RequestOutput:
+    """A request with all its completions. ``num_cached_tokens`` of the prompt came from the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
