@@ -1,0 +1,66 @@
+"""Which kernel target runs each op: the choice that csrc/dispatch.cpp makes, answered for any CPU."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from armbuild.isa.tables import load
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTarget:
+    """One entry of kernels.toml: code compiled for ``features`` (Linux names) that implements ``ops``."""
+
+    name: str
+    machine: str
+    features: frozenset[str]
+    ops: tuple[str, ...]
+
+    def runs_on(self, features: Collection[str], machine: str) -> bool:
+        """Return whether a CPU of this machine type with these features can run the target."""
+        return self.machine in ("any", machine) and self.features <= frozenset(features)
+
+
+@functools.cache
+def kernel_targets() -> tuple[KernelTarget, ...]:
+    """Return the targets of kernels.toml in order of preference, lowest first."""
+    return tuple(
+        KernelTarget(
+            name=entry["name"],
+            machine=entry["machine"],
+            features=frozenset(entry["features"]),
+            ops=tuple(entry["ops"]),
+        )
+        for entry in load("kernels")["target"]
+    )
+
+
+def select_kernels(
+    features: Iterable[str], machine: str, available: Collection[str] | None = None
+) -> dict[str, str]:
+    """Return for each op the target that a CPU with ``features`` runs it with.
+
+    ``machine`` is "aarch64" or "x86_64"; ``available`` limits the choice to the targets that a wheel holds.
+    An op that no available target implements on this CPU is left out.
+    """
+    present = frozenset(features)
+    chosen: dict[str, str] = {}
+    for target in kernel_targets():
+        if (available is None or target.name in available) and target.runs_on(present, machine):
+            chosen.update(dict.fromkeys(target.ops, target.name))
+    return dict(sorted(chosen.items()))
+
+
+def why_not_better(op: str, chosen: str, features: Collection[str], machine: str) -> str:
+    """Return what the next better target of ``op`` would need, or an empty text when the best one was chosen."""
+    names = [target.name for target in kernel_targets()]
+    for target in kernel_targets()[names.index(chosen) + 1 :]:
+        if op in target.ops and target.machine in ("any", machine):
+            missing = sorted(target.features - frozenset(features))
+            return f"{target.name} needs {', '.join(missing)}"
+    return ""
