@@ -1,6 +1,7 @@
 """What a user of the engine may see go wrong: one class per cause, each with the command's exit status.
 
-A message says what is wrong, where, and what to do, in one or two lines. All are ValueErrors, as vLLM's users expect.
+A message says what is wrong, where, and what to do, in one or two lines. All are ValueErrors, as vLLM's users
+expect.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The kernels in plain torch: the same functions with the same signatures as `armllm.kernels`, for tests.
 
-Arithmetic is fp32 whatever the storage type, and results are rounded once, when they are stored. The KV cache layout is
-the plainest there is: per block, all keys then all values, each ``[num_kv_heads, block_size, head_dim]``.
+Arithmetic is fp32 whatever the storage type, and results are rounded once, when they are stored. The KV cache
+layout is the plainest there is: per block, all keys then all values, each ``[num_kv_heads, block_size,
+head_dim]``.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class KVCacheLayout:
     target: str = "reference"
 
     def views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each ``[num_blocks, num_kv_heads, block_size, head_dim]``, sharing the cache's memory."""
+        """Keys and values, views ``[num_blocks, num_kv_heads, block_size, head_dim]`` of the cache."""
         shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size, self.head_dim)
         both = cache.view(self.dtype).view(shape)
         return both[:, 0], both[:, 1]
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """out = x / sqrt(mean(x^2) + eps) * weight, per row of ``x[T, H]`` (Zhang and Sennrich 2019)."""
+    """Compute out = x / sqrt(mean(x^2) + eps) * weight, per row of ``x[T, H]`` (Zhang and Sennrich 2019)."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     out.copy_(wide * scale * weight.float())
@@ -71,19 +72,17 @@ def rotary_embedding(
 ) -> None:
     """Rotate ``query[T, Hq, D]`` and ``key[T, Hk, D]`` in place (Su et al. 2021).
 
-    ``cos_sin_cache`` is fp32 ``[max_position, rotary_dim]``, cosines then sines; dimensions past rotary_dim are kept.
-    Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) when interleaved.
+    ``cos_sin_cache`` is fp32 ``[max_position, rotary_dim]``, cosines then sines; dimensions past rotary_dim
+    are kept. Pairs are (i, i + rotary_dim / 2), or (2i, 2i + 1) when interleaved.
     """
     rotary_dim = cos_sin_cache.shape[1]
     cos, sin = cos_sin_cache[positions].unsqueeze(1).chunk(2, dim=-1)
     for x in (query, key):
         rotated = x[..., :rotary_dim]
-        first, second = (
-            (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
-        )
-        wide_first, wide_second = first.float(), second.float()
-        first.copy_(wide_first * cos - wide_second * sin)
-        second.copy_(wide_second * cos + wide_first * sin)
+        first, second = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
+        turned = first.float() * cos - second.float() * sin, second.float() * cos + first.float() * sin
+        first.copy_(turned[0])
+        second.copy_(turned[1])
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
@@ -98,7 +97,11 @@ def kv_cache_layout(
     """Sizes of one layer's cache for this model shape."""
     block_bytes = 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
     return KVCacheLayout(
-        dtype=dtype, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size, block_bytes=block_bytes
+        dtype=dtype,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        block_bytes=block_bytes,
     )
 
 
@@ -107,8 +110,10 @@ def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
     return torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8)
 
 
-def write_kv_cache(key: Tensor, value: Tensor, cache: Tensor, layout: KVCacheLayout, slot_mapping: Tensor) -> None:
-    """Store ``key[T, Hk, D]`` and ``value`` at ``slot_mapping[T]`` = block * block_size + offset; -1 stores nothing."""
+def write_kv_cache(
+    key: Tensor, value: Tensor, cache: Tensor, layout: KVCacheLayout, slot_mapping: Tensor
+) -> None:
+    """Store ``key[T, Hk, D]``, ``value`` at ``slot_mapping[T]``: block * block_size + offset, -1 nowhere."""
     wanted = slot_mapping >= 0
     slots = slot_mapping[wanted]
     blocks, offsets = slots // layout.block_size, slots % layout.block_size
@@ -117,7 +122,7 @@ def write_kv_cache(key: Tensor, value: Tensor, cache: Tensor, layout: KVCacheLay
     values[blocks, :, offsets] = value[wanted]
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     out: Tensor,
     query: Tensor,
     cache: Tensor,

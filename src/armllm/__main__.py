@@ -1,0 +1,7 @@
+"""``python -m armllm``."""
+
+import sys
+
+from armllm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,96 @@
+"""The engine's options, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from armllm.errors import CheckpointError, RequestError
+
+DTYPES = {"float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What `LLM` takes; names and meanings are vLLM's.
+
+    model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
+    dtype: "float32", "bfloat16", or "auto": bfloat16 where the CPU computes in it, else float32.
+    block_size: tokens per block of the KV cache. num_gpu_blocks_override: how many blocks, whatever memory
+    there is. max_model_len: prompt and output together; by default what the checkpoint allows. max_num_seqs,
+    max_num_batched_tokens: sequences and tokens per step. seed: of requests that have none.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool = False
+    dtype: str | torch.dtype = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            self._check_positive(name, getattr(self, name))
+        for name in ("max_model_len", "num_gpu_blocks_override"):
+            if getattr(self, name) is not None:
+                self._check_positive(name, getattr(self, name))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise RequestError(f"seed must be an integer, not {self.seed!r}")
+        for name in ("skip_tokenizer_init", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        self.torch_dtype  # noqa: B018 - refuse an unknown one now
+
+    @staticmethod
+    def _check_positive(name: str, value: Any) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise RequestError(f"{name} must be a positive integer, not {value!r}")
+
+    @property
+    def model_folder(self) -> Path:
+        """The checkpoint folder."""
+        return _folder("model", self.model)
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder with tokenizer.json."""
+        return self.model_folder if self.tokenizer is None else _folder("tokenizer", self.tokenizer)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of weights, activations and KV cache."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
+        found = DTYPES.get(str(self.dtype).removeprefix("torch."))
+        if found is None:
+            raise RequestError(
+                f"dtype {str(self.dtype)!r} is not supported, only 'auto', 'float32' or 'bfloat16'"
+            )
+        return found
+
+
+def cpu_computes_bfloat16() -> bool:
+    """Whether this CPU has bf16 dot products (Arm FEAT_BF16, x86 AVX512-BF16 or AMX)."""
+    with Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            if line.startswith(("Features", "flags")):
+                return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
+    return False
+
+
+def _folder(name: str, given: str) -> Path:
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{name} {given!r} is not a folder; give the path of a downloaded checkpoint"
+            " (names on a model hub are not looked up)"
+        )
+    return folder

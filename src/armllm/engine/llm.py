@@ -1,0 +1,140 @@
+"""The offline API: a batch of prompts in, all completions out."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tqdm import tqdm
+
+from armllm.engine.config import EngineConfig
+from armllm.engine.llm_engine import LLMEngine
+from armllm.errors import RequestError
+from armllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from armllm.outputs import RequestOutput
+    from armllm.tokenizer import Tokenizer
+
+# text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}
+Prompt: TypeAlias = "str | Sequence[int] | dict[str, Any]"
+
+
+class LLM:
+    """A checkpoint, ready to generate.
+
+    Takes the options of `EngineConfig`; another one is refused by name, also where vLLM has it.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        known = [field.name for field in dataclasses.fields(EngineConfig)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"LLM does not take {name!r}; it takes {', '.join(known)}")
+        self.llm_engine = LLMEngine(EngineConfig(model=str(model), **options))
+        self._request_ids = map(str, itertools.count())
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        if self.llm_engine.tokenizer is None:
+            raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
+        return self.llm_engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; the outputs are in the prompts' order.
+
+        ``sampling_params``: one for all, or one each. All prompts are checked before the first is started:
+        RequestError (a ValueError) names what is wrong. ``use_tqdm``: a progress bar on stderr, or a factory
+        of bars.
+        """
+        batch = _as_batch(prompts)
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            params = [sampling_params or SamplingParams()] * len(batch)
+        else:
+            params = list(sampling_params)
+            if len(params) != len(batch):
+                raise RequestError(
+                    f"{len(batch)} prompts but {len(params)} sampling_params: give one, or one each"
+                )
+        for choice in params:
+            if not isinstance(choice, SamplingParams):
+                raise RequestError(f"sampling_params must be SamplingParams, not {type(choice).__name__}")
+        request_ids: list[str] = []
+        try:
+            for prompt, choice in zip(batch, params, strict=True):
+                request_id = next(self._request_ids)
+                self.llm_engine.add_request(request_id, prompt, choice)
+                request_ids.append(request_id)
+            outputs = self._run(len(batch), use_tqdm)
+        except BaseException:
+            self.llm_engine.abort(request_ids)
+            raise
+        return [outputs[request_id] for request_id in request_ids]
+
+    def _run(self, num_requests: int, use_tqdm: bool | Callable[..., Any]) -> dict[str, RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        make_bar = use_tqdm if callable(use_tqdm) else tqdm
+        with make_bar(
+            total=num_requests,
+            desc="Processed prompts",
+            dynamic_ncols=True,
+            disable=not use_tqdm,
+            postfix=f"est. speed input: {0:.2f} toks/s, output: {0:.2f} toks/s",
+        ) as bar:
+            num_input = num_output = 0
+            while self.llm_engine.has_unfinished_requests():
+                for output in self.llm_engine.step():
+                    outputs[output.request_id] = output
+                    num_input += len(output.prompt_token_ids)
+                    num_output += sum(len(completion.token_ids) for completion in output.outputs)
+                    if use_tqdm:
+                        elapsed = max(bar.format_dict["elapsed"], 1e-9)
+                        bar.postfix = (
+                            f"est. speed input: {num_input / elapsed:.2f} toks/s,"
+                            f" output: {num_output / elapsed:.2f} toks/s"
+                        )
+                        bar.update(1)
+        return outputs
+
+
+def _as_batch(prompts: Any) -> list[str | list[int]]:
+    """A list of texts and lists of token ids, from whatever vLLM's `generate` takes."""
+    if isinstance(prompts, (str, dict)) or (_is_list(prompts) and prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    if not _is_list(prompts):
+        raise RequestError(
+            f"prompts must be text, token ids, a dict, or a list of those, not {type(prompts).__name__}"
+        )
+    return [_as_prompt(prompt) for prompt in prompts]
+
+
+def _as_prompt(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, dict):
+        keys = sorted(map(str, prompt))
+        if keys not in (["prompt"], ["prompt_token_ids"]):
+            raise RequestError(
+                f"a prompt dict has one key, prompt or prompt_token_ids, not {', '.join(keys) or 'none'}"
+            )
+        (value,) = prompt.values()
+        wanted = str if keys == ["prompt"] else (list, tuple)
+        if not isinstance(value, wanted):
+            raise RequestError(f"{keys[0]} must be {'text' if wanted is str else 'a list of ints'}")
+        prompt = value
+    if isinstance(prompt, str):
+        return prompt
+    if _is_list(prompt):
+        return list(prompt)
+    raise RequestError(f"a prompt must be text, token ids or a dict, not {type(prompt).__name__}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,60 @@
+"""How much memory is left, and how much of it the KV cache gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Of what is left after the weights: the rest is for activations, the tokenizer and everybody else.
+SHARE_FOR_KV_CACHE = 0.7
+_CGROUPS = (  # (limit, usage) of version 2 and of version 1
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may still use: the least that the machine and our cgroups have left."""
+    left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]
+    return max(0, min(amount for amount in left if amount is not None))
+
+
+def _machine(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """Our cgroup and those above it; within a container the hierarchy is often mounted at our own."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = mount / "memory" if controllers else mount
+        inner = base / path.lstrip("/")
+        folders += [inner, *(parent for parent in inner.parents if base in (parent, *parent.parents))]
+    return folders
+
+
+def _cgroup(folder: Path) -> int | None:
+    """Bytes left in a cgroup; page cache counts as left, since it goes when memory is asked for."""
+    for limit_name, usage_name in _CGROUPS:
+        try:
+            limit = (folder / limit_name).read_text().strip()
+            usage = int((folder / usage_name).read_text())
+            statistics = (folder / "memory.stat").read_text()
+        except (OSError, ValueError):
+            continue
+        if limit == "max":
+            return None
+        values = dict(line.split() for line in statistics.splitlines() if len(line.split()) == 2)
+        reclaimable = int(values.get("total_inactive_file", values.get("inactive_file", 0)))
+        return int(limit) - usage + reclaimable
+    return None

@@ -1,0 +1,132 @@
+"""The model, its KV cache, and the tensors of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from armllm import environment, kernels
+from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory
+from armllm.errors import MemoryLimitError, RequestError
+from armllm.layers.attention import AttentionMetadata
+from armllm.models import Model, model_class
+from armllm.models.config import ConfigReader
+from armllm.models.loader import Checkpoint, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequences
+
+    from armllm.engine.config import EngineConfig
+    from armllm.engine.sequence import Sequence
+
+GIB = environment.GIB
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """The scheduled tokens of all sequences in a row. ``rows``: the last token of each that samples."""
+
+    token_ids: Tensor
+    positions: Tensor
+    rows: Tensor
+    metadata: AttentionMetadata
+
+
+class ModelRunner:
+    """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        reader = ConfigReader.open(config.model_folder)
+        architecture = model_class(reader)
+        self.model_config = architecture.read_config(reader)
+        self.max_model_len = config.max_model_len or self.model_config.max_position_embeddings
+        if self.max_model_len > self.model_config.max_position_embeddings:
+            raise RequestError(
+                f"max_model_len {self.max_model_len} is above the checkpoint's max_position_embeddings"
+                f" {self.model_config.max_position_embeddings}"
+            )
+        self.block_size = config.block_size
+        self.dtype = config.torch_dtype
+        kernels.set_num_threads(torch.get_num_threads())
+        checkpoint = Checkpoint(config.model_folder)
+        self._check(architecture, checkpoint)
+        with torch.inference_mode():
+            weights = Weights(checkpoint, self.dtype)
+            self.model = architecture(self.model_config, weights, max_positions=self.max_model_len)
+            self.num_blocks = self._allocate_kv_cache(config)
+
+    def _check(self, architecture: type[Model], checkpoint: Checkpoint) -> None:
+        """Build the model without data: every tensor must be there, and all of them fit into memory."""
+        weights = Weights(checkpoint, self.dtype, device="meta")
+        architecture(self.model_config, weights, max_positions=self.max_model_len)
+        weights.finish_check(architecture.ignored_tensors(self.model_config))
+        left = available_memory()
+        if weights.num_bytes > left:
+            raise MemoryLimitError(
+                f"the weights take {weights.num_bytes / GIB:.2f} GiB as {self.dtype},"
+                f" and {left / GIB:.2f} GiB of memory are left"
+            )
+
+    def _allocate_kv_cache(self, config: EngineConfig) -> int:
+        layouts = [layer.cache_layout(self.dtype, self.block_size) for layer in self.model.attention_layers]
+        block_bytes = sum(layout.block_bytes for layout in layouts)
+        needed = -(-self.max_model_len // self.block_size)
+        if config.num_gpu_blocks_override is not None:
+            num_blocks, origin = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+        elif (space := environment.kv_cache_bytes()) is not None:
+            num_blocks, origin = space // block_bytes, "VLLM_CPU_KVCACHE_SPACE"
+        else:
+            # No more than max_num_seqs sequences can use: a small model need not take all memory.
+            affordable = int(available_memory() * SHARE_FOR_KV_CACHE) // block_bytes
+            num_blocks, origin = min(affordable, needed * config.max_num_seqs), "the memory that is left"
+        if num_blocks < needed:
+            fits = num_blocks * self.block_size
+            raise MemoryLimitError(
+                f"the KV cache can't hold one sequence: {origin} allows {fits} tokens"
+                f" ({num_blocks * block_bytes / GIB:.2f} GiB), max_model_len {self.max_model_len} needs"
+                f" {needed * block_bytes / GIB:.2f} GiB; lower max_model_len to at most {fits} or allow more"
+            )
+        for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
+            layer.bind(layout, kernels.allocate_kv_cache(layout, num_blocks))
+        return num_blocks
+
+    @torch.inference_mode()
+    def run(self, sequences: Sequences[Sequence]) -> Tensor:
+        """Compute the scheduled tokens; fp32 logits ``[R, vocab_size]`` of the R sequences that sample."""
+        step = self._prepare(sequences)
+        hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
+        return self.model.logits(hidden)
+
+    def _prepare(self, sequences: Sequences[Sequence]) -> StepInput:
+        counts = np.array([sequence.num_scheduled_tokens for sequence in sequences])
+        starts = np.array([sequence.num_computed_tokens for sequence in sequences])
+        ends = np.cumsum(counts)
+        query_start_loc = np.zeros(len(sequences) + 1, dtype=np.int32)
+        query_start_loc[1:] = ends
+        of_sequence = np.repeat(np.arange(len(sequences)), counts)
+        positions = np.arange(ends[-1]) + (starts - query_start_loc[:-1])[of_sequence]
+        block_tables = np.zeros((len(sequences), max(len(s.block_table) for s in sequences)), dtype=np.int32)
+        token_ids = np.empty(ends[-1], dtype=np.int64)
+        for row, sequence in enumerate(sequences):
+            block_tables[row, : len(sequence.block_table)] = sequence.block_table
+            first = sequence.num_computed_tokens
+            token_ids[query_start_loc[row] : ends[row]] = sequence.token_ids[
+                first : first + sequence.num_scheduled_tokens
+            ]
+        blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
+        samples = np.array([sequence.samples_next for sequence in sequences])
+        return StepInput(
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(positions),
+            rows=torch.from_numpy((ends - 1)[samples]),
+            metadata=AttentionMetadata(
+                slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
+                block_tables=torch.from_numpy(block_tables),
+                query_start_loc=torch.from_numpy(query_start_loc),
+                seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
+            ),
+        )

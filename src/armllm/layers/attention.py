@@ -1,0 +1,69 @@
+"""Attention over the paged KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from armllm import kernels
+
+if TYPE_CHECKING:
+    from armllm.kernels import KVCacheLayout
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Where the tokens of one step belong; T tokens of S sequences, built once and read by every layer.
+
+    slot_mapping int64 [T]: the cache slot of each token's key and value. block_tables int32 [S, most blocks].
+    query_start_loc int32 [S + 1]: each sequence's rows among the T. seq_lens int32 [S]: tokens in the cache
+    after the step.
+    """
+
+    slot_mapping: Tensor
+    block_tables: Tensor
+    query_start_loc: Tensor
+    seq_lens: Tensor
+
+
+class Attention:
+    """One layer's attention and its KV cache, which the model runner binds before the first step."""
+
+    layout: KVCacheLayout
+    cache: Tensor
+
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = scale
+
+    def cache_layout(self, dtype: torch.dtype, block_size: int) -> KVCacheLayout:
+        """What the attention kernel of this CPU wants the cache to look like."""
+        return kernels.kv_cache_layout(
+            dtype, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=block_size
+        )
+
+    def bind(self, layout: KVCacheLayout, cache: Tensor) -> None:
+        """Use this cache from now on."""
+        self.layout = layout
+        self.cache = cache
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Store ``key[T, num_kv_heads, head_dim]`` and ``value``, attend with ``query[T, num_heads, head_dim]``."""
+        kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        kernels.paged_attention(
+            out,
+            query,
+            self.cache,
+            self.layout,
+            metadata.block_tables,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            self.scale,
+        )
+        return out

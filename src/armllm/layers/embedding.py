@@ -1,0 +1,22 @@
+"""Token ids to vectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from armllm.models.loader import Weights
+
+
+class Embedding:
+    """A table ``weight[vocab_size, hidden_size]``."""
+
+    def __init__(self, weights: Weights, vocab_size: int, hidden_size: int) -> None:
+        self.weight = weights.take("weight", vocab_size, hidden_size)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Rows ``[T, hidden_size]`` of ``token_ids[T]``."""
+        return torch.nn.functional.embedding(token_ids, self.weight)

@@ -1,0 +1,62 @@
+"""Model architectures, one file per family."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.layers.attention import Attention, AttentionMetadata
+    from armllm.models.config import ConfigReader, ModelConfig
+    from armllm.models.loader import Weights
+
+# architecture in config.json -> module here; the class has the architecture's name
+ARCHITECTURES = {"LlamaForCausalLM": "llama"}
+# for a config.json that names no architecture
+MODEL_TYPES = {"llama": "LlamaForCausalLM"}
+
+
+class Model(Protocol):
+    """What the model runner needs of a model."""
+
+    config: ModelConfig
+    attention_layers: list[Attention]
+
+    def __init__(self, config: ModelConfig, weights: Weights, *, max_positions: int) -> None:
+        """Take the weights."""
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> ModelConfig:
+        """The family's configuration, or CheckpointError naming what it can't honour."""
+
+    @staticmethod
+    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
+        """Endings of tensor names that may be in a checkpoint and carry nothing."""
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+    ) -> Tensor:
+        """Hidden states ``[R, hidden_size]`` of R ``rows`` among T tokens; caches keys and values of all."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""
+
+
+def model_class(reader: ConfigReader) -> type[Model]:
+    """The class for a config.json, or CheckpointError naming the architecture that is not here."""
+    named = reader.get("architectures", None)
+    model_type = reader.get("model_type", None)
+    if named is None and model_type is None:
+        raise reader.error("neither architectures nor model_type is given")
+    if named is not None and (not isinstance(named, list) or not named):
+        raise reader.error(f"architectures must be a list of names, not {named!r}")
+    architecture = named[0] if named else MODEL_TYPES.get(str(model_type), model_type)
+    if architecture not in ARCHITECTURES:
+        raise reader.error(
+            f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"
+        )
+    module = importlib.import_module(f"armllm.models.{ARCHITECTURES[architecture]}")
+    found: type[Model] = getattr(module, architecture)
+    return found

@@ -1,0 +1,43 @@
+"""What a checkpoint is, from its headers alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from armllm.errors import CheckpointError
+from armllm.models import model_class
+from armllm.models.config import ConfigReader
+from armllm.models.loader import Checkpoint, Weights
+
+
+def inspect(model: str) -> dict[str, Any]:
+    """Shape, size and limits of a checkpoint folder; CheckpointError if the engine could not load it."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"{model} is not a folder; give the path of a downloaded checkpoint")
+    reader = ConfigReader.open(folder)
+    architecture = model_class(reader)
+    config = architecture.read_config(reader)
+    checkpoint = Checkpoint(folder)
+    weights = Weights(checkpoint, torch.bfloat16, device="meta")
+    architecture(config, weights, max_positions=1)
+    weights.finish_check(architecture.ignored_tensors(config))
+    stored = sorted({checkpoint.describe(name)[0] for name in weights.taken})
+    kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return {
+        "architecture": config.architecture,
+        "parameters": weights.num_bytes // torch.bfloat16.itemsize,
+        "stored_as": ", ".join(stored),
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "attention_heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_model_len": config.max_position_embeddings,
+        "kv_cache_bytes_per_token_bfloat16": kv_elements * torch.bfloat16.itemsize,
+        "kv_cache_bytes_per_token_float32": kv_elements * torch.float32.itemsize,
+    }

@@ -1,0 +1,194 @@
+"""Weights from safetensors files, mapped, and checked before any is read. Pickles are never opened."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FLOATING = ("F32", "F16", "BF16")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class Checkpoint:
+    """The safetensors files of a folder: their headers are read, their data mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, Any] = {}  # file name -> handle
+        self._homes: dict[str, str] = {}  # tensor name -> file name
+        listed = _read_index(folder / INDEX)
+        for file_name in sorted(set(listed.values())) if listed else _unlisted_files(folder):
+            self._open(file_name)
+        if listed:
+            for name, file_name in listed.items():
+                if self._homes.get(name) != file_name:
+                    raise CheckpointError(
+                        f"{folder / INDEX} says that {file_name} holds {name}, but it does not"
+                    )
+
+    def names(self) -> set[str]:
+        """All tensors in the files."""
+        return set(self._homes)
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """A tensor's dtype, as safetensors writes it, and shape."""
+        stored = self._files[self._homes[name]].get_slice(name)
+        return stored.get_dtype(), tuple(stored.get_shape())
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, mapped from its file."""
+        tensor: Tensor = self._files[self._homes[name]].get_tensor(name)
+        return tensor
+
+    def where(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self.folder / self._homes[name]
+
+    def _open(self, file_name: str) -> None:
+        path = self.folder / file_name
+        try:
+            handle: Any = safetensors.safe_open(path, framework="pt")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing; {INDEX} lists it") from None
+        except (OSError, safetensors.SafetensorError) as error:
+            raise CheckpointError(
+                f"{path} can't be read as safetensors ({error}); it may be truncated: download it again"
+            ) from None
+        self._files[file_name] = handle
+        names: list[str] = handle.keys()
+        for name in names:
+            if name in self._homes:
+                raise CheckpointError(f"tensor {name} is in {path} and in {self.where(name)}")
+            self._homes[name] = file_name
+
+
+class Weights:
+    """Tensors of one checkpoint in one dtype, by names under a prefix.
+
+    A model is built twice from these: once by `check`, on torch's meta device, which finds all that is
+    missing or wrong without reading any data; then for real.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        root: Weights | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.dtype = dtype
+        self.device = device
+        self.prefix = prefix
+        self._root = root or self
+        if root is None:
+            self.problems: list[str] = []
+            self.taken: set[str] = set()
+            self.num_bytes = 0
+
+    def scope(self, name: str) -> Weights:
+        """The tensors below ``name``."""
+        return Weights(self.checkpoint, self.dtype, self.device, self._root, f"{self.prefix}{name}.")
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape in the wanted dtype; mapped, not copied, where that is the stored one."""
+        full_name = self._checked(name, shape)
+        if self.device == "meta":
+            return torch.empty(shape, dtype=self.dtype, device="meta")
+        return self.checkpoint.read(full_name).to(self.dtype)
+
+    def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """Several tensors in one, along their first dimension."""
+        full_names = [self._checked(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        sizes = [shape[0] for shape in shapes]
+        whole = torch.empty((sum(sizes), *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        if self.device != "meta":
+            for part, full_name in zip(torch.split(whole, sizes), full_names, strict=True):
+                part.copy_(self.checkpoint.read(full_name))
+        return whole
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> str:
+        full_name = self.prefix + name
+        root = self._root
+        root.taken.add(full_name)
+        root.num_bytes += torch.Size(shape).numel() * self.dtype.itemsize
+        if full_name not in self.checkpoint.names():
+            root.problems.append(f"tensor {full_name} is missing")
+            return full_name
+        dtype, stored_shape = self.checkpoint.describe(full_name)
+        where = self.checkpoint.where(full_name)
+        if stored_shape != shape:
+            root.problems.append(
+                f"tensor {full_name} in {where.name} has shape {list(stored_shape)},"
+                f" config.json wants {list(shape)}"
+            )
+        if dtype not in FLOATING:
+            root.problems.append(
+                f"tensor {full_name} in {where.name} has dtype {dtype}, not one of {', '.join(FLOATING)}"
+            )
+        return full_name
+
+    def finish_check(self, ignored: Sequence[str] = ()) -> None:
+        """Raise CheckpointError if a tensor was missing or wrong, or is in the files and not in the model.
+
+        ``ignored``: endings of names that carry nothing (tables that are computed, a head that is tied).
+        """
+        problems = list(self._root.problems)
+        unknown = sorted(self.checkpoint.names() - self._root.taken)
+        problems += [
+            f"tensor {name} is not part of the model that config.json describes"
+            for name in unknown
+            if not name.endswith(tuple(ignored))
+        ]
+        if problems:
+            more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            raise CheckpointError(f"{self.checkpoint.folder}: {problems[0]}{more}")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        weight_map = index["weight_map"]
+        files = {str(name): str(file_name) for name, file_name in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{path} is not an index: it must hold a JSON object with a weight_map"
+        ) from None
+    if not files:
+        raise CheckpointError(f"{path} lists no tensors")
+    for file_name in files.values():
+        if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path} names {file_name!r}, which is not a safetensors file in the same folder"
+            )
+    return files
+
+
+def _unlisted_files(folder: Path) -> list[str]:
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    found = sorted(path.name for path in folder.glob("*.safetensors"))
+    if found:
+        return found
+    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened and are"
+            " never read; convert them with transformers: save_pretrained(..., safe_serialization=True)"
+        )
+    raise CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")

@@ -1,0 +1,79 @@
+"""The checkpoint's tokenizer.json, read by the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from armllm.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    ``eos_token_id`` is None where tokenizer_config.json names no end token.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{folder} has no tokenizer.json; other tokenizer files are not read"
+                " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
+            )
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+            raise CheckpointError(
+                f"{path} is not a tokenizer that `tokenizers` reads: {_line(error)}"
+            ) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.settings = _read_settings(folder / "tokenizer_config.json")
+        self.bos_token_id = self._special("bos_token")
+        self.eos_token_id = self._special("eos_token")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # noqa: BLE001 - lone surrogates, for one
+            raise RequestError(f"the prompt can't be tokenized: {_line(error)}") from None
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _special(self, name: str) -> int | None:
+        token = self.settings.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {_line(error)}") from None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return settings
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
