@@ -1,0 +1,80 @@
+"""Write csrc's dispatch table from kernels.toml: ``kernel_table.py KERNELS_TOML MACHINE COMPILED,... OUTPUT``.
+
+MACHINE is "aarch64" or "x86_64"; COMPILED lists the targets that are being built. Called by CMake.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+KV_CACHE_OPS = ("kv_cache_layout", "write_kv_cache", "paged_attention")
+
+
+def check(target: dict[str, object], path: Path) -> None:
+    """Refuse a target that has some of a KV cache's ops but not all: they share a layout that only they know."""
+    ops = set(map(str, target["ops"]))  # type: ignore[call-overload]
+    for storage in {op.rpartition("_")[2] for op in ops}:
+        present = {name for name in KV_CACHE_OPS if f"{name}_{storage}" in ops}
+        if present and len(present) != len(KV_CACHE_OPS):
+            missing = ", ".join(f"{name}_{storage}" for name in KV_CACHE_OPS if name not in present)
+            sys.exit(f"{path}: target {target['name']} lacks {missing}: a KV cache's ops come together")
+
+
+def table(targets: list[dict[str, object]], compiled: set[str]) -> str:
+    """Return the C++ text: declarations of the entries, the target list, the feature check."""
+    lines = ["// Generated from kernels.toml by cmake/kernel_table.py."]
+    rows = []
+    for target in targets:
+        name, ops, features = str(target["name"]), list(target["ops"]), list(target["features"])  # type: ignore[call-overload]
+        fill = "nullptr"
+        if name in compiled:
+            lines.append(f"namespace {name} {{")
+            lines += [f"extern std::remove_pointer_t<decltype(KernelTable::{op})> {op};" for op in ops]
+            lines.append("static void fill(KernelTable& table) {")
+            lines += [f"  table.{op} = &{op};" for op in ops]
+            lines += ["}", f"}}  // namespace {name}"]
+            fill = f"{name}::fill"
+        lines += [
+            f'static_assert(is_known("{feature}"), "unknown CPU feature {feature}");' for feature in features
+        ]
+        feature_list = ", ".join(f'"{feature}"' for feature in features)
+        op_list = ", ".join(f"Op::{op}" for op in ops)
+        is_compiled = "true" if name in compiled else "false"
+        rows.append(f'      {{"{name}", {is_compiled}, {{{feature_list}}}, {fill}, {{{op_list}}}}},')
+    lines += [
+        "const std::vector<Target>& targets() {",
+        "  static const std::vector<Target> kTargets = {",
+        *rows,
+        "  };",
+        "  return kTargets;",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Read the arguments, write the file only if it changes (so that nothing is rebuilt for nothing)."""
+    toml, machine, compiled, output = sys.argv[1:]
+    path = Path(toml)
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    targets = [target for target in document["target"] if target["machine"] in ("any", machine)]
+    for target in targets:
+        check(target, path)
+    names = {target["name"] for target in targets}
+    wanted = set(compiled.split(","))
+    if not wanted <= names:
+        sys.exit(f"{path}: no target named {', '.join(sorted(wanted - names))} for {machine}")
+    text = table(targets, wanted)
+    destination = Path(output)
+    if not destination.exists() or destination.read_text(encoding="utf-8") != text:
+        destination.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

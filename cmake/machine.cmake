@@ -1,0 +1,31 @@
+# The machine that is built for, as the compiler sees it: CMAKE_SYSTEM_PROCESSOR can be wrong when cross-compiling.
+
+include(CheckCXXSourceCompiles)
+
+function(armllm_compiles result condition)
+  check_cxx_source_compiles("
+#if !(${condition})
+#error no
+#endif
+int main() { return 0; }" ${result})
+  set(${result} ${${result}} PARENT_SCOPE)
+endfunction()
+
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+armllm_compiles(ARMLLM_IS_LITTLE_ENDIAN "__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__")
+armllm_compiles(ARMLLM_IS_LP64 "defined(__LP64__)")
+armllm_compiles(ARMLLM_IS_AARCH64 "defined(__aarch64__)")
+armllm_compiles(ARMLLM_IS_X86_64 "defined(__x86_64__)")
+unset(CMAKE_TRY_COMPILE_TARGET_TYPE)
+
+if(NOT ARMLLM_IS_LP64)
+  message(FATAL_ERROR "armllm needs a 64-bit target (AArch64 or x86-64 Linux); ${CMAKE_CXX_COMPILER} builds for another")
+elseif(NOT ARMLLM_IS_LITTLE_ENDIAN)
+  message(FATAL_ERROR "armllm needs a little-endian target; ${CMAKE_CXX_COMPILER} builds for a big-endian one")
+elseif(ARMLLM_IS_AARCH64)
+  set(ARMLLM_MACHINE aarch64)
+elseif(ARMLLM_IS_X86_64)
+  set(ARMLLM_MACHINE x86_64)
+else()
+  message(FATAL_ERROR "armllm builds for AArch64 and x86-64 Linux; ${CMAKE_CXX_COMPILER} builds for another machine")
+endif()

@@ -1,0 +1,174 @@
+// The contract between the drivers (csrc/*.cpp) and the kernels (csrc/targets/*.cpp).
+//
+// A kernel is stateless: it gets one argument structure and a range of the work, allocates nothing, starts no
+// threads, throws nothing. The driver has checked every shape and index, owns all memory, and splits the range.
+//
+// Strides and sizes count elements unless a name says `_bytes`. The last dimension is always contiguous. No
+// pointer needs more alignment than its element type, except the KV cache and scratch memory (64 bytes).
+// Buffers don't overlap unless a comment says that they may.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace armllm {
+
+// Storage types. Arithmetic is in float, except inside dot-product instructions.
+struct bf16 {
+  uint16_t bits;
+};
+
+// out[row, i] = x[row, i] / sqrt(mean(x[row]^2) + eps) * (weight[i] + weight_offset)
+// Range: rows. `out` may be `x` itself (same pointer, same stride). Zhang & Sennrich 2019, arXiv:1910.07467.
+struct RmsNormArgs {
+  void* out;
+  const void* x;
+  const void* weight;  // [hidden]
+  int64_t rows, hidden;
+  int64_t out_stride, x_stride;
+  float eps;
+  float weight_offset;  // 1 for Gemma's (1 + w), else 0
+};
+using RmsNorm = void(const RmsNormArgs&, int64_t begin, int64_t end);
+
+// residual[row] = round(x[row] + residual[row]); x[row] = rms_norm(residual[row]). Both in place. Range: rows.
+struct FusedAddRmsNormArgs {
+  void* x;
+  void* residual;
+  const void* weight;  // [hidden]
+  int64_t rows, hidden;
+  int64_t x_stride, residual_stride;
+  float eps;
+  float weight_offset;
+};
+using FusedAddRmsNorm = void(const FusedAddRmsNormArgs&, int64_t begin, int64_t end);
+
+// Rotates the first rotary_dim elements of every head by the angles of the token's position, in place.
+// cos_sin_cache[position] = rotary_dim/2 cosines, then rotary_dim/2 sines. Pairs are (i, i + rotary_dim/2), or
+// (2i, 2i + 1) when interleaved. Range: tokens * (num_query_heads + num_key_heads), heads of a token adjacent.
+// Su et al. 2021, arXiv:2104.09864.
+struct RotaryArgs {
+  const int64_t* positions;  // [tokens]
+  void* query;
+  void* key;
+  const float* cos_sin_cache;
+  int64_t tokens, num_query_heads, num_key_heads, head_dim, rotary_dim;
+  int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride, cache_stride;
+  bool interleaved;
+};
+using RotaryEmbedding = void(const RotaryArgs&, int64_t begin, int64_t end);
+
+// out[row, i] = silu(x[row, i]) * x[row, width + i]; silu(g) = g / (1 + exp(-g)).
+// Range: rows * chunks, where a row has ceil(width / kActivationChunk) chunks.
+inline constexpr int64_t kActivationChunk = 1024;
+struct ActivationArgs {
+  void* out;
+  const void* x;
+  int64_t rows, width;
+  int64_t out_stride, x_stride;
+};
+using ActivationAndMul = void(const ActivationArgs&, int64_t begin, int64_t end);
+
+// The KV cache is an array of blocks; what is inside a block belongs to the attention kernel that reads it, so
+// kv_cache_layout, write_kv_cache and paged_attention of one storage type always come from the same target.
+// A block holds the heads one after the other, a head its keys and then its values.
+struct KvCacheShape {
+  int64_t num_kv_heads, head_dim, block_size;  // head_dim a multiple of 8; block_size of 16
+};
+struct KvCacheLayout {
+  int64_t block_bytes;         // a multiple of 64
+  int64_t head_stride_bytes;   // from one KV head to the next inside a block
+  int64_t value_offset_bytes;  // from a head's keys to its values
+};
+using KvCacheLayoutOf = void(const KvCacheShape&, KvCacheLayout&);
+
+// Stores key[t], value[t] at slot_mapping[t] = block * block_size + offset; a negative slot is skipped.
+// Range: tokens * num_kv_heads, heads of a token adjacent.
+struct WriteKvCacheArgs {
+  const void* key;
+  const void* value;
+  void* cache;
+  const int64_t* slot_mapping;  // [tokens]
+  KvCacheShape shape;
+  KvCacheLayout layout;
+  int64_t tokens;
+  int64_t key_token_stride, key_head_stride, value_token_stride, value_head_stride;
+};
+using WriteKvCache = void(const WriteKvCacheArgs&, int64_t begin, int64_t end);
+
+// Causal attention of the last tokens of each sequence over its cached keys and values.
+struct PagedAttentionArgs {
+  void* out;
+  const void* query;
+  const void* cache;
+  const int32_t* block_tables;     // [num_seqs, max_blocks]
+  const int32_t* query_start_loc;  // [num_seqs + 1]
+  const int32_t* seq_lens;         // [num_seqs], cached tokens, those of the query included
+  KvCacheShape shape;
+  KvCacheLayout layout;
+  int64_t num_seqs, num_query_heads, max_blocks, block_table_stride;
+  int64_t out_token_stride, out_head_stride, query_token_stride, query_head_stride;
+  float scale;
+};
+
+// Query rows that share a KV head: row r of a sequence is query token r / group, query head
+// kv_head * group + r % group, where group = num_query_heads / num_kv_heads.
+struct AttentionTile {
+  int64_t sequence, kv_head;
+  int64_t row_begin, row_end;  // at most AttentionKernel::tile_rows rows
+};
+
+// Online softmax over some keys: per row the largest logit, the sum of exp(logit - largest), and the sum of
+// exp(logit - largest) * value. A row that saw no key has largest = -infinity, sum = 0. Milakov & Gimelshein 2018
+// (arXiv:1805.02867), Rabe & Staats 2021 (arXiv:2112.05682).
+struct AttentionState {
+  float* largest;  // [rows]
+  float* sum;      // [rows]
+  float* values;   // [rows, head_dim]
+};
+
+// Keys are taken in splits of this length, from the sequence's start. Splits are merged from left to right,
+// whoever computed them: neither threads nor the rest of the batch change a bit of a sequence's result.
+inline constexpr int64_t kAttentionSplit = 512;
+
+struct AttentionKernel {
+  int64_t tile_rows;
+  // Bytes of scratch memory that `split` needs.
+  int64_t (*scratch_bytes)(const KvCacheShape&);
+  // Fills `state` from keys [split * kAttentionSplit, (split + 1) * kAttentionSplit) as far as they are visible.
+  void (*split)(const PagedAttentionArgs&, const AttentionTile&, int64_t split, const AttentionState& state,
+                void* scratch);
+  // into = into, then next.
+  void (*merge)(const PagedAttentionArgs&, const AttentionTile&, const AttentionState& into,
+                const AttentionState& next);
+  // out = values / sum.
+  void (*finish)(const PagedAttentionArgs&, const AttentionTile&, const AttentionState& state);
+};
+using PagedAttention = const AttentionKernel;
+
+// Every op: its contract and its name in kernels.toml.
+#define ARMLLM_OPS(X)                         \
+  X(RmsNorm, rms_norm_f32)                    \
+  X(RmsNorm, rms_norm_bf16)                   \
+  X(FusedAddRmsNorm, fused_add_rms_norm_f32)  \
+  X(FusedAddRmsNorm, fused_add_rms_norm_bf16) \
+  X(RotaryEmbedding, rotary_embedding_f32)    \
+  X(RotaryEmbedding, rotary_embedding_bf16)   \
+  X(ActivationAndMul, silu_and_mul_f32)       \
+  X(ActivationAndMul, silu_and_mul_bf16)      \
+  X(KvCacheLayoutOf, kv_cache_layout_f32)     \
+  X(KvCacheLayoutOf, kv_cache_layout_bf16)    \
+  X(WriteKvCache, write_kv_cache_f32)         \
+  X(WriteKvCache, write_kv_cache_bf16)        \
+  X(PagedAttention, paged_attention_f32)      \
+  X(PagedAttention, paged_attention_bf16)
+
+// The chosen kernel of every op; none is null after dispatch.
+struct KernelTable {
+#define ARMLLM_TABLE_ENTRY(type, name) type* name;
+  ARMLLM_OPS(ARMLLM_TABLE_ENTRY)
+#undef ARMLLM_TABLE_ENTRY
+};
+
+}  // namespace armllm

@@ -1,0 +1,258 @@
+// Attention with fused multiply-adds, for any storage type and vector length.
+//
+// Per chunk of 64 keys: logits = Q K^T, softmax, values = values * factor + P V, in register tiles of M rows. A
+// vector of keys (or of value elements) is multiplied by one element of a row at a time, so nothing is summed
+// across lanes. M, and how many vectors a tile has, follow from the number of registers; with few rows more
+// vectors and several accumulators per logit keep the multiply-adds independent of each other.
+
+inline constexpr int64_t kChunk = 64;
+
+#if ARMLLM_LANES == 16
+inline constexpr int kAccumulators = 24, kRowTile = 8;
+#elif ARMLLM_LANES == 8
+inline constexpr int kAccumulators = 12, kRowTile = 6;
+#elif ARMLLM_LANES == 4
+inline constexpr int kAccumulators = 24, kRowTile = 8;
+#else
+inline constexpr int kAccumulators = 8, kRowTile = 4;
+#endif
+inline constexpr int64_t kTileRows = 6 * kRowTile;
+
+// The largest power of two that is at most n and at most limit; at least 1.
+static constexpr int floor_power_of_two(int n, int limit) {
+  int p = 1;
+  while (2 * p <= n && 2 * p <= limit) p *= 2;
+  return p;
+}
+
+template <int i, int M, int V, class K>
+ARMLLM_INLINE void multiply_lane(Vf (&acc)[M][V], const Quad (&q)[M], const K* vectors, int64_t stride) {
+  ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
+    const Vf k = load(vectors + i * stride + v * kLanes);
+    ARMLLM_UNROLL for (int m = 0; m < M; ++m) acc[m][v] = fma_lane<i>(k, q[m], acc[m][v]);
+  }
+}
+
+// logits[m, 0..16) = q[m] . keys of one panel.
+template <int M, class K>
+ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim, float* logits) {
+  constexpr int kVectors = floor_power_of_two(kAccumulators / M, kPanel / kLanes);
+  constexpr int kPhases = floor_power_of_two(kAccumulators / (M * kVectors), 4);
+  for (int64_t first = 0; first < kPanel; first += kVectors * kLanes) {
+    Vf acc[kPhases][M][kVectors];
+    ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
+        ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][m][v] = zero();
+      }
+    }
+    const K* k = keys + first;
+    for (int64_t d = 0; d < head_dim; d += 4, k += 4 * kPanel) {
+      Quad quad[M];
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m) quad[m] = load_quad(q + m * head_dim + d);
+      multiply_lane<0>(acc[0 % kPhases], quad, k, kPanel);
+      multiply_lane<1>(acc[1 % kPhases], quad, k, kPanel);
+      multiply_lane<2>(acc[2 % kPhases], quad, k, kPanel);
+      multiply_lane<3>(acc[3 % kPhases], quad, k, kPanel);
+    }
+    ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
+      ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v) {
+        Vf x = acc[0][m][v];
+        ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p) x = add(x, acc[p][m][v]);
+        store(logits + m * kChunk + first + v * kLanes, x);
+      }
+    }
+  }
+}
+
+// values[m, d0 .. d0 + V vectors) = values * factor[m] + P[m, 0..n) V[0..n, d0 ...), values in panels of 16 tokens.
+template <int M, int V, class K>
+ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n, int64_t d0, int64_t head_dim,
+                              const float* factor, float* values) {
+  Vf acc[M][V];
+  ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
+    const Vf f = splat(factor[m]);
+    ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
+      acc[m][v] = mul(load(values + m * head_dim + d0 + v * kLanes), f);
+    }
+  }
+  for (int64_t j = 0; j < n; j += kPanel) {
+    const K* x = panels[j / kPanel] + d0;
+    const int64_t end = n - j < kPanel ? n : j + kPanel;
+    int64_t t = j;
+    for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
+      Quad quad[M];
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m) quad[m] = load_quad(p + m * kChunk + t);
+      multiply_lane<0>(acc, quad, x, head_dim);
+      multiply_lane<1>(acc, quad, x, head_dim);
+      multiply_lane<2>(acc, quad, x, head_dim);
+      multiply_lane<3>(acc, quad, x, head_dim);
+    }
+    // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is never read.
+    for (; t < end; ++t, x += head_dim) {
+      ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
+        const Vf y = load(x + v * kLanes);
+        ARMLLM_UNROLL for (int m = 0; m < M; ++m) acc[m][v] = fma(y, splat(p[m * kChunk + t]), acc[m][v]);
+      }
+    }
+  }
+  ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
+    ARMLLM_UNROLL for (int v = 0; v < V; ++v) store(values + m * head_dim + d0 + v * kLanes, acc[m][v]);
+  }
+}
+
+template <int M, class K>
+ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_t n, int64_t head_dim,
+                                  const float* factor, float* values) {
+  constexpr int kVectors = floor_power_of_two(kAccumulators / M, 16);
+  constexpr int kFew = kLanes >= 8 ? 1 : 8 / kLanes;
+  int64_t d = 0;
+  for (; d + kVectors * kLanes <= head_dim; d += kVectors * kLanes) {
+    add_values<M, kVectors>(p, panels, n, d, head_dim, factor, values);
+  }
+  for (; d + kFew * kLanes <= head_dim; d += kFew * kLanes) {
+    add_values<M, kFew>(p, panels, n, d, head_dim, factor, values);
+  }
+  // head_dim is a multiple of 8: half a vector of sixteen lanes may be left.
+  if (d < head_dim) {
+    const int64_t rest = head_dim - d;
+    for (int m = 0; m < M; ++m) {
+      Vf acc = mul(load_first(values + m * head_dim + d, rest), splat(factor[m]));
+      for (int64_t t = 0; t < n; ++t) {
+        const K* x = panels[t / kPanel] + t % kPanel * head_dim + d;
+        acc = fma(load_first(x, rest), splat(p[m * kChunk + t]), acc);
+      }
+      store_first(values + m * head_dim + d, acc, rest);
+    }
+  }
+}
+
+struct AttentionScratch {
+  float* query;       // [kTileRows, head_dim], times the scale
+  float* logits;      // [kTileRows, kChunk]
+  float* factor;      // [kTileRows]
+  float* wide_keys;   // [head_dim, kPanel]
+  float* wide_values; // [kChunk, head_dim]
+};
+
+ARMLLM_INLINE int64_t attention_scratch_bytes(const KvCacheShape& shape) {
+  const int64_t floats = kTileRows * (shape.head_dim + kChunk + 1) + shape.head_dim * (kPanel + kChunk);
+  return (floats * 4 + 63) / 64 * 64;
+}
+
+ARMLLM_INLINE AttentionScratch attention_scratch(const KvCacheShape& shape, void* memory) {
+  AttentionScratch s;
+  s.logits = static_cast<float*>(memory);
+  s.query = s.logits + kTileRows * kChunk;
+  s.wide_keys = s.query + kTileRows * shape.head_dim;
+  s.wide_values = s.wide_keys + kPanel * shape.head_dim;
+  s.factor = s.wide_values + kChunk * shape.head_dim;
+  return s;
+}
+
+template <class T>
+ARMLLM_INLINE void widen_row(const T* x, float* out, int64_t n, float scale) {
+  const Vf s = splat(scale);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(out + i, mul(load(x + i), s));
+  if (i < n) store_first(out + i, mul(load_first(x + i, n - i), s), n - i);
+}
+
+template <int M, class K>
+ARMLLM_INLINE void chunk_logits(const AttentionScratch& s, int64_t row, const K* keys, int64_t j, int64_t head_dim) {
+  panel_logits<M>(s.query + row * head_dim, keys, head_dim, s.logits + row * kChunk + j);
+}
+
+// Rows in tiles of kRowTile, the rest in one smaller tile. M counts down at compile time to the number of rows.
+template <int M, class K>
+ARMLLM_INLINE void rows_logits(const AttentionScratch& s, int64_t row, int64_t rows, const K* keys, int64_t j,
+                               int64_t head_dim) {
+  if (rows == M) {
+    chunk_logits<M>(s, row, keys, j, head_dim);
+  } else if constexpr (M > 1) {
+    rows_logits<M - 1>(s, row, rows, keys, j, head_dim);
+  }
+}
+template <int M, class K>
+ARMLLM_INLINE void rows_values(const AttentionScratch& s, int64_t row, int64_t rows, const K* const* panels,
+                               int64_t n, int64_t head_dim, float* values) {
+  if (rows == M) {
+    add_all_values<M>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row, values + row * head_dim);
+  } else if constexpr (M > 1) {
+    rows_values<M - 1>(s, row, rows, panels, n, head_dim, values);
+  }
+}
+
+// One panel's logits for all rows of the tile.
+template <class K>
+ARMLLM_INLINE void tile_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j, int64_t head_dim) {
+  int64_t row = 0;
+  for (; row + kRowTile < rows; row += kRowTile) chunk_logits<kRowTile>(s, row, keys, j, head_dim);
+  rows_logits<kRowTile>(s, row, rows - row, keys, j, head_dim);
+}
+template <class K>
+ARMLLM_INLINE void tile_values(const AttentionScratch& s, int64_t rows, const K* const* panels, int64_t n,
+                               int64_t head_dim, float* values) {
+  int64_t row = 0;
+  for (; row + kRowTile < rows; row += kRowTile) {
+    add_all_values<kRowTile>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row, values + row * head_dim);
+  }
+  rows_values<kRowTile>(s, row, rows - row, panels, n, head_dim, values);
+}
+
+ARMLLM_INLINE bool is_float(float) { return true; }
+ARMLLM_INLINE bool is_float(bf16) { return false; }
+
+template <class T>
+ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
+                                   const AttentionState& state, void* memory) {
+  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
+  const int64_t rows = tile.row_end - tile.row_begin;
+  const AttentionScratch s = attention_scratch(a.shape, memory);
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* q = static_cast<const T*>(a.query) +
+                 row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
+    widen_row(q, s.query + r * head_dim, head_dim, a.scale);
+    state.largest[r] = -INFINITY;
+    state.sum[r] = 0;
+    memset(state.values + r * head_dim, 0, static_cast<size_t>(head_dim) * sizeof(float));
+  }
+  // With more than one register tile of rows, a panel is converted to float once for all of them.
+  const bool widen = !is_float(T{}) && rows > kRowTile;
+  const int64_t visible = visible_keys(a, tile, tile.row_end - 1);
+  const int64_t last = (split + 1) * kAttentionSplit;
+  const int64_t end = visible < last ? visible : last;
+  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
+  const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
+
+  for (int64_t begin = split * kAttentionSplit; begin < end; begin += kChunk) {
+    const int64_t n = end - begin < kChunk ? end - begin : kChunk;
+    const T* values[kChunk / kPanel];
+    const float* wide_values[kChunk / kPanel];
+    for (int64_t j = 0; j < n; j += kPanel) {
+      const int64_t token = begin + j;
+      const char* block = head + blocks[token / block_size] * a.layout.block_bytes;
+      const int64_t offset = token % block_size * head_dim;
+      const T* keys = reinterpret_cast<const T*>(block) + offset;
+      values[j / kPanel] = reinterpret_cast<const T*>(block + a.layout.value_offset_bytes) + offset;
+      wide_values[j / kPanel] = s.wide_values + j * head_dim;
+      if (widen) {
+        widen_row(keys, s.wide_keys, kPanel * head_dim, 1.0f);
+        tile_logits<float>(s, rows, s.wide_keys, j, head_dim);
+        const int64_t tokens = n - j < kPanel ? n - j : kPanel;
+        widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim, 1.0f);
+      } else {
+        tile_logits<T>(s, rows, keys, j, head_dim);
+      }
+    }
+    const int64_t padded = (n + kPanel - 1) / kPanel * kPanel;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t seen = visible_keys(a, tile, tile.row_begin + r) - begin;
+      s.factor[r] = softmax_row(s.logits + r * kChunk, seen < n ? seen : n, padded, state.largest[r], state.sum[r]);
+    }
+    if (widen) {
+      tile_values<float>(s, rows, wide_values, n, head_dim, state.values);
+    } else {
+      tile_values<T>(s, rows, values, n, head_dim, state.values);
+    }
+  }
+}

@@ -1,0 +1,12 @@
+// Every kernel that needs nothing but the primitives, in the order of their dependence.
+
+// clang-format off
+#include "kernels/exp.h"
+#include "kernels/norm.h"
+#include "kernels/rotary.h"
+#include "kernels/activation.h"
+#include "kernels/kv_cache.h"
+#include "kernels/softmax.h"
+#include "kernels/attention.h"
+#include "kernels/entries.h"
+// clang-format on

@@ -1,0 +1,171 @@
+// The extension module armllm._kernels: pointers and shapes in, nothing that knows a tensor. The functions trust
+// their pointers and shapes; armllm/kernels/__init__.py checks them.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+#include "armllm/threads.h"
+
+namespace py = pybind11;
+
+namespace armllm {
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);  // NOLINT(performance-no-int-to-ptr): that is what data_ptr() gives
+}
+
+void py_rms_norm(Storage storage, Address out, Address x, Address weight, int64_t rows, int64_t hidden,
+                 int64_t out_stride, int64_t x_stride, float eps, float weight_offset) {
+  const RmsNormArgs args{pointer<void>(out), pointer<void>(x), pointer<void>(weight), rows,         hidden,
+                         out_stride,         x_stride,         eps,                   weight_offset};
+  const py::gil_scoped_release release;
+  rms_norm(storage, args);
+}
+
+void py_fused_add_rms_norm(Storage storage, Address x, Address residual, Address weight, int64_t rows,
+                           int64_t hidden, int64_t x_stride, int64_t residual_stride, float eps,
+                           float weight_offset) {
+  const FusedAddRmsNormArgs args{pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
+                                 rows,             hidden,                  x_stride,
+                                 residual_stride,  eps,                     weight_offset};
+  const py::gil_scoped_release release;
+  fused_add_rms_norm(storage, args);
+}
+
+void py_rotary_embedding(Storage storage, Address positions, Address query, Address key, Address cos_sin_cache,
+                         int64_t tokens, int64_t num_query_heads, int64_t num_key_heads, int64_t head_dim,
+                         int64_t rotary_dim, int64_t query_token_stride, int64_t query_head_stride,
+                         int64_t key_token_stride, int64_t key_head_stride, int64_t cache_stride,
+                         int64_t max_position, bool interleaved) {
+  const RotaryArgs args{pointer<const int64_t>(positions),
+                        pointer<void>(query),
+                        pointer<void>(key),
+                        pointer<const float>(cos_sin_cache),
+                        tokens,
+                        num_query_heads,
+                        num_key_heads,
+                        head_dim,
+                        rotary_dim,
+                        query_token_stride,
+                        query_head_stride,
+                        key_token_stride,
+                        key_head_stride,
+                        cache_stride,
+                        interleaved};
+  const py::gil_scoped_release release;
+  rotary_embedding(storage, args, max_position);
+}
+
+void py_silu_and_mul(Storage storage, Address out, Address x, int64_t rows, int64_t width, int64_t out_stride,
+                     int64_t x_stride) {
+  const ActivationArgs args{pointer<void>(out), pointer<void>(x), rows, width, out_stride, x_stride};
+  const py::gil_scoped_release release;
+  silu_and_mul(storage, args);
+}
+
+// (block_bytes, head_stride_bytes, value_offset_bytes, name of the target that owns the layout)
+py::tuple py_kv_cache_layout(Storage storage, int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
+  const KvCacheLayout layout = kv_cache_layout(storage, {num_kv_heads, head_dim, block_size});
+  const Op op = storage == Storage::f32 ? Op::kv_cache_layout_f32 : Op::kv_cache_layout_bf16;
+  return py::make_tuple(layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes,
+                        chosen().target[static_cast<size_t>(op)]);
+}
+
+void py_write_kv_cache(Storage storage, Address key, Address value, Address cache, Address slot_mapping,
+                       int64_t tokens, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
+                       int64_t num_blocks, int64_t key_token_stride, int64_t key_head_stride,
+                       int64_t value_token_stride, int64_t value_head_stride) {
+  const KvCacheShape shape{num_kv_heads, head_dim, block_size};
+  const WriteKvCacheArgs args{pointer<void>(key),
+                              pointer<void>(value),
+                              pointer<void>(cache),
+                              pointer<const int64_t>(slot_mapping),
+                              shape,
+                              kv_cache_layout(storage, shape),
+                              tokens,
+                              key_token_stride,
+                              key_head_stride,
+                              value_token_stride,
+                              value_head_stride};
+  const py::gil_scoped_release release;
+  write_kv_cache(storage, args, num_blocks);
+}
+
+void py_paged_attention(Storage storage, Address out, Address query, Address cache, Address block_tables,
+                        Address query_start_loc, Address seq_lens, int64_t num_tokens, int64_t num_seqs,
+                        int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
+                        int64_t num_blocks, int64_t max_blocks, int64_t block_table_stride, int64_t out_token_stride, int64_t out_head_stride,
+                        int64_t query_token_stride, int64_t query_head_stride, float scale) {
+  const KvCacheShape shape{num_kv_heads, head_dim, block_size};
+  const PagedAttentionArgs args{pointer<void>(out),
+                                pointer<void>(query),
+                                pointer<void>(cache),
+                                pointer<const int32_t>(block_tables),
+                                pointer<const int32_t>(query_start_loc),
+                                pointer<const int32_t>(seq_lens),
+                                shape,
+                                kv_cache_layout(storage, shape),
+                                num_seqs,
+                                num_query_heads,
+                                max_blocks,
+                                block_table_stride,
+                                out_token_stride,
+                                out_head_stride,
+                                query_token_stride,
+                                query_head_stride,
+                                scale};
+  const py::gil_scoped_release release;
+  paged_attention(storage, args, num_blocks, num_tokens);
+}
+
+py::dict report() {
+  py::dict result;
+  const Choice& choice = chosen();
+  for (size_t i = 0; i < static_cast<size_t>(kOpCount); ++i) {
+    py::dict entry;
+    entry["target"] = choice.target[i];
+    entry["why"] = choice.why[i];
+    result[op_name(static_cast<Op>(i))] = entry;
+  }
+  return result;
+}
+
+std::vector<std::string> compiled_targets() {
+  std::vector<std::string> names;
+  for (const Target& target : targets()) {
+    if (target.compiled) names.emplace_back(target.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_kernels, m) {
+  m.doc() = "Kernels of armllm. Use armllm.kernels, which checks its arguments; these functions don't.";
+  py::enum_<Storage>(m, "Storage").value("f32", Storage::f32).value("bf16", Storage::bf16);
+  m.def("rms_norm", py_rms_norm);
+  m.def("fused_add_rms_norm", py_fused_add_rms_norm);
+  m.def("rotary_embedding", py_rotary_embedding);
+  m.def("silu_and_mul", py_silu_and_mul);
+  m.def("kv_cache_layout", py_kv_cache_layout);
+  m.def("write_kv_cache", py_write_kv_cache);
+  m.def("paged_attention", py_paged_attention);
+  m.def("report", report);
+  m.def("targets", compiled_targets);
+  m.def("problem", [] { return chosen().problem; });
+  m.def("set_num_threads", set_num_threads);
+  m.def("get_num_threads", num_threads);
+  m.def("thread_backend", [] { return std::string(thread_backend()); });
+}
+
+}  // namespace armllm

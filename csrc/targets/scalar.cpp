@@ -1,0 +1,18 @@
+// Plain C++, one element at a time: what every CPU runs.
+
+#define ARMLLM_SECTION "armllm.scalar"
+#define ARMLLM_LANES 1
+#include "targets/target.h"
+
+namespace armllm::scalar {
+
+#include "simd/scalar.h"
+#include "kernels/fma.h"
+
+ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
+ARMLLM_ELEMENTWISE_ENTRIES(bf16, bf16)
+ARMLLM_ATTENTION_ENTRIES(float, f32)
+ARMLLM_ATTENTION_ENTRIES(bf16, bf16)
+
+}  // namespace armllm::scalar
+

@@ -1,0 +1,22 @@
+// Included first by every target: how its code is kept apart from everybody else's.
+//
+// Only the table entries of a target are real functions; each lies in the section `armllm.<target>` (the audit
+// reads these names). Everything else is forced inline into them, because GCC before 14 ignores the section of a
+// function template. All of it has internal linkage, so that no linker can pick one target's copy for another.
+
+#pragma once
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "armllm/kernels.h"
+
+#define ARMLLM_INLINE static inline __attribute__((always_inline))
+#define ARMLLM_MEMBER inline __attribute__((always_inline))
+#define ARMLLM_ENTRY __attribute__((section(ARMLLM_SECTION), noinline))
+#if defined(__clang__)
+#define ARMLLM_UNROLL _Pragma("unroll")
+#else
+#define ARMLLM_UNROLL _Pragma("GCC unroll 16")
+#endif

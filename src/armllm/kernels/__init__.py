@@ -1,0 +1,66 @@
+"""The kernels of armllm on torch tensors.
+
+Each function checks dtype, shape, strides, device and index ranges, raises ValueError naming the argument at fault,
+and calls the best kernel for this CPU (``report()`` says which, the environment variable ``ARMLLM_ISA`` caps it).
+Tensors live on the CPU and are contiguous in their last dimension; the strides of the others are honoured.
+``armllm.kernels.reference`` has the same functions in plain torch.
+"""
+
+from __future__ import annotations
+
+from armllm.kernels._extension import extension
+from armllm.kernels.attention import (
+    KVCacheLayout,
+    allocate_kv_cache,
+    kv_cache_layout,
+    paged_attention,
+    write_kv_cache,
+)
+from armllm.kernels.elementwise import fused_add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+
+__all__ = [
+    "KVCacheLayout",
+    "allocate_kv_cache",
+    "fused_add_rms_norm",
+    "get_num_threads",
+    "kv_cache_layout",
+    "paged_attention",
+    "report",
+    "rms_norm",
+    "rotary_embedding",
+    "set_num_threads",
+    "silu_and_mul",
+    "targets",
+    "thread_backend",
+    "write_kv_cache",
+]
+
+
+def report() -> dict[str, dict[str, str]]:
+    """Per op, the target whose kernel runs here and what kept a better one from being chosen."""
+    chosen: dict[str, dict[str, str]] = extension.report()
+    return chosen
+
+
+def targets() -> tuple[str, ...]:
+    """The kernel targets compiled into this build, in order of preference, lowest first."""
+    return tuple(extension.targets())
+
+
+def get_num_threads() -> int:
+    """How many threads a kernel may use."""
+    count: int = extension.get_num_threads()
+    return count
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads a kernel may use; 0 goes back to the default (torch's number). Raises ValueError."""
+    if threads < 0:
+        raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
+    extension.set_num_threads(threads)
+
+
+def thread_backend() -> str:
+    """``"libgomp"`` when the kernels share torch's OpenMP team, ``"pool"`` when they use threads of their own."""
+    backend: str = extension.thread_backend()
+    return backend

@@ -1,0 +1,56 @@
+"""What the faces ask of their arguments. Each check names the argument that fails it.
+
+They run before every call, a decode step included: plain attribute comparisons, no tensor operation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.kernels._extension import extension
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+STORAGE = {torch.float32: extension.Storage.f32, torch.bfloat16: extension.Storage.bf16}
+
+
+def storage(name: str, dtype: torch.dtype) -> extension.Storage:
+    """Return the extension's name of a storage type."""
+    found = STORAGE.get(dtype)
+    if found is None:
+        supported = ", ".join(str(known) for known in STORAGE)
+        raise ValueError(f"{name} has dtype {dtype}; the kernels take {supported}")
+    return found
+
+
+def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int | str]) -> None:
+    """Check device, dtype and shape; an int in ``shape`` is the size, a str names a free one."""
+    if value.device.type != "cpu":
+        raise ValueError(f"{name} is on {value.device}; the kernels run on the CPU")
+    if value.dtype is not dtype:
+        raise ValueError(f"{name} has dtype {value.dtype}, expected {dtype}")
+    actual = value.shape
+    if len(actual) != len(shape) or any(
+        size != wanted for size, wanted in zip(actual, shape, strict=True) if not isinstance(wanted, str)
+    ):
+        expected = ", ".join(map(str, shape))
+        raise ValueError(f"{name} has shape {list(actual)}, expected [{expected}]")
+    if actual[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(
+            f"{name} must be contiguous in its last dimension, its stride there is {value.stride(-1)}"
+        )
+
+
+def output(name: str, value: Tensor) -> None:
+    """Refuse an output whose rows share memory (an expanded tensor, or strides shorter than a row)."""
+    extent = 1
+    for size, stride in sorted(zip(value.shape, value.stride(), strict=True), key=lambda pair: pair[1]):
+        if size > 1:
+            if stride < extent:
+                raise ValueError(f"{name} overlaps itself in memory: strides {list(value.stride())}")
+            extent = stride * (size - 1) + extent

@@ -1,0 +1,176 @@
+"""The paged KV cache and the attention that reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.kernels import _check
+from armllm.kernels._extension import extension
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVCacheLayout:
+    """How the attention kernel of this CPU wants its cache; ask with ``kv_cache_layout``, assume nothing.
+
+    A block holds ``block_size`` tokens of all KV heads: per head, ``head_stride_bytes`` apart, first the keys and
+    ``value_offset_bytes`` further on the values. The order inside keys and values is the business of ``target``.
+    """
+
+    dtype: torch.dtype
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    block_bytes: int
+    head_stride_bytes: int
+    value_offset_bytes: int
+    target: str
+
+
+def kv_cache_layout(
+    dtype: torch.dtype, *, num_kv_heads: int, head_dim: int, block_size: int
+) -> KVCacheLayout:
+    """Ask for the layout of a KV cache of ``dtype`` (float32 or bfloat16).
+
+    ``head_dim`` is a multiple of 8, at most 1024; ``block_size`` (tokens) is 16, 32, 64 or 128. Raises ValueError.
+    """
+    block_bytes, head_stride_bytes, value_offset_bytes, target = extension.kv_cache_layout(
+        _check.storage("dtype", dtype), num_kv_heads, head_dim, block_size
+    )
+    return KVCacheLayout(
+        dtype=dtype,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        block_bytes=block_bytes,
+        head_stride_bytes=head_stride_bytes,
+        value_offset_bytes=value_offset_bytes,
+        target=target,
+    )
+
+
+def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
+    """Return an uninitialised cache: uint8 [num_blocks, block_bytes], its start aligned to 64 bytes.
+
+    Raises ValueError when ``num_blocks`` is negative.
+    """
+    if num_blocks < 0:
+        raise ValueError(f"num_blocks is {num_blocks}, expected 0 or more")
+    size = num_blocks * layout.block_bytes
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + size].view(num_blocks, layout.block_bytes)
+
+
+def _check_cache(cache: Tensor, layout: KVCacheLayout) -> None:
+    _check.tensor("cache", cache, torch.uint8, ("num_blocks", layout.block_bytes))
+    if not cache.is_contiguous():
+        raise ValueError(f"cache must be contiguous, its strides are {list(cache.stride())}")
+    if cache.data_ptr() % ALIGNMENT != 0:
+        raise ValueError(f"cache must start at a multiple of {ALIGNMENT} bytes; use allocate_kv_cache")
+
+
+def _check_layout(layout: KVCacheLayout, kind: extension.Storage) -> None:
+    now = extension.kv_cache_layout(kind, layout.num_kv_heads, layout.head_dim, layout.block_size)
+    if now != (layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes, layout.target):
+        raise ValueError(f"layout was made for target {layout.target}; this process uses {now[3]}")
+
+
+def write_kv_cache(
+    key: Tensor, value: Tensor, cache: Tensor, layout: KVCacheLayout, slot_mapping: Tensor
+) -> None:
+    """Store the keys and values of tokens in their slots.
+
+    ``key`` and ``value`` are [tokens, num_kv_heads, head_dim] of the layout's dtype; ``cache`` comes from
+    ``allocate_kv_cache``; ``slot_mapping`` is int64 [tokens]: block * block_size + offset, or negative to skip the
+    token. No slot may stand twice. Raises ValueError naming the argument that doesn't fit; nothing is written then.
+    """
+    kind = _check.storage("layout", layout.dtype)
+    _check.tensor("key", key, layout.dtype, ("tokens", layout.num_kv_heads, layout.head_dim))
+    tokens = key.shape[0]
+    _check.tensor("value", value, layout.dtype, key.shape)
+    _check.tensor("slot_mapping", slot_mapping, torch.int64, (tokens,))
+    _check_layout(layout, kind)
+    _check_cache(cache, layout)
+    extension.write_kv_cache(
+        kind,
+        key.data_ptr(),
+        value.data_ptr(),
+        cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        tokens,
+        layout.num_kv_heads,
+        layout.head_dim,
+        layout.block_size,
+        cache.shape[0],
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+    )
+
+
+def paged_attention(
+    out: Tensor,
+    query: Tensor,
+    cache: Tensor,
+    layout: KVCacheLayout,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+) -> None:
+    """Causal attention of each sequence's last tokens over its cached keys and values (prefill chunks and decodes).
+
+    ``out`` and ``query`` are [tokens, query heads, head_dim] of the layout's dtype, the query heads a multiple of
+    the KV heads. Sequence s owns the query tokens [query_start_loc[s], query_start_loc[s + 1]) (none is fine); they
+    are the last of its ``seq_lens[s]`` tokens, all of which have been written to the cache, in the blocks
+    ``block_tables[s]`` (int32 [sequences, max_blocks]; entries behind the last block needed may hold anything).
+    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences]. Logits are query . key * scale.
+    Raises ValueError naming the argument that doesn't fit, indices included; nothing is written then.
+    """
+    kind = _check.storage("layout", layout.dtype)
+    _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))
+    tokens, query_heads, head_dim = query.shape
+    if query_heads == 0 or query_heads % layout.num_kv_heads != 0:
+        raise ValueError(
+            f"query has {query_heads} heads, expected a multiple of the {layout.num_kv_heads} KV heads"
+        )
+    _check.tensor("out", out, layout.dtype, (tokens, query_heads, head_dim))
+    _check.output("out", out)
+    _check.tensor("block_tables", block_tables, torch.int32, ("sequences", "max_blocks"))
+    sequences, max_blocks = block_tables.shape
+    _check.tensor("query_start_loc", query_start_loc, torch.int32, (sequences + 1,))
+    _check.tensor("seq_lens", seq_lens, torch.int32, (sequences,))
+    _check_layout(layout, kind)
+    _check_cache(cache, layout)
+    extension.paged_attention(
+        kind,
+        out.data_ptr(),
+        query.data_ptr(),
+        cache.data_ptr(),
+        block_tables.data_ptr(),
+        query_start_loc.data_ptr(),
+        seq_lens.data_ptr(),
+        tokens,
+        sequences,
+        query_heads,
+        layout.num_kv_heads,
+        head_dim,
+        layout.block_size,
+        cache.shape[0],
+        max_blocks,
+        block_tables.stride(0),
+        out.stride(0),
+        out.stride(1),
+        query.stride(0),
+        query.stride(1),
+        scale,
+    )

@@ -1,0 +1,129 @@
+"""Norms, rotary embedding and activations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.kernels import _check
+from armllm.kernels._extension import extension
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
+    """Write ``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)`` to ``out`` (Zhang & Sennrich 2019).
+
+    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype, float32 or bfloat16; the
+    arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not overlap otherwise.
+    ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't fit.
+    """
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
+    rows, hidden = x.shape
+    _check.tensor("out", out, x.dtype, (rows, hidden))
+    _check.tensor("weight", weight, x.dtype, (hidden,))
+    _check.output("out", out)
+    extension.rms_norm(
+        kind,
+        out.data_ptr(),
+        x.data_ptr(),
+        weight.data_ptr(),
+        rows,
+        hidden,
+        out.stride(0),
+        x.stride(0),
+        eps,
+        weight_offset,
+    )
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
+) -> None:
+    """Add ``x`` to ``residual``, then write the norm of ``residual`` to ``x``; both in place.
+
+    ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype. The norm is that of the
+    residual as stored. Raises ValueError naming the argument that doesn't fit.
+    """
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
+    rows, hidden = x.shape
+    _check.tensor("residual", residual, x.dtype, (rows, hidden))
+    _check.tensor("weight", weight, x.dtype, (hidden,))
+    _check.output("x", x)
+    _check.output("residual", residual)
+    extension.fused_add_rms_norm(
+        kind,
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        rows,
+        hidden,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        weight_offset,
+    )
+
+
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, *, interleaved: bool = False
+) -> None:
+    """Rotate the first ``rotary_dim`` elements of every head by its token's position, in place (Su et al. 2021).
+
+    ``positions`` is int64 [tokens]; ``query`` [tokens, query heads, head_dim] and ``key`` [tokens, key heads,
+    head_dim] share a dtype; ``cos_sin_cache`` is float32 [max_position, rotary_dim], the cosines of the
+    rotary_dim / 2 angles and then their sines. Pairs are (i, i + rotary_dim / 2) as in GPT-NeoX, or (2i, 2i + 1)
+    when ``interleaved``. Raises ValueError naming the argument that doesn't fit, a position outside the cache too.
+    """
+    kind = _check.storage("query", query.dtype)
+    _check.tensor("query", query, query.dtype, ("tokens", "query heads", "head_dim"))
+    tokens, query_heads, head_dim = query.shape
+    _check.tensor("key", key, query.dtype, (tokens, "key heads", head_dim))
+    _check.tensor("positions", positions, torch.int64, (tokens,))
+    _check.tensor("cos_sin_cache", cos_sin_cache, torch.float32, ("max_position", "rotary_dim"))
+    max_position, rotary_dim = cos_sin_cache.shape
+    if rotary_dim % 2 != 0 or rotary_dim > head_dim:
+        raise ValueError(
+            f"cos_sin_cache has rotary_dim {rotary_dim}, expected an even number up to {head_dim}"
+        )
+    _check.output("query", query)
+    _check.output("key", key)
+    extension.rotary_embedding(
+        kind,
+        positions.data_ptr(),
+        query.data_ptr(),
+        key.data_ptr(),
+        cos_sin_cache.data_ptr(),
+        tokens,
+        query_heads,
+        key.shape[1],
+        head_dim,
+        rotary_dim,
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        cos_sin_cache.stride(0),
+        max_position,
+        interleaved,
+    )
+
+
+def silu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write ``silu(x[:, :d]) * x[:, d:]`` to ``out``, silu(g) = g / (1 + exp(-g)).
+
+    ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype. Raises ValueError naming the argument that doesn't
+    fit.
+    """
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "2 d"))
+    rows, columns = x.shape
+    if columns % 2 != 0:
+        raise ValueError(f"x has {columns} columns, expected an even number: gate and up side by side")
+    _check.tensor("out", out, x.dtype, (rows, columns // 2))
+    _check.output("out", out)
+    extension.silu_and_mul(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride(0), x.stride(0))
