@@ -17,8 +17,8 @@ class SamplingParams:
     """What one request asks of the sampler; names and defaults are vLLM's.
 
     temperature: 0 is greedy. top_p, top_k (0 or -1: all): keep the likeliest tokens; top_k is applied first.
-    seed: the same seed gives the same tokens whatever else runs. max_tokens: None is up to the model's length.
-    stop: strings that end the text and are cut off, unless include_stop_str_in_output.
+    seed: the same seed gives the same tokens whatever else runs. max_tokens: None is up to the model's
+    length. stop: strings that end the text and are cut off, unless include_stop_str_in_output.
     stop_token_ids: tokens that end it; the checkpoint's own end tokens do so too, unless ignore_eos.
     min_tokens: no end before this many tokens. detokenize: False leaves the text empty.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Sequence
+    from armllm.kernels import KVCacheLayout
 
 GIB = environment.GIB
 
@@ -53,16 +54,19 @@ class ModelRunner:
         self.dtype = config.torch_dtype
         kernels.set_num_threads(torch.get_num_threads())
         checkpoint = Checkpoint(config.model_folder)
-        self._check(architecture, checkpoint)
+        layouts = self._check(config, architecture, checkpoint)
         with torch.inference_mode():
             weights = Weights(checkpoint, self.dtype)
             self.model = architecture(self.model_config, weights, max_positions=self.max_model_len)
-            self.num_blocks = self._allocate_kv_cache(config)
+            for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
+                layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
 
-    def _check(self, architecture: type[Model], checkpoint: Checkpoint) -> None:
-        """Build the model without data: every tensor must be there, and all of them fit into memory."""
+    def _check(
+        self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint
+    ) -> list[KVCacheLayout]:
+        """Build the model without data: every tensor must be there, and weights and cache fit into memory."""
         weights = Weights(checkpoint, self.dtype, device="meta")
-        architecture(self.model_config, weights, max_positions=self.max_model_len)
+        model = architecture(self.model_config, weights, max_positions=self.max_model_len)
         weights.finish_check(architecture.ignored_tensors(self.model_config))
         left = available_memory()
         if weights.num_bytes > left:
@@ -71,9 +75,16 @@ class ModelRunner:
                 f" and {left / GIB:.2f} GiB of memory are left"
             )
 
-    def _allocate_kv_cache(self, config: EngineConfig) -> int:
-        layouts = [layer.cache_layout(self.dtype, self.block_size) for layer in self.model.attention_layers]
+        try:
+            layouts = [layer.cache_layout(self.dtype, self.block_size) for layer in model.attention_layers]
+        except ValueError as error:
+            raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
+        self.num_blocks = self._count_blocks(config, block_bytes, left - weights.num_bytes)
+        return layouts
+
+    def _count_blocks(self, config: EngineConfig, block_bytes: int, left: int) -> int:
+        """How many blocks of ``block_bytes`` (all layers together) the KV cache gets of ``left`` bytes."""
         needed = -(-self.max_model_len // self.block_size)
         if config.num_gpu_blocks_override is not None:
             num_blocks, origin = config.num_gpu_blocks_override, "num_gpu_blocks_override"
@@ -81,7 +92,7 @@ class ModelRunner:
             num_blocks, origin = space // block_bytes, "VLLM_CPU_KVCACHE_SPACE"
         else:
             # No more than max_num_seqs sequences can use: a small model need not take all memory.
-            affordable = int(available_memory() * SHARE_FOR_KV_CACHE) // block_bytes
+            affordable = int(left * SHARE_FOR_KV_CACHE) // block_bytes
             num_blocks, origin = min(affordable, needed * config.max_num_seqs), "the memory that is left"
         if num_blocks < needed:
             fits = num_blocks * self.block_size
@@ -90,8 +101,6 @@ class ModelRunner:
                 f" ({num_blocks * block_bytes / GIB:.2f} GiB), max_model_len {self.max_model_len} needs"
                 f" {needed * block_bytes / GIB:.2f} GiB; lower max_model_len to at most {fits} or allow more"
             )
-        for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
-            layer.bind(layout, kernels.allocate_kv_cache(layout, num_blocks))
         return num_blocks
 
     @torch.inference_mode()
