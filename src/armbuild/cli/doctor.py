@@ -1,7 +1,34 @@
 from __future__ import annotations
 
+import json
+from typing import Annotated
+
 import typer
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild doctor`` to the command line."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    *,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+) -> int:
+    """Say what is missing on this machine, and the one command that installs it."""
+    from armbuild.doctor import diagnose  # noqa: PLC0415 - heavy modules load when the command runs
+
+    del verbose  # read by the command line's error handler
+    diagnosis = diagnose(mirror=mirror)
+    if as_json:
+        print(json.dumps(diagnosis.as_dict(), indent=2))
+    else:
+        for finding in diagnosis.findings:
+            print(f"{'ok ' if finding.ok else 'NO '} {finding.name:<15}{finding.found}")
+            if not finding.ok:
+                print(f"    {'':<15}needed for {finding.needed_for}")
+        if diagnosis.command:
+            print(f"\nto install what is missing:\n  {diagnosis.command}")
+    return 0 if diagnosis.ok else 3

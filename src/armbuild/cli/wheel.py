@@ -1,7 +1,239 @@
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from armbuild.audit import AuditReport
+    from armbuild.cli.progress import Progress
+    from armbuild.plan import Plan
+    from armbuild.pythons import HostPython
+    from armbuild.repair import RepairedWheel
+    from armbuild.smoke import CpuResult, SmokeReport
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild wheel`` to the command line."""
+    app.command("wheel")(wheel)
+
+
+def wheel(
+    project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    *,
+    python: Annotated[
+        list[str] | None,
+        typer.Option("--python", metavar="X.Y", help="Build for this Python; may be repeated."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where finished wheels go.")] = Path(
+        "dist"
+    ),
+    lane: Annotated[
+        str | None, typer.Option("--lane", metavar="cross|native", help="How to compile.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="TARGET", help="Compile everything for this core and newer."),
+    ] = None,
+    bf16: Annotated[
+        bool | None, typer.Option("--bf16/--no-bf16", help="Kernels for BF16 instructions.")
+    ] = None,
+    dotprod: Annotated[bool | None, typer.Option("--dotprod/--no-dotprod", help="... for DotProd.")] = None,
+    fhm: Annotated[
+        bool | None, typer.Option("--fhm/--no-fhm", help="... for FP16 multiply-add to FP32.")
+    ] = None,
+    i8mm: Annotated[
+        bool | None, typer.Option("--i8mm/--no-i8mm", help="... for int8 matrix products.")
+    ] = None,
+    sve: Annotated[bool | None, typer.Option("--sve/--no-sve", help="... for SVE.")] = None,
+    cpu: Annotated[
+        list[str] | None,
+        typer.Option("--cpu", metavar="CPU", help="Smoke-test on this core; may be repeated."),
+    ] = None,
+    no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Do not run the wheel.")] = False,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Print what would happen; build nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
+    ] = False,
+) -> int:
+    """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
+    from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild import process, smoke  # noqa: PLC0415
+
+    if no_smoke and cpu:
+        raise typer.BadParameter("--cpu says where to smoke-test, --no-smoke not to")
+    process.interrupt_on_termination()
+    cpus = () if no_smoke else tuple(cpu or smoke.default_cpus())
+    chosen = planning.plan(
+        project,
+        python_versions=python or (),
+        lane=lane,
+        kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
+        baseline=baseline,
+        out=out,
+        cpus=cpus,
+    )
+    smoke.check_names(cpus)
+    if plan_only:
+        print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
+        return 0
+    return _Run(chosen, mirror=mirror, verbose=verbose).all(as_json=as_json)
+
+
+class _Run:
+    """The steps of one command, told to a person as they happen."""
+
+    def __init__(self, plan: Plan, *, mirror: str | None, verbose: bool) -> None:
+        from armbuild.cli.progress import Progress  # noqa: PLC0415
+
+        self.plan, self.mirror, self.verbose = plan, mirror, verbose
+        self.progress: Progress = Progress()
+
+    def all(self, *, as_json: bool) -> int:
+        """Build every wheel of the plan; the exit status is 1 if one of them did not pass."""
+        results = [self.one(python) for python in self.plan.pythons]
+        if as_json:
+            print(json.dumps({"schema": 1, "ok": all(r["ok"] for r in results), "wheels": results}, indent=2))
+        return 0 if all(result["ok"] for result in results) else 1
+
+    def one(self, python: HostPython) -> dict[str, Any]:
+        """Take one wheel through all steps; it reaches the output folder only when none said no."""
+        from armbuild import cache  # noqa: PLC0415
+        from armbuild.audit import audit  # noqa: PLC0415
+        from armbuild.build import build  # noqa: PLC0415
+        from armbuild.errors import CheckFailed  # noqa: PLC0415
+        from armbuild.repair import repair  # noqa: PLC0415
+        from armbuild.smoke import explain_failure  # noqa: PLC0415
+
+        plan, progress = self.plan, self.progress
+        print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
+        with cache.work_folder(f"wheel-{plan.project.name}") as work:
+            with self._verbosely(work):
+                with progress.step("build", f"{plan.lane} lane, Python {python.version}"):
+                    waiting = "another build of this project is running: waiting for it"
+                    built = build(
+                        plan, python, work, mirror=self.mirror, on_wait=lambda: progress.note(waiting)
+                    )
+                with progress.step("repair", "auditwheel, RECORD, version"):
+                    repaired = repair(built, work)
+                with progress.step("audit", "tag, ELF, symbols, instructions"):
+                    report = audit(
+                        repaired.path,
+                        floor=plan.baseline,
+                        expect_targets=plan.targets if plan.project.is_armllm else None,
+                    )
+                if not report.ok:
+                    raise CheckFailed(f"audit: {report.errors[0]}\n  the wheel stays in {repaired.path}")
+                proof, why = self._smoke(repaired, work)
+                if proof is not None and not proof.ok:
+                    raise CheckFailed(
+                        f"smoke: {explain_failure(proof)}\n  the wheel stays in {repaired.path}"
+                    )
+            path = cache.move_into(repaired.path, plan.out)
+        return self._finish(path, python, compiler=built.compiler, report=report, proof=proof, why=why)
+
+    def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
+        """Return the report, or None and why the wheel could not be run here."""
+        from armbuild import smoke  # noqa: PLC0415
+        from armbuild.errors import MissingError  # noqa: PLC0415
+
+        if not self.plan.cpus:
+            return None, "--no-smoke"
+        if not self.plan.project.is_armllm:
+            return None, "not smoked: only armllm carries a smoke test"
+        try:
+            with self.progress.step("smoke", ", ".join(self.plan.cpus)):
+                report = smoke.smoke(
+                    repaired.path,
+                    self.plan.cpus,
+                    work,
+                    mirror=self.mirror,
+                    on_step=lambda what: self.progress.note(f"{'':<19}{what}"),
+                    on_result=lambda result: self.progress.note(f"{'':<19}{_result_line(result)}"),
+                )
+        except MissingError as error:
+            return None, str(error)
+        return report, ""
+
+    def _finish(
+        self,
+        path: Path,
+        python: HostPython,
+        *,
+        compiler: str,
+        report: AuditReport,
+        proof: SmokeReport | None,
+        why: str,
+    ) -> dict[str, Any]:
+        verdict = "proven" if proof else "audited, not proven"
+        size = path.stat().st_size
+        lines = [
+            f"{path}",
+            f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {report.lowest_core}",
+            f"  {verdict}: {why}" if why else f"  {verdict} on {', '.join(self.plan.cpus)}",
+        ]
+        print("\n".join(lines), file=sys.stderr)
+        return {
+            "ok": True,
+            "path": str(path),
+            "size": size,
+            "tag": report.tag,
+            "python": python.version,
+            "lane": self.plan.lane,
+            "compiler": compiler,
+            "kernels": list(report.kernel_targets),
+            "baseline": self.plan.baseline,
+            "lowest_core": report.lowest_core,
+            "verdict": verdict,
+            "not_proven_because": why or None,
+            "seconds": self.progress.seconds,
+            "audit": report.as_dict(),
+            "smoke": proof.as_dict() if proof else None,
+        }
+
+    @contextlib.contextmanager
+    def _verbosely(self, work: Path) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if self.verbose:
+                for log in sorted(work.glob("*.log")):
+                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+
+
+def _result_line(result: CpuResult) -> str:
+    speed = f", {result.tokens_per_second:.1f} tokens/s" if result.tokens_per_second else ""
+    return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s"
+
+
+def _plan_text(plan: Plan) -> str:
+    facts = plan.as_dict()
+    rows = [
+        ("project", f"{plan.project.name} {plan.project.version or ''} in {plan.project.folder}"),
+        ("back end", plan.project.backend),
+        (
+            "lane",
+            {"cross": f"cross: zig cc for aarch64-linux-gnu.{facts['glibc']}", "native": "native"}[plan.lane],
+        ),
+        *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
+        ("baseline", plan.baseline or "armv8-a"),
+        *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
+        ("steps", " -> ".join(facts["steps"])),
+        *((("smoke", ", ".join(plan.cpus)),) if plan.cpus else ()),
+    ]
+    for wheel in facts["wheels"]:
+        rows += [
+            (f"Python {wheel['python']}", f"{wheel['executable']} (headers: {wheel['headers']})"),
+            ("wheel", f"{wheel['file']}{' (or a lower glibc)' if plan.lane == 'cross' else ''}"),
+        ]
+    return "\n".join(f"{name:<12}{value}" for name, value in rows)

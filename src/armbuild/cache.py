@@ -1,0 +1,123 @@
+"""The cache folder, locks between processes, private work folders, and moves in one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armbuild.errors import MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KEEP_FAILED_SECONDS = 7 * 24 * 3600
+
+
+def root() -> Path:
+    """Return the cache: ``ARMBUILD_CACHE_DIR``, else ``armbuild`` under ``XDG_CACHE_HOME``, ``~/.cache``."""
+    own = os.environ.get("ARMBUILD_CACHE_DIR")
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    if own:
+        folder = Path(own).expanduser().absolute()
+    else:  # the XDG specification says to ignore a relative path
+        folder = (Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache") / "armbuild"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MissingError(
+            f"the cache folder {folder} cannot be made ({error.strerror}): set ARMBUILD_CACHE_DIR"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise MissingError(f"the cache folder {folder} is not writable: set ARMBUILD_CACHE_DIR")
+    return folder
+
+
+def digest(value: Any) -> str:
+    """Return a short key for a JSON value: the same for equal values, in every process."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the file ``path`` + ``.lock`` alone. Another process waits, after ``on_wait`` was called once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if on_wait:
+                on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file releases the lock, also when the process dies
+
+
+def fill(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return ``folder``, made once by ``make(empty folder)``; a failed ``make`` leaves nothing."""
+    if folder.is_dir():
+        return folder
+    with lock(folder):
+        if not folder.is_dir():
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+                fresh = Path(scratch) / "content"
+                fresh.mkdir()
+                make(fresh)
+                fresh.rename(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def work_folder(label: str) -> Iterator[Path]:
+    """Give a private folder, removed at the end; a failure keeps it for a week, with its logs."""
+    parent = root() / "work"
+    parent.mkdir(exist_ok=True)
+    _remove_old(parent)
+    folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=parent))
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def move_into(file: Path, folder: Path) -> Path:
+    """Move ``file`` into ``folder`` in one rename: nobody ever sees a part of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / file.name
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
+    scratch = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as sink, file.open("rb") as source:
+            shutil.copyfileobj(source, sink, 1 << 20)
+            os.fsync(sink.fileno())
+        scratch.chmod(0o666 & ~_umask())
+        scratch.replace(target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    file.unlink()
+    return target
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _remove_old(parent: Path) -> None:
+    for folder in parent.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > KEEP_FAILED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,24 @@
+"""Ways to compile for AArch64: each lane is a module with one function, ``prepare``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from armbuild.lanes import cross, native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.lanes.setup import Setup
+    from armbuild.plan import Plan
+    from armbuild.pythons import HostPython
+
+
+class Lane(Protocol):
+    """What a lane's module offers."""
+
+    def prepare(self, plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
+        """Return what the back end must be told so that its wheel is the one that was planned."""
+
+
+LANES: dict[str, Lane] = {"cross": cross, "native": native}

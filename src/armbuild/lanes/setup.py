@@ -1,0 +1,50 @@
+"""What a back end is told: environment variables and configuration settings, whichever the lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from armbuild.plan import Plan
+
+Settings = dict[str, "str | list[str]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The world of the back end's hooks."""
+
+    environment: Mapping[str, str]
+    settings: Settings = field(default_factory=dict)
+    """PEP 517 ``config_settings``."""
+    compiler: str
+    """Name and version, for the report."""
+
+
+def backend_family(backend: str) -> str:
+    """Return "scikit-build-core", "meson" or "other", from the build-backend's module."""
+    module = backend.partition(":")[0]
+    if module.startswith("scikit_build_core"):
+        return "scikit-build-core"
+    return "meson" if module == "mesonpy" else "other"
+
+
+def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -> Settings:
+    """Return the back end's settings: where it compiles, and what the plan says about the project."""
+    match backend_family(plan.project.backend):
+        case "scikit-build-core":
+            defines = {f"cmake.define.{name}": value for name, value in plan.defines().items()}
+            return {"build-dir": str(folder / "build"), **defines}
+        case "meson":
+            return {"build-dir": str(folder / "build"), "setup-args": list(meson_arguments)}
+        case _:
+            return {}
+
+
+def prefix_map(plan: Plan, folder: Path) -> dict[str, str]:
+    """Return the folders that must not show in the wheel, so that its bytes don't depend on them."""
+    return {str(folder): "/build", str(plan.project.folder): "/build/source"}

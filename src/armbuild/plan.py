@@ -1,0 +1,220 @@
+"""Everything decided before anything is built: lane, Pythons, kernel targets, flags, names. Pure and fast."""
+
+from __future__ import annotations
+
+import difflib
+import platform
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from armbuild import cache, isa, project, pythons
+from armbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from armbuild.pythons import HostPython
+
+LANES = ("cross", "native")
+GLIBC = "2.28"
+"""What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
+KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
+"""The targets that have a command-line flag; those without one (scalar, neon) are always in."""
+SMOKE_CPUS = ("neoverse-n1", "neoverse-v1", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `armbuild wheel` is going to do; made by ``plan``, printed by ``--plan``, taken by ``build``."""
+
+    project: project.Project
+    lane: str
+    pythons: tuple[HostPython, ...]
+    kernels: Mapping[str, bool]
+    """Kernel target -> whether it goes into the wheel; empty for projects that have none."""
+    baseline: str | None
+    """The core below which the wheel does not run, None for plain Armv8.0."""
+    flags: tuple[str, ...]
+    """Compiler flags for the whole wheel."""
+    epoch: int
+    """SOURCE_DATE_EPOCH."""
+    out: Path
+    cpus: tuple[str, ...]
+    """Where the smoke test runs; empty: nowhere."""
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Return the kernel targets that go into the wheel, lowest first."""
+        names = [target.name for target in isa.kernel_targets() if target.machine in ("any", "aarch64")]
+        return tuple(name for name in names if self.kernels.get(name, True)) if self.project.is_armllm else ()
+
+    @property
+    def label(self) -> str | None:
+        """Return the local version label of a raised baseline, such as ``neoverse.v1``."""
+        return self.baseline.replace("-", ".").replace("_", ".") if self.baseline else None
+
+    def defines(self) -> dict[str, str]:
+        """Return the CMake variables that the project is configured with."""
+        if not self.project.is_armllm:
+            return {}
+        switches = {f"ARMLLM_{name.upper()}": "ON" if on else "OFF" for name, on in self.kernels.items()}
+        return switches | ({"ARMLLM_BASELINE": self.baseline} if self.baseline else {})
+
+    def key(self, python: HostPython) -> str:
+        """Return the digest that names the build folder: equal plans share what was compiled."""
+        return cache.digest(
+            [
+                str(self.project.folder),
+                self.lane,
+                python.version,
+                str(python.executable),
+                sorted(self.kernels.items()),
+                self.baseline,
+                self.flags,
+                self.project.backend,
+            ]
+        )
+
+    def wheel_name(self, python: HostPython) -> str:
+        """Return the file name to expect, with ``*`` where only the build can tell."""
+        version = self.project.version or "*"
+        if self.label:
+            version = f"{version}{'.' if '+' in version else '+'}{self.label}"
+        tag = "cp" + python.version.replace(".", "")
+        glibc = GLIBC.replace(".", "_") if self.lane == "cross" else "*"
+        return f"{self.project.name.replace('-', '_')}-{version}-{tag}-{tag}-manylinux_{glibc}_aarch64.whl"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as a JSON value."""
+        return {
+            "schema": 1,
+            "project": {
+                "folder": str(self.project.folder),
+                "name": self.project.name,
+                "version": self.project.version,
+                "backend": self.project.backend,
+                "requires": list(self.project.requires),
+            },
+            "lane": self.lane,
+            "machine": "aarch64",
+            "glibc": GLIBC if self.lane == "cross" else None,
+            "kernels": list(self.targets),
+            "baseline": self.baseline,
+            "flags": list(self.flags),
+            "defines": self.defines(),
+            "source_date_epoch": self.epoch,
+            "wheels": [
+                {
+                    "python": python.version,
+                    "executable": str(python.executable),
+                    "headers": str(python.include)
+                    if python.include
+                    else f"Debian's libpython{python.version}-dev",
+                    "file": str(self.out / self.wheel_name(python)),
+                }
+                for python in self.pythons
+            ],
+            "steps": ["build", "repair", "audit", *(["smoke"] if self.cpus else [])],
+            "smoke": list(self.cpus),
+        }
+
+
+def plan(
+    folder: Path,
+    *,
+    python_versions: Sequence[str] = (),
+    lane: str | None = None,
+    kernels: Mapping[str, bool | None] | None = None,
+    baseline: str | None = None,
+    out: Path,
+    cpus: Sequence[str] = SMOKE_CPUS,
+) -> Plan:
+    """Check every choice and return what will be done.
+
+    ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said". Raises UsageError for
+    a choice that cannot be honoured and MissingError for a Python that this machine lacks.
+    """
+    described = project.read(folder)
+    chosen = _lane(lane, platform.machine())
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out}: not a folder")
+    interpreters = tuple(pythons.find(version) for version in dict.fromkeys(python_versions)) or (
+        pythons.find(),
+    )
+    for interpreter in interpreters:
+        if not SpecifierSet(described.requires_python).contains(f"{interpreter.version}.99"):
+            raise UsageError(
+                f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
+            )
+    core = _baseline(baseline)
+    flags = isa.compiler_flags(core[1], "zig" if chosen == "cross" else "gcc") if core else ""
+    if described.version is not None:
+        _check_version(described)
+    return Plan(
+        project=described,
+        lane=chosen,
+        pythons=interpreters,
+        kernels=_kernels(described, kernels or {}),
+        baseline=core[0] if core else None,
+        flags=tuple(shlex.split(flags)),
+        epoch=project.source_epoch(described.folder),
+        out=out.absolute(),
+        cpus=tuple(dict.fromkeys(cpus)),
+    )
+
+
+def _lane(asked: str | None, machine: str) -> str:
+    if asked is None:
+        return "native" if machine == "aarch64" else "cross"
+    if asked == "container":
+        raise UsageError("--lane container is not part of this version: it has cross and native")
+    if asked not in LANES:
+        near = difflib.get_close_matches(asked, LANES, 1)
+        raise UsageError(
+            f"--lane {asked}: there are cross and native" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    if asked == "native" and machine != "aarch64":
+        raise UsageError(
+            f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
+        )
+    return asked
+
+
+def _kernels(described: project.Project, asked: Mapping[str, bool | None]) -> dict[str, bool]:
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not described.is_armllm:
+        if given:
+            flag = next(iter(given))
+            raise UsageError(
+                f"--{'' if given[flag] else 'no-'}{flag}: {described.name} has no kernel targets of armllm"
+            )
+        return {}
+    there = [target.name for target in isa.kernel_targets() if target.name in KERNEL_FLAGS]
+    for name, value in given.items():
+        if value and name not in there:
+            have = ", ".join(there) or "none of the optional ones"
+            raise UsageError(f"--{name}: this version has no {name} kernels; it has {have}")
+    return {name: given.get(name, True) for name in there}
+
+
+def _baseline(name: str | None) -> tuple[str, isa.Isa] | None:
+    """Return the name in its plain spelling, fit for a version label, and what that core can do."""
+    if name is None:
+        return None
+    core = isa.Isa.from_target(name)
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), core
+
+
+def _check_version(described: project.Project) -> None:
+    try:
+        Version(described.version or "0")
+    except InvalidVersion as error:
+        raise UsageError(
+            f"{described.folder / 'pyproject.toml'}: version {described.version!r}: {error}"
+        ) from error

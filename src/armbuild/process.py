@@ -1,0 +1,218 @@
+"""The one way a subprocess is started: quiet on success, its first error and its log on failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from armbuild.errors import ArmbuildError, BuildError, MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+COMPILER_ERROR = re.compile(
+    r"(?:^|[\s:])(?:(?:fatal|internal compiler) )?error(?:\[[\w-]+\])?: ", re.IGNORECASE
+)
+LINKER_ERROR = re.compile(
+    r"undefined (?:reference|symbol)|cannot find -l|unable to find .*library", re.IGNORECASE
+)
+CMAKE_ERROR = re.compile(r"^CMake Error\b")
+EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Failed|Exit|Warning|Interrupt)\b"
+)
+SUMMARY = re.compile(
+    r"\berror: (?:command|subprocess|metadata-generation|the following arguments)\b", re.IGNORECASE
+)
+NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+
+
+def run(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    log: Path,
+    what: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    error: type[ArmbuildError] = BuildError,
+) -> str:
+    """Run ``command`` to its end, append all it says to ``log``, and return its standard output.
+
+    ``env`` replaces the whole environment. A failure raises ``error`` with ``what``, the first real error
+    line and the log's path; a full disk and a program that is not there raise MissingError. An interrupt
+    kills the command's whole process group before it goes on.
+    """
+    arguments = [os.fspath(part) for part in command]
+    with log.open("a+b") as sink:
+        start = _write_header(sink, arguments)
+        child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=sink)
+        try:
+            output, _ = child.communicate()
+        except BaseException:
+            _kill_group(child)
+            raise
+        finally:
+            _running.discard(child)
+        sink.write(output)
+        if child.returncode:
+            sink.flush()
+            sink.seek(start)
+            _fail(what, sink.read().decode(errors="replace"), child.returncode, log, error)
+    return output.decode(errors="replace")
+
+
+def succeeds(command: Sequence[str | os.PathLike[str]], *, cwd: Path | None = None) -> str | None:
+    """Return what a question such as ``git log -1`` answers, or None when it fails or is not there."""
+    with contextlib.suppress(OSError):
+        done = subprocess.run(
+            [os.fspath(part) for part in command],
+            cwd=cwd,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode == 0:
+            return done.stdout.decode(errors="replace").strip()
+    return None
+
+
+def observe(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    output: Path,
+    log: Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float,
+    what: str,
+) -> Callable[[], int | None]:
+    """Start ``command`` beside others and return a poll function: None while it runs, then its exit status.
+
+    Its standard output goes to ``output``, its standard error to ``log``. After ``timeout`` seconds it is
+    killed. Close it with ``stop_all`` when it is no longer wanted.
+    """
+    arguments = [os.fspath(part) for part in command]
+    with output.open("wb") as stdout, log.open("ab") as stderr:
+        _write_header(stderr, arguments)
+        child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
+    deadline = time.monotonic() + timeout
+
+    def poll() -> int | None:
+        if child.poll() is None and time.monotonic() > deadline:
+            _kill_group(child)
+            with log.open("a") as stderr:
+                stderr.write(f"killed after {timeout:.0f} s\n")
+        if child.poll() is not None:
+            _running.discard(child)
+        return child.returncode
+
+    return poll
+
+
+def stop_all() -> None:
+    """Kill the process groups of everything that ``observe`` started and that still runs."""
+    for child in list(_running):
+        _kill_group(child)
+        _running.discard(child)
+
+
+def interrupt_on_termination() -> None:
+    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: children die, folders are removed."""
+
+    def interrupt(_signal: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+def first_error(text: str) -> str:
+    """Return the line of a build's output that says why it failed; the last line when none stands out."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    for index, line in enumerate(lines):
+        if CMAKE_ERROR.match(line):
+            return _with_cmake_reason(line, lines[index + 1 :])
+        if (COMPILER_ERROR.search(line) or LINKER_ERROR.search(line)) and not SUMMARY.search(line):
+            return line.strip()
+    for line in reversed(lines):
+        if EXCEPTION.match(line):
+            return line.strip()
+    for line in lines:
+        if SUMMARY.search(line):
+            return line.strip()
+    return lines[-1].strip() if lines else "it said nothing"
+
+
+def _with_cmake_reason(line: str, following: list[str]) -> str:
+    """CMake writes the reason, indented, below the line that says where."""
+    reason = next((candidate.strip() for candidate in following if candidate.startswith("  ")), "")
+    return f"{line.rstrip(':')}: {reason}" if reason else line
+
+
+def _fail(what: str, text: str, status: int, log: Path, error: type[ArmbuildError]) -> NoReturn:
+    if NO_SPACE.search(text):
+        raise MissingError(f"{what}: no space left on the device (log: {log})")
+    said = text.split("\n", 1)[1] if "\n" in text else text
+    reason = first_error(said) if said.strip() else _describe(status)
+    raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
+
+
+def _describe(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def _write_header(sink: BinaryIO, arguments: list[str]) -> int:
+    start = sink.seek(0, os.SEEK_END)
+    sink.write(f"$ {shlex.join(arguments)}\n".encode())
+    sink.flush()
+    return start
+
+
+def _spawn(
+    arguments: list[str],
+    *,
+    what: str,
+    cwd: Path | None,
+    env: Mapping[str, str] | None,
+    stdout: BinaryIO | int,
+    stderr: BinaryIO,
+) -> subprocess.Popen[bytes]:
+    try:
+        child = subprocess.Popen(
+            arguments,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,  # a process group of its own, to be killed as one
+        )
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{what}: {error.filename} is not there (`armbuild doctor` says what to install)"
+        ) from error
+    except PermissionError as error:
+        raise MissingError(f"{what}: {error.filename} may not be executed") from error
+    _running.add(child)
+    return child
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End the child and all it started: politely first, so that compilers remove what they half wrote."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=2)

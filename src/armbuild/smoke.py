@@ -1,0 +1,321 @@
+"""Real inference with a built wheel on each CPU asked for: natively on AArch64, under QEMU elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+import time
+import zipfile
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, wheelfile
+from armbuild.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+NATIVE = "native"
+"""The CPU name that stands for this machine itself."""
+EXTRAS = ("engine",)
+TIMEOUT = 1200.0
+TORCH_FLOOR = frozenset({"atomics"})
+"""Features (Linux names) without which torch 2.10's AArch64 wheel dies while it is imported: a static
+initialiser executes LDADDAL, an atomic instruction of Armv8.1 (pytorch/pytorch#174344, seen under QEMU
+too)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuResult:
+    """What happened on one CPU."""
+
+    cpu: str
+    passed: bool
+    reason: str
+    """Why not, in a sentence; empty when it passed."""
+    kernels: Mapping[str, str]
+    """Op -> target, as the engine reported them."""
+    tokens_per_second: float | None
+    seconds: float
+    report: Mapping[str, Any] | None
+    """What ``python -m armllm.smoke --json`` said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeReport:
+    """The smoke test of one wheel."""
+
+    wheel: str
+    python: str
+    torch: str | None
+    results: tuple[CpuResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every CPU passed."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON value."""
+        return {"schema": 1, "ok": self.ok, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """A CPU to run on."""
+
+    name: str
+    model: str | None
+    """QEMU's name for it; None: this machine."""
+    isa: isa.Isa
+
+
+def check_names(names: Sequence[str]) -> tuple[Cpu, ...]:
+    """Return the CPUs named; raises UsageError, with suggestions, for a name that nobody knows."""
+    chosen = []
+    for name in dict.fromkeys(names):
+        if name == NATIVE:
+            if platform.machine() != "aarch64":
+                raise UsageError(
+                    f"--cpu native: this machine is {platform.machine()}; name a core, such as neoverse-n1"
+                )
+            chosen.append(Cpu(name=name, model=None, isa=isa.detect()))
+        else:
+            core = isa.Isa.from_target(name)
+            model = (core.cores[0].name or name) if core.cores else name
+            chosen.append(Cpu(name=name, model=model.lower().replace(" ", "-").replace("_", "-"), isa=core))
+    return tuple(chosen)
+
+
+def emulator_for(chosen: Sequence[Cpu], *, mirror: str | None = None) -> Path | None:
+    """Return a QEMU that knows all of ``chosen``, None if they all are this machine.
+
+    Raises UsageError for a core that QEMU has no model of, MissingError without QEMU.
+    """
+    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    if not models:
+        return None
+    for cpu in chosen:
+        if cpu.model and cpu.model not in qemu.MODELS:
+            listed = ", ".join(sorted(qemu.MODELS))
+            raise UsageError(f"--cpu {cpu.name}: QEMU has no model of {cpu.model}; it has {listed}")
+    return qemu.find(models, mirror=mirror)
+
+
+def default_cpus() -> tuple[str, ...]:
+    """Return this machine on AArch64; elsewhere an old and a new server core and all that QEMU can do."""
+    return (NATIVE,) if platform.machine() == "aarch64" else ("neoverse-n1", "neoverse-v1", "max")
+
+
+def check(path: Path) -> wheelfile.WheelFile:
+    """Return the wheel if the smoke test can run it; raises UsageError that says in a line why not."""
+    wheel = wheelfile.read(path)
+    wrong = wheelfile.mismatches(wheel)
+    if wrong:
+        raise UsageError(f"{path.name} is for another machine or misnamed: {wrong[0]}")
+    if wheel.name != "armllm":
+        raise UsageError(f"{path.name}: only armllm carries a smoke test; this is {wheel.name}")
+    return wheel
+
+
+def smoke(
+    path: Path,
+    names: Sequence[str],
+    work: Path,
+    *,
+    mirror: str | None = None,
+    on_step: Callable[[str], None] = lambda _what: None,
+    on_result: Callable[[CpuResult], None] = lambda _result: None,
+) -> SmokeReport:
+    """Install the wheel at ``path`` for AArch64 and run its smoke test on each CPU of ``names``.
+
+    Raises UsageError for a wheel or CPU it cannot use, MissingError when QEMU, the root or torch cannot be
+    had.
+    """
+    wheel = check(path)
+    chosen = check_names(names)
+    emulator = emulator_for(chosen, mirror=mirror)
+    python = wheel.python or "{}.{}".format(*sys.version_info[:2])
+    log = work / "smoke-install.log"
+    host = _host(python)
+    packages = target_packages.requirements(wheel, python, EXTRAS)
+    on_step(f"AArch64 packages for Python {python}")
+    site = target_packages.cached(packages, python, host=host, log=log)
+    own = work / "site"
+    target_packages.install([path], python, own, log=log, dependencies=False)
+    if host:
+        target_packages.compile_all(host, own, log=log)
+    if emulator:
+        on_step(f"AArch64 root with Python {python}")
+        root = arm64_root.make(python, mirror=mirror)
+        _compile_root(root, python, host, log)
+        prefix: list[str | Path] = [emulator, "-L", root]
+        interpreter = arm64_root.interpreter(root, python)
+    else:
+        prefix, interpreter = [], pythons.find(python).executable
+    commands = {
+        cpu.name: [
+            *prefix,
+            *(("-cpu", cpu.model) if cpu.model else ()),
+            interpreter,
+            "-m",
+            "armllm.smoke",
+            "--json",
+        ]
+        for cpu in chosen
+    }
+    available = kernel_targets(path)
+    results = _run_all(
+        chosen,
+        commands,
+        env=environment(own, site, work),
+        available=available,
+        work=work,
+        on_result=on_result,
+    )
+    return SmokeReport(wheel=path.name, python=python, torch=_installed_torch(site), results=results)
+
+
+def environment(own: Path, site: Path, work: Path) -> dict[str, str]:
+    """Return the whole environment of the program under test: nothing of the caller's shell reaches it."""
+    home = work / "home"
+    home.mkdir(exist_ok=True)
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join((str(own), str(site))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "passive",  # emulated threads that spin keep others from running
+    }
+
+
+def kernel_targets(path: Path) -> frozenset[str] | None:
+    """Return the kernel targets that the wheel says it holds, None if it does not say."""
+    with zipfile.ZipFile(path) as archive:
+        try:
+            return frozenset(json.loads(archive.read("armllm/build_info.json"))["targets"])
+        except (KeyError, ValueError):
+            return None
+
+
+def _run_all(
+    chosen: Sequence[Cpu],
+    commands: Mapping[str, Sequence[str | Path]],
+    *,
+    env: Mapping[str, str],
+    available: frozenset[str] | None,
+    work: Path,
+    on_result: Callable[[CpuResult], None],
+) -> tuple[CpuResult, ...]:
+    """Run the CPUs side by side, at most two and no more than there are cores: memory is limited too."""
+    waiting, running, results = list(chosen), list[Run](), dict[str, CpuResult]()
+    places = min(2, len(os.sched_getaffinity(0)))
+    try:
+        while waiting or running:
+            while waiting and len(running) < places:
+                running.append(_start(waiting.pop(0), commands, env, work))
+            for run in list(running):
+                status = run.poll()
+                if status is not None:
+                    running.remove(run)
+                    result = judge(run, status, available)
+                    results[run.cpu.name] = result
+                    on_result(result)
+            time.sleep(0.05)
+    finally:
+        process.stop_all()
+    return tuple(results[cpu.name] for cpu in chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A smoke test that was started on one CPU."""
+
+    cpu: Cpu
+    poll: Callable[[], int | None]
+    output: Path
+    log: Path
+    start: float
+
+
+def _start(cpu: Cpu, commands: Mapping[str, Sequence[str | Path]], env: Mapping[str, str], work: Path) -> Run:
+    output, log = work / f"smoke-{cpu.name}.json", work / f"smoke-{cpu.name}.log"
+    poll = process.observe(
+        commands[cpu.name], output=output, log=log, cwd=work, env=env, timeout=TIMEOUT, what="smoke"
+    )
+    return Run(cpu=cpu, poll=poll, output=output, log=log, start=time.monotonic())
+
+
+def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
+    """Turn what a run left behind into a verdict; kernels must be those that this CPU must choose."""
+    cpu, log, seconds = run.cpu, run.log, time.monotonic() - run.start
+    try:
+        report = json.loads(run.output.read_text(errors="replace"))
+    except ValueError:
+        report = None
+    kernels = {op: entry["target"] for op, entry in report.get("kernels", {}).items()} if report else {}
+    reason = ""
+    if status in (-signal.SIGILL, 128 + signal.SIGILL):
+        reason = _illegal_instruction(cpu, log)
+    elif report is None:
+        said = log.read_text(errors="replace").partition("\n")[2]
+        reason = f"it ended with status {status}: {process.first_error(said)} (log: {log})"
+    elif status or not report.get("passed"):
+        reason = report.get("reason") or f"it said no, with status {status} (log: {log})"
+    else:
+        wanted = isa.select_kernels(cpu.isa.features, "aarch64", available)
+        wrong = [op for op in wanted if kernels.get(op) != wanted[op]]
+        if wrong:
+            op = wrong[0]
+            reason = f"{op} ran {kernels.get(op, 'nothing')} where {cpu.name} must choose {wanted[op]}"
+    return CpuResult(
+        cpu=cpu.name,
+        passed=not reason,
+        reason=reason,
+        kernels=kernels,
+        tokens_per_second=report.get("tokens_per_second") if report else None,
+        seconds=round(seconds, 1),
+        report=report,
+    )
+
+
+def _illegal_instruction(cpu: Cpu, log: Path) -> str:
+    if TORCH_FLOOR - cpu.isa.features:
+        return (
+            f"torch 2.10 needs a newer core than {cpu.name}: its own code uses the atomic instructions of "
+            "Armv8.1, which this core lacks, and is killed by SIGILL at import; the kernels alone do run"
+        )
+    return f"killed by an illegal instruction (SIGILL) on {cpu.name} (log: {log})"
+
+
+def explain_failure(report: SmokeReport) -> str:
+    """Return which CPU failed, and why."""
+    failed = next(result for result in report.results if not result.passed)
+    return f"{failed.cpu}: {failed.reason}"
+
+
+def _host(python: str) -> pythons.HostPython | None:
+    """Return a host interpreter whose bytecode the target reads, if there is one."""
+    try:
+        return pythons.find(python)
+    except (MissingError, UsageError):
+        return None
+
+
+def _compile_root(root: Path, python: str, host: pythons.HostPython | None, log: Path) -> None:
+    done = root / "compiled"
+    if host and not done.exists():
+        target_packages.compile_all(host, root / f"usr/lib/python{python}", log=log)
+        done.touch()
+
+
+def _installed_torch(site: Path) -> str | None:
+    found = sorted(site.glob("torch-*.dist-info"))
+    return found[0].name.removeprefix("torch-").removesuffix(".dist-info") if found else None

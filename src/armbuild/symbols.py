@@ -1,0 +1,69 @@
+"""Functions that nobody defines: the linker lets them pass, and the import fails on the target."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from typing import TYPE_CHECKING
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GLIBC = re.compile(r"(?:lib(?:c|m|dl|pthread|rt|util|resolv|gcc_s|stdc\+\+)|ld-linux-aarch64)\.so\.\d+$")
+"""Libraries whose symbols carry versions, so that an unversioned one cannot come from them."""
+INTERPRETER = re.compile(r"_?Py")
+MAX_SYMBOLS = 200_000
+"""Libraries with more symbols than this are not searched: they are prebuilt, and it would take a minute."""
+
+
+def unresolved(path: Path) -> list[str]:
+    """Return one line per function of a wheel's shared objects that no library it needs can define."""
+    defined: set[str] = set()
+    missing: dict[str, set[str]] = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so") or ".so." in name:
+                content = archive.read(name)
+                if content.startswith(b"\x7fELF"):
+                    _collect(name, content, defined, missing)
+    return [
+        f"{name} needs the function {symbol}, which nothing defines"
+        for name, symbols in missing.items()
+        for symbol in sorted(symbols - defined)
+    ]
+
+
+def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, set[str]]) -> None:
+    try:
+        elf = ELFFile(io.BytesIO(content))
+        table, dynamic = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynamic")
+        versions = elf.get_section_by_name(".gnu.version")
+        if not isinstance(table, SymbolTableSection) or table.num_symbols() > MAX_SYMBOLS:
+            return
+        needed = (
+            [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
+            if isinstance(dynamic, DynamicSection)
+            else []
+        )
+        judge = all(GLIBC.match(library) for library in needed)
+        wanted = set()
+        for index, symbol in enumerate(table.iter_symbols()):
+            if symbol["st_shndx"] != "SHN_UNDEF":
+                defined.add(symbol.name)
+            elif judge and symbol.name and symbol["st_info"]["bind"] == "STB_GLOBAL":
+                version = versions.get_symbol(index)["ndx"] if isinstance(versions, GNUVerSymSection) else 0
+                if version in ("VER_NDX_LOCAL", "VER_NDX_GLOBAL", 0, 1) and not INTERPRETER.match(
+                    symbol.name
+                ):
+                    wanted.add(symbol.name)
+        if wanted:
+            missing[name] = wanted
+    except (ELFError, AssertionError, ValueError):
+        return  # a broken file is the audit's to report

@@ -1,0 +1,99 @@
+"""The compiler that build back ends see: GCC's command line in, ``zig cc`` with what zig understands out.
+
+Runs as a program of its own, with nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for a shared object without them
+    "-mtune=",
+    "-static-lib",
+    "-fno-semantic-interposition",
+    "-Wl,--fatal-warnings",
+    "-Wl,--exclude-libs",
+    "-Wl,-Bsymbolic-functions",
+    "-Wl,-z,noexecstack",
+)
+NAMES = {
+    "fp16": "fullfp16",
+    "simd": "neon",
+    "fp": "fp_armv8",
+    "rdma": "rdm",
+    "profile": "spe",
+    "memtag": "mte",
+}
+"""GCC's feature names that zig spells in another way."""
+GROUPS = {"crypto": ("aes", "sha2")}
+
+
+def target_cpu(value: str, *, architecture: bool) -> str:
+    """Return zig's ``-mcpu`` for GCC's ``-march`` or ``-mcpu``: ``armv8.2-a`` is ``generic+v8_2a``."""
+    base, *features = value.split("+")
+    if architecture:
+        level = re.fullmatch(r"armv(\d)(?:\.(\d))?-a", base)
+        if level is None:
+            return value  # zig says what it thinks of it
+        features.insert(0, f"v{level[1]}_{level[2]}a" if level[2] else f"v{level[1]}a")
+        base = "generic"
+    text = base.replace("-", "_")
+    for feature in features:
+        sign, name = ("-", feature[2:]) if feature.startswith("no") and feature != "norm" else ("+", feature)
+        for part in GROUPS.get(name, (NAMES.get(name, name),)):
+            text += sign + part.replace("-", "_")
+    return text
+
+
+def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str, list[str]]) -> list[str]:
+    """Translate a compiler's command line.
+
+    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last.
+    """
+    links = not any(argument in ("-c", "-S", "-E", "-M", "-MM", "-fsyntax-only") for argument in arguments)
+    result = ["-target", target, *settings["flags"]]
+    for argument in arguments:
+        if argument.startswith(DROPPED):
+            continue
+        if argument.startswith("-march="):
+            result.append("-mcpu=" + target_cpu(argument[7:], architecture=True))
+        elif argument.startswith("-mcpu="):
+            result.append("-mcpu=" + target_cpu(argument[6:], architecture=False))
+        else:
+            result.append(argument)
+    for folder in settings["headers"]:
+        result += ["-idirafter", folder]
+    # zig checks for undefined behaviour in unoptimised code and links libc++ with its debug information
+    result += ["-fno-sanitize=undefined", "-g0"]
+    if links and "-shared" in arguments:
+        result.append("-s")
+    return result
+
+
+def archiver_arguments(arguments: list[str]) -> list[str]:
+    """Drop the modifier for thin archives, which zig's linker cannot read."""
+    if arguments and not arguments[0].startswith("--") and re.fullmatch(r"-?[a-zA-Z]+", arguments[0]):
+        return [arguments[0].replace("T", ""), *arguments[1:]]
+    return [argument for argument in arguments if argument != "--thin"]
+
+
+def main(argv: list[str]) -> None:
+    """Become zig."""
+    zig, tool, target = argv[1:4]
+    count = int(argv[4])
+    fixed, arguments = argv[5 : 5 + count], argv[5 + count :]
+    settings = {
+        "flags": [item for item in fixed if item.startswith("-")],
+        "headers": [item for item in fixed if not item.startswith("-")],
+    }
+    if tool in ("cc", "c++"):
+        arguments = compiler_arguments(arguments, target=target, settings=settings)
+    elif tool == "ar":
+        arguments = archiver_arguments(arguments)
+    os.execv(zig, [zig, tool, *arguments])  # noqa: S606 - a compiler, with arguments as a list
+
+
+if __name__ == "__main__":
+    main(sys.argv)
