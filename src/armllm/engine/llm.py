@@ -119,16 +119,19 @@ def _as_batch(prompts: Any) -> list[str | list[int]]:
 
 def _as_prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, dict):
-        keys = sorted(map(str, prompt))
-        if keys not in (["prompt"], ["prompt_token_ids"]):
-            raise RequestError(
-                f"a prompt dict has one key, prompt or prompt_token_ids, not {', '.join(keys) or 'none'}"
-            )
-        (value,) = prompt.values()
-        wanted = str if keys == ["prompt"] else (list, tuple)
-        if not isinstance(value, wanted):
-            raise RequestError(f"{keys[0]} must be {'text' if wanted is str else 'a list of ints'}")
-        prompt = value
+        unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
+        if unknown or not prompt:
+            given = ", ".join(unknown) or "none"
+            raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {given}")
+        # with both, as vLLM has it, the ids are the prompt
+        if "prompt_token_ids" in prompt:
+            prompt = prompt["prompt_token_ids"]
+            if not _is_list(prompt):
+                raise RequestError("prompt_token_ids must be a list of ints")
+        else:
+            prompt = prompt["prompt"]
+            if not isinstance(prompt, str):
+                raise RequestError("prompt must be text; give token ids as prompt_token_ids")
     if isinstance(prompt, str):
         return prompt
     if _is_list(prompt):

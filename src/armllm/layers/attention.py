@@ -53,7 +53,7 @@ class Attention:
         self.cache = cache
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """Store ``key[T, num_kv_heads, head_dim]`` and ``value``; attend with ``query[T, num_heads, ...]``."""
+        """Store keys, values ``[T, num_kv_heads, head_dim]``; attend by ``query[T, num_heads, head_dim]``."""
         kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype)
         kernels.paged_attention(

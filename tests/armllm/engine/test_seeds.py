@@ -1,0 +1,70 @@
+"""A seed fixes a request's tokens, whatever else happens in the engine."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from armllm import LLM, SamplingParams
+
+
+def prompts(count, rng):
+    return [[rng.randrange(2, 400) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
+
+
+def run(llm, batch, params):
+    outputs = llm.generate([{"prompt_token_ids": p} for p in batch], params, use_tqdm=False)
+    llm.llm_engine.check_integrity()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 11},
+        {"num_gpu_blocks_override": 6, "max_model_len": 80},
+        {"max_num_seqs": 3},
+    ],
+)
+def test_seeded_requests_give_the_same_alone_and_in_any_batch(make_checkpoint, options):
+    folder = make_checkpoint().folder
+    rng = random.Random(1)  # noqa: S311 - test data
+    batch = prompts(8, rng)
+    params = [
+        SamplingParams(
+            temperature=rng.choice([0.5, 1.0, 1.5]),
+            top_k=rng.choice([0, 20]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=seed,
+            max_tokens=30,
+            ignore_eos=True,
+        )
+        for seed in range(8)
+    ]
+    single = LLM(folder, dtype="float32")
+    alone = [run(single, [prompt], choice)[0] for prompt, choice in zip(batch, params, strict=True)]
+    company = prompts(4, rng)
+    noise = [SamplingParams(temperature=2.0, max_tokens=17, ignore_eos=True)] * 4
+    together = run(LLM(folder, dtype="float32", **options), company + batch, noise + params)
+    assert together[4:] == alone
+
+
+def test_seeds_matter_and_so_does_the_engine_s(make_checkpoint):
+    folder = make_checkpoint().folder
+    prompt = [3, 1, 4, 1, 5]
+
+    def draw(llm, seed):
+        return run(llm, [prompt], SamplingParams(seed=seed, max_tokens=20, ignore_eos=True))[0]
+
+    llm = LLM(folder, dtype="float32")
+    assert draw(llm, 1) == draw(llm, 1)
+    assert len({tuple(draw(llm, seed)) for seed in (0, 1, 2, -1, 1 << 70)}) == 5
+    assert draw(llm, None) != draw(llm, None)
+    assert draw(LLM(folder, dtype="float32", seed=7), None) == draw(
+        LLM(folder, dtype="float32", seed=7), None
+    )
+    assert draw(LLM(folder, dtype="float32", seed=7), None) != draw(
+        LLM(folder, dtype="float32", seed=8), None
+    )
