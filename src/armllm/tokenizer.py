@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tokenizer:
-    """Text to token ids and back.
+    """Text to token ids and back; what goes around a prompt is tokenizer.json's own business.
 
     ``eos_token_id`` is None where tokenizer_config.json names no end token.
     """
@@ -58,9 +58,13 @@ class Tokenizer:
         return text
 
     def _special(self, name: str) -> int | None:
+        text = self._text(name)
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+    def _text(self, name: str) -> str | None:
         token = self.settings.get(name)
         text = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+        return text if isinstance(text, str) else None
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "bos_token": "<s>",
-        "eos_token": {"content": "</s>"},
+        "eos_token": {"__type": "AddedToken", "content": "</s>"},
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,0 +1,65 @@
+"""Token ids are those of transformers, begin and end tokens included."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import transformers
+
+from armllm.tokenizer import Tokenizer
+
+TEXTS = ["Hello there", " two  spaces ", "", "Grüße 東京 😀", "<s>already</s> marked", "line\nbreak\ttab"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"add_bos_token": True},
+        {"add_bos_token": False},
+        {"add_bos_token": True, "add_eos_token": True},
+        {"add_bos_token": False, "add_eos_token": True},
+        {"add_eos_token": False},
+        {"add_bos_token": True, "bos_token": None},
+        {"add_bos_token": True, "bos_token": {"__type": "AddedToken", "content": "</s>"}},
+    ],
+)
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ids_equal_those_of_transformers(tokenizer_folder, tmp_path, settings, template):
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    if not template:
+        tokenizer_json = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer_json["post_processor"] = None
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = Tokenizer(folder)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert (
+            ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+        )
+        ids = ours.encode(text)
+        for skip in (True, False):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.eos_token_id == theirs.eos_token_id
+
+
+def test_padding_and_truncation_in_the_file_do_not_reach_prompts(tokenizer_folder, tmp_path):
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["truncation"] = {"max_length": 3, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
+    content["padding"] = {
+        "strategy": {"Fixed": 50},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<s>",
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer(folder).encode("a longer text") == Tokenizer(tokenizer_folder).encode("a longer text")
