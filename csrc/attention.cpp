@@ -53,16 +53,18 @@ std::string item(const char* name, int64_t index, int64_t value) {
 }
 
 void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) {
-  if (a.query_start_loc[0] != 0) throw std::invalid_argument(item("query_start_loc", 0, a.query_start_loc[0]) + ", not 0");
+  if (a.query_start_loc[0] != 0)
+    throw std::invalid_argument(item("query_start_loc", 0, a.query_start_loc[0]) + ", not 0");
   for (int64_t s = 0; s < a.num_seqs; ++s) {
     const int64_t queries = static_cast<int64_t>(a.query_start_loc[s + 1]) - a.query_start_loc[s];
     const int64_t length = a.seq_lens[s];
     if (queries < 0) {
-      throw std::invalid_argument(item("query_start_loc", s + 1, a.query_start_loc[s + 1]) + ", less than the entry before");
+      throw std::invalid_argument(item("query_start_loc", s + 1, a.query_start_loc[s + 1]) +
+                                  ", less than the entry before");
     }
     if (length < queries) {
-      throw std::invalid_argument(item("seq_lens", s, length) + ", but the sequence has " + std::to_string(queries) +
-                                  " query tokens");
+      throw std::invalid_argument(item("seq_lens", s, length) + ", but the sequence has " +
+                                  std::to_string(queries) + " query tokens");
     }
     if (queries == 0) continue;
     const int64_t blocks = (length + a.shape.block_size - 1) / a.shape.block_size;
@@ -74,8 +76,8 @@ void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) 
     for (int64_t b = 0; b < blocks; ++b) {
       if (table[b] < 0 || table[b] >= num_blocks) {
         throw std::invalid_argument("block_tables[" + std::to_string(s) + ", " + std::to_string(b) + "] is " +
-                                    std::to_string(table[b]) + ", but the cache has " + std::to_string(num_blocks) +
-                                    " blocks");
+                                    std::to_string(table[b]) + ", but the cache has " +
+                                    std::to_string(num_blocks) + " blocks");
       }
     }
   }
@@ -107,23 +109,24 @@ std::vector<Work> plan(const PagedAttentionArgs& a, int64_t tile_rows) {
 
 }  // namespace
 
-KvCacheLayout kv_cache_layout(Storage storage, const KvCacheShape& shape) {
+KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const KvCacheShape& shape) {
   if (shape.num_kv_heads < 1) throw std::invalid_argument("num_kv_heads must be at least 1");
   if (shape.head_dim < 8 || shape.head_dim % 8 != 0 || shape.head_dim > 1024) {
-    throw std::invalid_argument("head_dim must be a multiple of 8, at most 1024, not " + std::to_string(shape.head_dim));
+    throw std::invalid_argument("head_dim must be a multiple of 8, at most 1024, not " +
+                                std::to_string(shape.head_dim));
   }
   if (shape.block_size != 16 && shape.block_size != 32 && shape.block_size != 64 && shape.block_size != 128) {
-    throw std::invalid_argument("block_size must be 16, 32, 64 or 128, not " + std::to_string(shape.block_size));
+    throw std::invalid_argument("block_size must be 16, 32, 64 or 128, not " +
+                                std::to_string(shape.block_size));
   }
-  const KernelTable& table = chosen().table;
   KvCacheLayout layout{};
   (storage == Storage::f32 ? table.kv_cache_layout_f32 : table.kv_cache_layout_bf16)(shape, layout);
   return layout;
 }
 
-void paged_attention(Storage storage, const PagedAttentionArgs& args, int64_t num_blocks, int64_t num_tokens) {
+void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
+                     int64_t num_blocks, int64_t num_tokens) {
   check(args, num_blocks, num_tokens);
-  const KernelTable& table = chosen().table;
   const AttentionKernel& kernel =
       storage == Storage::f32 ? *table.paged_attention_f32 : *table.paged_attention_bf16;
   const std::vector<Work> work = plan(args, kernel.tile_rows);
@@ -135,8 +138,10 @@ void paged_attention(Storage storage, const PagedAttentionArgs& args, int64_t nu
   const int64_t scratch_bytes = round_up(kernel.scratch_bytes(args.shape), 64);
   const int64_t state_floats = round_up(kernel.tile_rows * (args.shape.head_dim + 2), 16);
   const int64_t state_bytes = state_floats * static_cast<int64_t>(sizeof(float));
-  // Few tiles, long contexts: the splits of a tile go to different threads. Either way they are merged in order.
-  const bool apart = static_cast<int64_t>(work.size()) < 4 * threads && states > static_cast<int64_t>(work.size());
+  // Few tiles, long contexts: the splits of a tile go to different threads. Either way they are merged in
+  // order.
+  const bool apart =
+      static_cast<int64_t>(work.size()) < 4 * threads && states > static_cast<int64_t>(work.size());
 
   thread_local Workspace workspace;
   const int64_t kept_states = apart ? states : 2 * threads;

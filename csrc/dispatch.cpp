@@ -31,22 +31,20 @@ constexpr bool same(const char* a, const char* b) {
 
 // Linux, arch/arm64/include/uapi/asm/hwcap.h: AT_HWCAP is word 0, AT_HWCAP2 word 1.
 constexpr FeatureBit kFeatureBits[] = {
-    {"fp", 0, 0},       {"asimd", 0, 1},     {"fphp", 0, 9},     {"asimdhp", 0, 10},
-    {"asimddp", 0, 20}, {"sve", 0, 22},      {"asimdfhm", 0, 23}, {"sve2", 1, 1},
-    {"svei8mm", 1, 9},  {"svef32mm", 1, 10}, {"svebf16", 1, 12}, {"i8mm", 1, 13},
-    {"bf16", 1, 14},
+    {"fp", 0, 0},       {"asimd", 0, 1},     {"fphp", 0, 9},  {"asimdhp", 0, 10}, {"asimddp", 0, 20},
+    {"sve", 0, 22},     {"asimdfhm", 0, 23}, {"sve2", 1, 1},  {"svei8mm", 1, 9},  {"svef32mm", 1, 10},
+    {"svebf16", 1, 12}, {"i8mm", 1, 13},     {"bf16", 1, 14},
 };
 
 uint64_t feature_word(int word) { return getauxval(word == 0 ? AT_HWCAP : AT_HWCAP2); }
 
 #elif defined(__x86_64__)
 
-// Intel SDM volume 2, CPUID: word 0 is leaf 1 ECX, word 1 leaf 7 EBX, word 2 leaf 7 ECX. The wide registers also
-// need the operating system to save them (XCR0).
+// Intel SDM volume 2, CPUID: word 0 is leaf 1 ECX, word 1 leaf 7 EBX, word 2 leaf 7 ECX. The wide registers
+// also need the operating system to save them (XCR0).
 constexpr FeatureBit kFeatureBits[] = {
-    {"fma", 0, 12},      {"avx", 0, 28},      {"f16c", 0, 29},     {"avx2", 1, 5},
-    {"avx512f", 1, 16},  {"avx512dq", 1, 17}, {"avx512bw", 1, 30}, {"avx512vl", 1, 31},
-    {"avx512_vnni", 2, 11},
+    {"fma", 0, 12},      {"avx", 0, 28},      {"f16c", 0, 29},     {"avx2", 1, 5},         {"avx512f", 1, 16},
+    {"avx512dq", 1, 17}, {"avx512bw", 1, 30}, {"avx512vl", 1, 31}, {"avx512_vnni", 2, 11},
 };
 
 uint64_t saved_registers() {
@@ -114,7 +112,8 @@ Choice choose(const std::string& cap, bool (*has)(const std::string& feature)) {
       names += (i == 0 ? "" : ", ") + std::string(all[i].name);
     }
     if (last == all.size() && cap != all.back().name) {
-      choice.problem = "ARMLLM_ISA=" + cap + " names no kernel target of this machine and is ignored; it has: " + names;
+      choice.problem =
+          "ARMLLM_ISA=" + cap + " names no kernel target of this machine and is ignored; it has: " + names;
     }
   }
 

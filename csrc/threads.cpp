@@ -52,8 +52,8 @@ bool resolve(void* library, const char* name, F*& function) {
   return function != nullptr;
 }
 
-// The process's libgomp if there is one, whoever loaded it. It is never loaded from here: a second OpenMP runtime
-// beside torch's would have a second team on the same cores.
+// The process's libgomp if there is one, whoever loaded it. It is never loaded from here: a second OpenMP
+// runtime beside torch's would have a second team on the same cores.
 const OpenMp* openmp() {
   static std::mutex mutex;
   static std::atomic<const OpenMp*> found{nullptr};
@@ -179,8 +179,8 @@ class Pool {
   uint64_t generation_ = 0;
 };
 
-// A fork leaves the child without the workers, so each process has its own pool. Pools are never destroyed: their
-// threads may still be waiting when the process ends.
+// A fork leaves the child without the workers, so each process has its own pool. Pools are never destroyed:
+// their threads may still be waiting when the process ends.
 Pool& pool() {
   static std::mutex mutex;
   static Pool* current = nullptr;

@@ -1,5 +1,5 @@
-// Gated activations. exp(-g) overflows to infinity below g = -88.37, where silu(g) then is -0 instead of a number
-// above -4e-37.
+// Gated activations. exp(-g) overflows to infinity below g = -88.37, where silu(g) then is -0 instead of a
+// number above -4e-37.
 
 ARMLLM_INLINE Vf silu(Vf g) {
   const Vf one = splat(1.0f);

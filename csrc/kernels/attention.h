@@ -1,9 +1,9 @@
 // Attention with fused multiply-adds, for any storage type and vector length.
 //
-// Per chunk of 64 keys: logits = Q K^T, softmax, values = values * factor + P V, in register tiles of M rows. A
-// vector of keys (or of value elements) is multiplied by one element of a row at a time, so nothing is summed
-// across lanes. M, and how many vectors a tile has, follow from the number of registers; with few rows more
-// vectors and several accumulators per logit keep the multiply-adds independent of each other.
+// Per chunk of 64 keys: logits = Q K^T, softmax, values = values * factor + P V, in register tiles of M rows.
+// A vector of keys (or of value elements) is multiplied by one element of a row at a time, so nothing is
+// summed across lanes. M, and how many vectors a tile has, follow from the number of registers; with few rows
+// more vectors and several accumulators per logit keep the multiply-adds independent of each other.
 
 inline constexpr int64_t kChunk = 64;
 
@@ -29,7 +29,8 @@ template <int i, int M, int V, class K>
 ARMLLM_INLINE void multiply_lane(Vf (&acc)[M][V], const Quad (&q)[M], const K* vectors, int64_t stride) {
   ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
     const Vf k = load(vectors + i * stride + v * kLanes);
-    ARMLLM_UNROLL for (int m = 0; m < M; ++m) acc[m][v] = fma_lane<i>(k, q[m], acc[m][v]);
+    ARMLLM_UNROLL for (int m = 0; m < M; ++m)
+      acc[m][v] = fma_lane<i>(k, q[m], acc[m][v]);
   }
 }
 
@@ -42,13 +43,15 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
     Vf acc[kPhases][M][kVectors];
     ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
       ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
-        ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v) acc[p][m][v] = zero();
+        ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v)
+          acc[p][m][v] = zero();
       }
     }
     const K* k = keys + first;
     for (int64_t d = 0; d < head_dim; d += 4, k += 4 * kPanel) {
       Quad quad[M];
-      ARMLLM_UNROLL for (int m = 0; m < M; ++m) quad[m] = load_quad(q + m * head_dim + d);
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m)
+        quad[m] = load_quad(q + m * head_dim + d);
       multiply_lane<0>(acc[0 % kPhases], quad, k, kPanel);
       multiply_lane<1>(acc[1 % kPhases], quad, k, kPanel);
       multiply_lane<2>(acc[2 % kPhases], quad, k, kPanel);
@@ -57,14 +60,16 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
     ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
       ARMLLM_UNROLL for (int v = 0; v < kVectors; ++v) {
         Vf x = acc[0][m][v];
-        ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p) x = add(x, acc[p][m][v]);
+        ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p)
+          x = add(x, acc[p][m][v]);
         store(logits + m * kChunk + first + v * kLanes, x);
       }
     }
   }
 }
 
-// values[m, d0 .. d0 + V vectors) = values * factor[m] + P[m, 0..n) V[0..n, d0 ...), values in panels of 16 tokens.
+// values[m, d0 .. d0 + V vectors) = values * factor[m] + P[m, 0..n) V[0..n, d0 ...), values in panels of 16
+// tokens.
 template <int M, int V, class K>
 ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n, int64_t d0, int64_t head_dim,
                               const float* factor, float* values) {
@@ -81,7 +86,8 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
     int64_t t = j;
     for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
       Quad quad[M];
-      ARMLLM_UNROLL for (int m = 0; m < M; ++m) quad[m] = load_quad(p + m * kChunk + t);
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m)
+        quad[m] = load_quad(p + m * kChunk + t);
       multiply_lane<0>(acc, quad, x, head_dim);
       multiply_lane<1>(acc, quad, x, head_dim);
       multiply_lane<2>(acc, quad, x, head_dim);
@@ -91,12 +97,14 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
     for (; t < end; ++t, x += head_dim) {
       ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
         const Vf y = load(x + v * kLanes);
-        ARMLLM_UNROLL for (int m = 0; m < M; ++m) acc[m][v] = fma(y, splat(p[m * kChunk + t]), acc[m][v]);
+        ARMLLM_UNROLL for (int m = 0; m < M; ++m)
+          acc[m][v] = fma(y, splat(p[m * kChunk + t]), acc[m][v]);
       }
     }
   }
   ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
-    ARMLLM_UNROLL for (int v = 0; v < V; ++v) store(values + m * head_dim + d0 + v * kLanes, acc[m][v]);
+    ARMLLM_UNROLL for (int v = 0; v < V; ++v)
+      store(values + m * head_dim + d0 + v * kLanes, acc[m][v]);
   }
 }
 
@@ -127,11 +135,11 @@ ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_
 }
 
 struct AttentionScratch {
-  float* query;       // [kTileRows, head_dim], times the scale
-  float* logits;      // [kTileRows, kChunk]
-  float* factor;      // [kTileRows]
-  float* wide_keys;   // [head_dim, kPanel]
-  float* wide_values; // [kChunk, head_dim]
+  float* query;        // [kTileRows, head_dim], times the scale
+  float* logits;       // [kTileRows, kChunk]
+  float* factor;       // [kTileRows]
+  float* wide_keys;    // [head_dim, kPanel]
+  float* wide_values;  // [kChunk, head_dim]
 };
 
 ARMLLM_INLINE int64_t attention_scratch_bytes(const KvCacheShape& shape) {
@@ -158,11 +166,13 @@ ARMLLM_INLINE void widen_row(const T* x, float* out, int64_t n, float scale) {
 }
 
 template <int M, class K>
-ARMLLM_INLINE void chunk_logits(const AttentionScratch& s, int64_t row, const K* keys, int64_t j, int64_t head_dim) {
+ARMLLM_INLINE void chunk_logits(const AttentionScratch& s, int64_t row, const K* keys, int64_t j,
+                                int64_t head_dim) {
   panel_logits<M>(s.query + row * head_dim, keys, head_dim, s.logits + row * kChunk + j);
 }
 
-// Rows in tiles of kRowTile, the rest in one smaller tile. M counts down at compile time to the number of rows.
+// Rows in tiles of kRowTile, the rest in one smaller tile. M counts down at compile time to the number of
+// rows.
 template <int M, class K>
 ARMLLM_INLINE void rows_logits(const AttentionScratch& s, int64_t row, int64_t rows, const K* keys, int64_t j,
                                int64_t head_dim) {
@@ -184,7 +194,8 @@ ARMLLM_INLINE void rows_values(const AttentionScratch& s, int64_t row, int64_t r
 
 // One panel's logits for all rows of the tile.
 template <class K>
-ARMLLM_INLINE void tile_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j, int64_t head_dim) {
+ARMLLM_INLINE void tile_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j,
+                               int64_t head_dim) {
   int64_t row = 0;
   for (; row + kRowTile < rows; row += kRowTile) chunk_logits<kRowTile>(s, row, keys, j, head_dim);
   rows_logits<kRowTile>(s, row, rows - row, keys, j, head_dim);
@@ -194,13 +205,14 @@ ARMLLM_INLINE void tile_values(const AttentionScratch& s, int64_t rows, const K*
                                int64_t head_dim, float* values) {
   int64_t row = 0;
   for (; row + kRowTile < rows; row += kRowTile) {
-    add_all_values<kRowTile>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row, values + row * head_dim);
+    add_all_values<kRowTile>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row,
+                             values + row * head_dim);
   }
   rows_values<kRowTile>(s, row, rows - row, panels, n, head_dim, values);
 }
 
 ARMLLM_INLINE bool is_float(float) { return true; }
-ARMLLM_INLINE bool is_float(bf16) { return false; }
+ARMLLM_INLINE bool is_float(bfloat16) { return false; }
 
 template <class T>
 ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
@@ -247,7 +259,8 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     const int64_t padded = (n + kPanel - 1) / kPanel * kPanel;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t seen = visible_keys(a, tile, tile.row_begin + r) - begin;
-      s.factor[r] = softmax_row(s.logits + r * kChunk, seen < n ? seen : n, padded, state.largest[r], state.sum[r]);
+      s.factor[r] =
+          softmax_row(s.logits + r * kChunk, seen < n ? seen : n, padded, state.largest[r], state.sum[r]);
     }
     if (widen) {
       tile_values<float>(s, rows, wide_values, n, head_dim, state.values);

@@ -1,36 +1,38 @@
 // The table entries of a target, one set per storage type.
 
-#define ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                                                                \
-  ARMLLM_ENTRY void rms_norm_##suffix(const RmsNormArgs& a, int64_t begin, int64_t end) {                    \
-    rms_norm<T>(a, begin, end);                                                                              \
-  }                                                                                                          \
-  ARMLLM_ENTRY void fused_add_rms_norm_##suffix(const FusedAddRmsNormArgs& a, int64_t begin, int64_t end) {  \
-    fused_add_rms_norm<T>(a, begin, end);                                                                    \
-  }                                                                                                          \
-  ARMLLM_ENTRY void rotary_embedding_##suffix(const RotaryArgs& a, int64_t begin, int64_t end) {             \
-    rotary_embedding<T>(a, begin, end);                                                                      \
-  }                                                                                                          \
-  ARMLLM_ENTRY void silu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {             \
-    silu_and_mul<T>(a, begin, end);                                                                          \
+#define ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                                                               \
+  ARMLLM_ENTRY void rms_norm_##suffix(const RmsNormArgs& a, int64_t begin, int64_t end) {                   \
+    rms_norm<T>(a, begin, end);                                                                             \
+  }                                                                                                         \
+  ARMLLM_ENTRY void fused_add_rms_norm_##suffix(const FusedAddRmsNormArgs& a, int64_t begin, int64_t end) { \
+    fused_add_rms_norm<T>(a, begin, end);                                                                   \
+  }                                                                                                         \
+  ARMLLM_ENTRY void rotary_embedding_##suffix(const RotaryArgs& a, int64_t begin, int64_t end) {            \
+    rotary_embedding<T>(a, begin, end);                                                                     \
+  }                                                                                                         \
+  ARMLLM_ENTRY void silu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {            \
+    silu_and_mul<T>(a, begin, end);                                                                         \
   }
 
-#define ARMLLM_ATTENTION_ENTRIES(T, suffix)                                                                  \
+// The KV cache of one storage type, given the functions that know its layout.
+#define ARMLLM_ATTENTION_ENTRIES(T, suffix, write, scratch, split, rows)                                     \
   ARMLLM_ENTRY void kv_cache_layout_##suffix(const KvCacheShape& shape, KvCacheLayout& layout) {             \
     kv_cache_layout<T>(shape, layout);                                                                       \
   }                                                                                                          \
   ARMLLM_ENTRY void write_kv_cache_##suffix(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {         \
-    write_kv_cache<T>(a, begin, end);                                                                        \
+    write(a, begin, end);                                                                                    \
   }                                                                                                          \
   static ARMLLM_ENTRY int64_t attention_scratch_bytes_##suffix(const KvCacheShape& shape) {                  \
-    return attention_scratch_bytes(shape);                                                                   \
+    return scratch(shape);                                                                                   \
   }                                                                                                          \
   static ARMLLM_ENTRY void attention_split_##suffix(const PagedAttentionArgs& a, const AttentionTile& tile,  \
-                                                    int64_t split, const AttentionState& state,              \
-                                                    void* scratch) {                                         \
-    attention_split<T>(a, tile, split, state, scratch);                                                      \
+                                                    int64_t number, const AttentionState& state,             \
+                                                    void* memory) {                                          \
+    split(a, tile, number, state, memory);                                                                   \
   }                                                                                                          \
-  static ARMLLM_ENTRY void attention_merge_##suffix(const PagedAttentionArgs& a, const AttentionTile& tile,  \
-                                                    const AttentionState& into, const AttentionState& next) { \
+  static                                                                                                     \
+      ARMLLM_ENTRY void attention_merge_##suffix(const PagedAttentionArgs& a, const AttentionTile& tile,     \
+                                                 const AttentionState& into, const AttentionState& next) {   \
     attention_merge(a, tile, into, next);                                                                    \
   }                                                                                                          \
   static ARMLLM_ENTRY void attention_finish_##suffix(const PagedAttentionArgs& a, const AttentionTile& tile, \
@@ -38,6 +40,10 @@
     attention_finish<T>(a, tile, state);                                                                     \
   }                                                                                                          \
   extern const AttentionKernel paged_attention_##suffix;                                                     \
-  const AttentionKernel paged_attention_##suffix = {                   \
-      kTileRows, attention_scratch_bytes_##suffix, attention_split_##suffix, attention_merge_##suffix,       \
-      attention_finish_##suffix};
+  const AttentionKernel paged_attention_##suffix = {rows, attention_scratch_bytes_##suffix,                  \
+                                                    attention_split_##suffix, attention_merge_##suffix,      \
+                                                    attention_finish_##suffix};
+
+#define ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)                                                       \
+  ARMLLM_ATTENTION_ENTRIES(T, suffix, write_kv_cache<T>, attention_scratch_bytes, attention_split<T>, \
+                           kTileRows)

@@ -3,9 +3,9 @@
 //
 // exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding 1.5 * 2^23 + 127 rounds x / ln 2 to an
 // integer and leaves n + 127, the exponent field of 2^n, in the low bits: neither a rounding nor a conversion
-// instruction (both slow on Neoverse) is needed. n = -127 gives 0 and n = 128 infinity without a further select.
-// ln 2 is split in two (Cody & Waite 1980), the first part short enough for exact products. The polynomial is
-// 1 + r + r^2 * q(r), q of degree 3 with the least largest relative error (1.05e-7, Remez).
+// instruction (both slow on Neoverse) is needed. n = -127 gives 0 and n = 128 infinity without a further
+// select. ln 2 is split in two (Cody & Waite 1980), the first part short enough for exact products. The
+// polynomial is 1 + r + r^2 * q(r), q of degree 3 with the least largest relative error (1.05e-7, Remez).
 
 ARMLLM_INLINE Vf exp(Vf x) {
   const Vf shift = splat(0x1.8p23f + 127);

@@ -1,5 +1,6 @@
-// The KV cache of the FMA kernels: keys in panels of 16 tokens, [block_size / 16][head_dim][16], so that a vector
-// holds one element of several keys and no horizontal sum is ever needed; values as they are, [block_size][head_dim].
+// The KV cache of the FMA kernels: keys in panels of 16 tokens, [block_size / 16][head_dim][16], so that a
+// vector holds one element of several keys and no horizontal sum is ever needed; values as they are,
+// [block_size][head_dim].
 
 inline constexpr int64_t kPanel = 16;
 
@@ -23,7 +24,8 @@ ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int6
                  head * a.layout.head_stride_bytes;
     const int64_t offset = slot % block_size;
     const T* key = static_cast<const T*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
-    const T* value = static_cast<const T*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
+    const T* value =
+        static_cast<const T*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
     T* keys = reinterpret_cast<T*>(base) + offset / kPanel * head_dim * kPanel + offset % kPanel;
     for (int64_t d = 0; d < head_dim; ++d) keys[d * kPanel] = key[d];
     T* values = reinterpret_cast<T*>(base + a.layout.value_offset_bytes) + offset * head_dim;

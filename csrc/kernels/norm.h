@@ -25,7 +25,8 @@ ARMLLM_INLINE float sum_of_squares(const T* x, int64_t n) {
 }
 
 template <class T>
-ARMLLM_INLINE void scale_row(T* out, const T* x, const T* weight, int64_t n, float scale, float weight_offset) {
+ARMLLM_INLINE void scale_row(T* out, const T* x, const T* weight, int64_t n, float scale,
+                             float weight_offset) {
   const Vf s = splat(scale), w0 = splat(weight_offset);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {

@@ -21,8 +21,8 @@ ARMLLM_INLINE float rescale(float m, float largest) {
   return reduce_max(exp(splat(m - largest)));
 }
 
-// logits[0, n) (n <= padded, a multiple of kLanes) become exp(logit - largest), the rest 0; updates largest and sum
-// and returns the factor for what was summed before.
+// logits[0, n) (n <= padded, a multiple of kLanes) become exp(logit - largest), the rest 0; updates largest
+// and sum and returns the factor for what was summed before.
 ARMLLM_INLINE float softmax_row(float* logits, int64_t n, int64_t padded, float& largest, float& sum) {
   if (n <= 0) {
     for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, zero());

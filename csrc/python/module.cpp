@@ -1,5 +1,5 @@
-// The extension module armllm._kernels: pointers and shapes in, nothing that knows a tensor. The functions trust
-// their pointers and shapes; armllm/kernels/__init__.py checks them.
+// The extension module armllm._kernels: pointers and shapes in, nothing that knows a tensor. The functions
+// trust their pointers and shapes; armllm/kernels/__init__.py checks them.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -26,27 +26,35 @@ T* pointer(Address address) {
 
 void py_rms_norm(Storage storage, Address out, Address x, Address weight, int64_t rows, int64_t hidden,
                  int64_t out_stride, int64_t x_stride, float eps, float weight_offset) {
-  const RmsNormArgs args{pointer<void>(out), pointer<void>(x), pointer<void>(weight), rows,         hidden,
-                         out_stride,         x_stride,         eps,                   weight_offset};
+  const RmsNormArgs args{
+      pointer<void>(out), pointer<void>(x), pointer<void>(weight), rows, hidden, out_stride, x_stride, eps,
+      weight_offset};
   const py::gil_scoped_release release;
-  rms_norm(storage, args);
+  rms_norm(chosen().table, storage, args);
 }
 
 void py_fused_add_rms_norm(Storage storage, Address x, Address residual, Address weight, int64_t rows,
                            int64_t hidden, int64_t x_stride, int64_t residual_stride, float eps,
                            float weight_offset) {
-  const FusedAddRmsNormArgs args{pointer<void>(x), pointer<void>(residual), pointer<void>(weight),
-                                 rows,             hidden,                  x_stride,
-                                 residual_stride,  eps,                     weight_offset};
+  const FusedAddRmsNormArgs args{pointer<void>(x),
+                                 pointer<void>(residual),
+                                 pointer<void>(weight),
+                                 rows,
+                                 hidden,
+                                 x_stride,
+                                 residual_stride,
+                                 eps,
+                                 weight_offset};
   const py::gil_scoped_release release;
-  fused_add_rms_norm(storage, args);
+  fused_add_rms_norm(chosen().table, storage, args);
 }
 
-void py_rotary_embedding(Storage storage, Address positions, Address query, Address key, Address cos_sin_cache,
-                         int64_t tokens, int64_t num_query_heads, int64_t num_key_heads, int64_t head_dim,
-                         int64_t rotary_dim, int64_t query_token_stride, int64_t query_head_stride,
-                         int64_t key_token_stride, int64_t key_head_stride, int64_t cache_stride,
-                         int64_t max_position, bool interleaved) {
+void py_rotary_embedding(Storage storage, Address positions, Address query, Address key,
+                         Address cos_sin_cache, int64_t tokens, int64_t num_query_heads,
+                         int64_t num_key_heads, int64_t head_dim, int64_t rotary_dim,
+                         int64_t query_token_stride, int64_t query_head_stride, int64_t key_token_stride,
+                         int64_t key_head_stride, int64_t cache_stride, int64_t max_position,
+                         bool interleaved) {
   const RotaryArgs args{pointer<const int64_t>(positions),
                         pointer<void>(query),
                         pointer<void>(key),
@@ -63,19 +71,19 @@ void py_rotary_embedding(Storage storage, Address positions, Address query, Addr
                         cache_stride,
                         interleaved};
   const py::gil_scoped_release release;
-  rotary_embedding(storage, args, max_position);
+  rotary_embedding(chosen().table, storage, args, max_position);
 }
 
 void py_silu_and_mul(Storage storage, Address out, Address x, int64_t rows, int64_t width, int64_t out_stride,
                      int64_t x_stride) {
   const ActivationArgs args{pointer<void>(out), pointer<void>(x), rows, width, out_stride, x_stride};
   const py::gil_scoped_release release;
-  silu_and_mul(storage, args);
+  silu_and_mul(chosen().table, storage, args);
 }
 
 // (block_bytes, head_stride_bytes, value_offset_bytes, name of the target that owns the layout)
 py::tuple py_kv_cache_layout(Storage storage, int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
-  const KvCacheLayout layout = kv_cache_layout(storage, {num_kv_heads, head_dim, block_size});
+  const KvCacheLayout layout = kv_cache_layout(chosen().table, storage, {num_kv_heads, head_dim, block_size});
   const Op op = storage == Storage::f32 ? Op::kv_cache_layout_f32 : Op::kv_cache_layout_bf16;
   return py::make_tuple(layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes,
                         chosen().target[static_cast<size_t>(op)]);
@@ -91,21 +99,22 @@ void py_write_kv_cache(Storage storage, Address key, Address value, Address cach
                               pointer<void>(cache),
                               pointer<const int64_t>(slot_mapping),
                               shape,
-                              kv_cache_layout(storage, shape),
+                              kv_cache_layout(chosen().table, storage, shape),
                               tokens,
                               key_token_stride,
                               key_head_stride,
                               value_token_stride,
                               value_head_stride};
   const py::gil_scoped_release release;
-  write_kv_cache(storage, args, num_blocks);
+  write_kv_cache(chosen().table, storage, args, num_blocks);
 }
 
 void py_paged_attention(Storage storage, Address out, Address query, Address cache, Address block_tables,
                         Address query_start_loc, Address seq_lens, int64_t num_tokens, int64_t num_seqs,
                         int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                        int64_t num_blocks, int64_t max_blocks, int64_t block_table_stride, int64_t out_token_stride, int64_t out_head_stride,
-                        int64_t query_token_stride, int64_t query_head_stride, float scale) {
+                        int64_t num_blocks, int64_t max_blocks, int64_t block_table_stride,
+                        int64_t out_token_stride, int64_t out_head_stride, int64_t query_token_stride,
+                        int64_t query_head_stride, float scale) {
   const KvCacheShape shape{num_kv_heads, head_dim, block_size};
   const PagedAttentionArgs args{pointer<void>(out),
                                 pointer<void>(query),
@@ -114,7 +123,7 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                                 pointer<const int32_t>(query_start_loc),
                                 pointer<const int32_t>(seq_lens),
                                 shape,
-                                kv_cache_layout(storage, shape),
+                                kv_cache_layout(chosen().table, storage, shape),
                                 num_seqs,
                                 num_query_heads,
                                 max_blocks,
@@ -125,7 +134,7 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                                 query_head_stride,
                                 scale};
   const py::gil_scoped_release release;
-  paged_attention(storage, args, num_blocks, num_tokens);
+  paged_attention(chosen().table, storage, args, num_blocks, num_tokens);
 }
 
 py::dict report() {

@@ -10,19 +10,25 @@ ARMLLM_INLINE Vf zero() { return vdupq_n_f32(0); }
 
 ARMLLM_INLINE Vf load(const float* p) { return vld1q_f32(p); }
 // SHLL runs on one pipe of Neoverse-N1 and V1, USHLL too; there is no cheaper way from one register.
-ARMLLM_INLINE Vf load(const bf16* p) {
+ARMLLM_INLINE Vf load(const bfloat16* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
 }
 ARMLLM_INLINE void store(float* p, Vf x) { vst1q_f32(p, x); }
 
 // Round to nearest even; a NaN stays one (quiet).
+#if defined(ARMLLM_BFCVT)
+ARMLLM_INLINE uint16x4_t bf16_half(Vf x) { return vreinterpret_u16_bf16(vcvt_bf16_f32(x)); }
+ARMLLM_INLINE Vu bf16_bits(Vf x) { return vmovl_u16(bf16_half(x)); }
+#else
 ARMLLM_INLINE Vu bf16_bits(Vf x) {
   const Vu u = vreinterpretq_u32_f32(x);
   const Vu even = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
   const Vu rounded = vshrq_n_u32(vaddq_u32(vaddq_u32(u, vdupq_n_u32(0x7fff)), even), 16);
   return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(0x40)));
 }
-ARMLLM_INLINE void store(bf16* p, Vf x) { vst1_u16(&p->bits, vmovn_u32(bf16_bits(x))); }
+ARMLLM_INLINE uint16x4_t bf16_half(Vf x) { return vmovn_u32(bf16_bits(x)); }
+#endif
+ARMLLM_INLINE void store(bfloat16* p, Vf x) { vst1_u16(&p->bits, bf16_half(x)); }
 
 template <class T>
 ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {
@@ -37,9 +43,6 @@ ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
-ARMLLM_INLINE Vf rounded(Vf x, float) { return x; }
-ARMLLM_INLINE Vf rounded(Vf x, bf16) { return vreinterpretq_f32_u32(vshlq_n_u32(bf16_bits(x), 16)); }
-
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return vaddq_f32(a, b); }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return vmulq_f32(a, b); }
@@ -47,9 +50,7 @@ ARMLLM_INLINE Vf div(Vf a, Vf b) { return vdivq_f32(a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return vfmaq_f32(c, a, b); }
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return vmaxq_f32(a, b); }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return vminq_f32(a, b); }
-ARMLLM_INLINE Vf exponent(Vf x) {
-  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 23));
-}
+ARMLLM_INLINE Vf exponent(Vf x) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 23)); }
 
 ARMLLM_INLINE float reduce_add(Vf x) { return vaddvq_f32(x); }
 ARMLLM_INLINE float reduce_max(Vf x) { return vmaxvq_f32(x); }
@@ -65,13 +66,16 @@ ARMLLM_INLINE void load_pairs(const float* p, Vf& even, Vf& odd) {
   even = x.val[0];
   odd = x.val[1];
 }
-ARMLLM_INLINE void store_pairs(float* p, Vf even, Vf odd) { vst2q_f32(p, float32x4x2_t{{even, odd}}); }
-ARMLLM_INLINE void load_pairs(const bf16* p, Vf& even, Vf& odd) {
+ARMLLM_INLINE void store_pairs(float* p, Vf even, Vf odd) {
+  const float32x4x2_t x = {{even, odd}};
+  vst2q_f32(p, x);
+}
+ARMLLM_INLINE void load_pairs(const bfloat16* p, Vf& even, Vf& odd) {
   const Vu x = vreinterpretq_u32_u16(vld1q_u16(&p->bits));
   even = vreinterpretq_f32_u32(vshlq_n_u32(x, 16));
   odd = vreinterpretq_f32_u32(vandq_u32(x, vdupq_n_u32(0xffff0000u)));
 }
-ARMLLM_INLINE void store_pairs(bf16* p, Vf even, Vf odd) {
+ARMLLM_INLINE void store_pairs(bfloat16* p, Vf even, Vf odd) {
   vst1q_u16(&p->bits, vreinterpretq_u16_u32(vsliq_n_u32(bf16_bits(even), bf16_bits(odd), 16)));
 }
 

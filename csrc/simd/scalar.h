@@ -1,5 +1,5 @@
-// Vector primitives over the compiler's own vector type of kLanes floats. kLanes = 1 is the plain scalar code;
-// the x86 targets compile the same text with 8 and 16 lanes. neon.h has the same interface.
+// Vector primitives over the compiler's own vector type of kLanes floats. kLanes = 1 is the plain scalar
+// code; the x86 targets compile the same text with 8 and 16 lanes. neon.h has the same interface.
 //
 // Included inside the namespace of a target, which has defined ARMLLM_LANES.
 
@@ -21,7 +21,7 @@ ARMLLM_INLINE Vf load(const float* p) {
   memcpy(&x, p, sizeof x);
   return x;
 }
-ARMLLM_INLINE Vf load(const bf16* p) {
+ARMLLM_INLINE Vf load(const bfloat16* p) {
   Vh x;
   memcpy(&x, p, sizeof x);
   return from_bits(widen(x) << 16);
@@ -34,7 +34,7 @@ ARMLLM_INLINE Vu bf16_bits(Vf x) {
   const Vu rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return x == x ? rounded : (u >> 16 | 0x40);
 }
-ARMLLM_INLINE void store(bf16* p, Vf x) {
+ARMLLM_INLINE void store(bfloat16* p, Vf x) {
   const Vh h = __builtin_convertvector(bf16_bits(x), Vh);
   memcpy(p, &h, sizeof h);
 }
@@ -52,10 +52,6 @@ ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
   store(buffer, x);
   for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
 }
-
-// x as it would come back from memory.
-ARMLLM_INLINE Vf rounded(Vf x, float) { return x; }
-ARMLLM_INLINE Vf rounded(Vf x, bf16) { return from_bits(bf16_bits(x) << 16); }
 
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return a + b; }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return a - b; }
@@ -123,18 +119,19 @@ ARMLLM_INLINE void store_pairs(float* p, Vf even, Vf odd) {
     p[2 * i + 1] = b[i];
   }
 }
-ARMLLM_INLINE void load_pairs(const bf16* p, Vf& even, Vf& odd) {
+ARMLLM_INLINE void load_pairs(const bfloat16* p, Vf& even, Vf& odd) {
   Vu x;
   memcpy(&x, p, sizeof x);
   even = from_bits(x << 16);
   odd = from_bits(x & 0xffff0000u);
 }
-ARMLLM_INLINE void store_pairs(bf16* p, Vf even, Vf odd) {
+ARMLLM_INLINE void store_pairs(bfloat16* p, Vf even, Vf odd) {
   const Vu x = bf16_bits(odd) << 16 | bf16_bits(even);
   memcpy(p, &x, sizeof x);
 }
 
-// Four consecutive floats, each of which multiplies a whole vector: Arm's by-element FMLA, x86's broadcast load.
+// Four consecutive floats, each of which multiplies a whole vector: Arm's by-element FMLA, x86's broadcast
+// load.
 using Quad = const float*;
 ARMLLM_INLINE Quad load_quad(const float* p) { return p; }
 template <int i>

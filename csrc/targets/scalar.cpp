@@ -10,9 +10,8 @@ namespace armllm::scalar {
 #include "kernels/fma.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
-ARMLLM_ELEMENTWISE_ENTRIES(bf16, bf16)
-ARMLLM_ATTENTION_ENTRIES(float, f32)
-ARMLLM_ATTENTION_ENTRIES(bf16, bf16)
+ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
+ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)
+ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)
 
 }  // namespace armllm::scalar
-

@@ -1,8 +1,9 @@
 // Included first by every target: how its code is kept apart from everybody else's.
 //
-// Only the table entries of a target are real functions; each lies in the section `armllm.<target>` (the audit
-// reads these names). Everything else is forced inline into them, because GCC before 14 ignores the section of a
-// function template. All of it has internal linkage, so that no linker can pick one target's copy for another.
+// Only the table entries of a target are real functions; each lies in the section `armllm.<target>` (the
+// audit reads these names). Everything else is forced inline into them, because GCC before 14 ignores the
+// section of a function template. All of it has internal linkage, so that no linker can pick one target's
+// copy for another.
 
 #pragma once
 

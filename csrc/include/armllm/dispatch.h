@@ -37,8 +37,8 @@ struct Choice {
   std::vector<std::string> why;     // per op: what kept a better target from being chosen
   std::string problem;              // a cap that names no target of this machine; empty when all is well
 };
-// The last target in the table that was compiled in, that `has` all its features, that is not above `cap` and that
-// has the op. An empty or unknown cap caps nothing.
+// The last target in the table that was compiled in, that `has` all its features, that is not above `cap` and
+// that has the op. An empty or unknown cap caps nothing.
 Choice choose(const std::string& cap, bool (*has)(const std::string& feature));
 
 // The choice for this process: this CPU, capped by the environment variable ARMLLM_ISA.

@@ -1,7 +1,8 @@
 // The contract between the drivers (csrc/*.cpp) and the kernels (csrc/targets/*.cpp).
 //
 // A kernel is stateless: it gets one argument structure and a range of the work, allocates nothing, starts no
-// threads, throws nothing. The driver has checked every shape and index, owns all memory, and splits the range.
+// threads, throws nothing. The driver has checked every shape and index, owns all memory, and splits the
+// range.
 //
 // Strides and sizes count elements unless a name says `_bytes`. The last dimension is always contiguous. No
 // pointer needs more alignment than its element type, except the KV cache and scratch memory (64 bytes).
@@ -15,7 +16,7 @@
 namespace armllm {
 
 // Storage types. Arithmetic is in float, except inside dot-product instructions.
-struct bf16 {
+struct bfloat16 {
   uint16_t bits;
 };
 
@@ -32,7 +33,8 @@ struct RmsNormArgs {
 };
 using RmsNorm = void(const RmsNormArgs&, int64_t begin, int64_t end);
 
-// residual[row] = round(x[row] + residual[row]); x[row] = rms_norm(residual[row]). Both in place. Range: rows.
+// residual[row] = round(x[row] + residual[row]); x[row] = rms_norm(residual[row]). Both in place. Range:
+// rows.
 struct FusedAddRmsNormArgs {
   void* x;
   void* residual;
@@ -45,9 +47,9 @@ struct FusedAddRmsNormArgs {
 using FusedAddRmsNorm = void(const FusedAddRmsNormArgs&, int64_t begin, int64_t end);
 
 // Rotates the first rotary_dim elements of every head by the angles of the token's position, in place.
-// cos_sin_cache[position] = rotary_dim/2 cosines, then rotary_dim/2 sines. Pairs are (i, i + rotary_dim/2), or
-// (2i, 2i + 1) when interleaved. Range: tokens * (num_query_heads + num_key_heads), heads of a token adjacent.
-// Su et al. 2021, arXiv:2104.09864.
+// cos_sin_cache[position] = rotary_dim/2 cosines, then rotary_dim/2 sines. Pairs are (i, i + rotary_dim/2),
+// or (2i, 2i + 1) when interleaved. Range: tokens * (num_query_heads + num_key_heads), heads of a token
+// adjacent. Su et al. 2021, arXiv:2104.09864.
 struct RotaryArgs {
   const int64_t* positions;  // [tokens]
   void* query;
@@ -70,9 +72,9 @@ struct ActivationArgs {
 };
 using ActivationAndMul = void(const ActivationArgs&, int64_t begin, int64_t end);
 
-// The KV cache is an array of blocks; what is inside a block belongs to the attention kernel that reads it, so
-// kv_cache_layout, write_kv_cache and paged_attention of one storage type always come from the same target.
-// A block holds the heads one after the other, a head its keys and then its values.
+// The KV cache is an array of blocks; what is inside a block belongs to the attention kernel that reads it,
+// so kv_cache_layout, write_kv_cache and paged_attention of one storage type always come from the same
+// target. A block holds the heads one after the other, a head its keys and then its values.
 struct KvCacheShape {
   int64_t num_kv_heads, head_dim, block_size;  // head_dim a multiple of 8; block_size of 16
 };
@@ -120,8 +122,8 @@ struct AttentionTile {
 };
 
 // Online softmax over some keys: per row the largest logit, the sum of exp(logit - largest), and the sum of
-// exp(logit - largest) * value. A row that saw no key has largest = -infinity, sum = 0. Milakov & Gimelshein 2018
-// (arXiv:1805.02867), Rabe & Staats 2021 (arXiv:2112.05682).
+// exp(logit - largest) * value. A row that saw no key has largest = -infinity, sum = 0. Milakov & Gimelshein
+// 2018 (arXiv:1805.02867), Rabe & Staats 2021 (arXiv:2112.05682).
 struct AttentionState {
   float* largest;  // [rows]
   float* sum;      // [rows]
@@ -136,7 +138,8 @@ struct AttentionKernel {
   int64_t tile_rows;
   // Bytes of scratch memory that `split` needs.
   int64_t (*scratch_bytes)(const KvCacheShape&);
-  // Fills `state` from keys [split * kAttentionSplit, (split + 1) * kAttentionSplit) as far as they are visible.
+  // Fills `state` from keys [split * kAttentionSplit, (split + 1) * kAttentionSplit) as far as they are
+  // visible.
   void (*split)(const PagedAttentionArgs&, const AttentionTile&, int64_t split, const AttentionState& state,
                 void* scratch);
   // into = into, then next.

@@ -1,5 +1,7 @@
-// The drivers: they check every index that a kernel will follow, split the work over threads, and own the scratch
-// memory. Shapes and strides have been checked by the caller (armllm/kernels/__init__.py does).
+// The drivers: they check every index that a kernel will follow, split the work over threads, and own the
+// scratch memory. Shapes and strides have been checked by the caller (armllm/kernels/__init__.py does).
+//
+// Which kernels: those of `table`, for a process's own calls chosen().table.
 //
 // std::invalid_argument names the argument at fault; nothing has been written then.
 
@@ -11,17 +13,20 @@ namespace armllm {
 
 enum class Storage : int { f32, bf16 };
 
-void rms_norm(Storage storage, const RmsNormArgs& args);
-void fused_add_rms_norm(Storage storage, const FusedAddRmsNormArgs& args);
+void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args);
+void fused_add_rms_norm(const KernelTable& table, Storage storage, const FusedAddRmsNormArgs& args);
 // Positions must be in [0, max_position).
-void rotary_embedding(Storage storage, const RotaryArgs& args, int64_t max_position);
-void silu_and_mul(Storage storage, const ActivationArgs& args);
+void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArgs& args,
+                      int64_t max_position);
+void silu_and_mul(const KernelTable& table, Storage storage, const ActivationArgs& args);
 
-KvCacheLayout kv_cache_layout(Storage storage, const KvCacheShape& shape);
+KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const KvCacheShape& shape);
 // Slots must be below num_blocks * block_size; each slot stands at most once in slot_mapping.
-void write_kv_cache(Storage storage, const WriteKvCacheArgs& args, int64_t num_blocks);
-// query has num_tokens rows; query_start_loc must rise from 0 to num_tokens, and every block that seq_lens needs
-// must be in [0, num_blocks). Block table entries behind the last block needed are not read.
-void paged_attention(Storage storage, const PagedAttentionArgs& args, int64_t num_blocks, int64_t num_tokens);
+void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCacheArgs& args,
+                    int64_t num_blocks);
+// query has num_tokens rows; query_start_loc must rise from 0 to num_tokens, and every block that seq_lens
+// needs must be in [0, num_blocks). Block table entries behind the last block needed are not read.
+void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
+                     int64_t num_blocks, int64_t num_tokens);
 
 }  // namespace armllm

@@ -8,14 +8,14 @@
 
 namespace armllm {
 
-// Calls body(item, thread) once for every item in [0, items), on at most `threads` threads (0: the number set).
-// Items are handed out in order; thread < threads numbers the worker, for its scratch memory. Which thread does an
-// item must not matter. Returns when all are done. Called from inside another parallel region, it runs serially.
-// The body must not throw.
+// Calls body(item, thread) once for every item in [0, items), on at most `threads` threads (0: the number
+// set). Items are handed out in order; thread < threads numbers the worker, for its scratch memory. Which
+// thread does an item must not matter. Returns when all are done. Called from inside another parallel region,
+// it runs serially. The body must not throw.
 void parallel_for(int64_t items, int threads, const std::function<void(int64_t item, int thread)>& body);
 
-// How many threads parallel_for uses: what was set, else what the OpenMP runtime says for the calling thread, else
-// ARMLLM_NUM_THREADS or OMP_NUM_THREADS, else the CPUs this process may run on.
+// How many threads parallel_for uses: what was set, else what the OpenMP runtime says for the calling thread,
+// else ARMLLM_NUM_THREADS or OMP_NUM_THREADS, else the CPUs this process may run on.
 int num_threads();
 void set_num_threads(int threads);  // 0: back to the default
 

@@ -1,0 +1,291 @@
+// Attention on a bfloat16 cache with BFMMLA: a 2x4 matrix times the transpose of a 2x4 matrix, added to a 2x2
+// matrix of floats. So keys lie in the cache as pairs of tokens, [block_size / 2][head_dim / 4][2][4], and
+// values as groups of four tokens, [block_size / 4][head_dim / 2][2][4]: every operand is one aligned load.
+// Products are exact, sums are float (rounded to odd inside the instruction); the softmax is in float, its
+// result is rounded to bfloat16 before it multiplies the values.
+//
+// Query rows come in pairs. Twenty-four accumulators, six row pairs by four key pairs and the like, keep four
+// BFMMLA per cycle going on Neoverse-V1 and V2 without depending on accumulator forwarding.
+
+namespace mmla {
+
+inline constexpr int64_t kChunk = 96;
+inline constexpr int kPairTile = 6;
+inline constexpr int64_t kTileRows = 48;
+
+using Pair = bfloat16x8_t;  // two rows of four
+
+ARMLLM_INLINE Pair load_pair(const bfloat16* p) { return vreinterpretq_bf16_u16(vld1q_u16(&p->bits)); }
+
+// How many columns a register tile of `pairs` row pairs has.
+static constexpr int columns(int pairs, int limit) {
+  const int n = pairs == 6 || pairs == 5 ? 4 : pairs == 4 ? 6 : pairs == 1 ? 16 : 8;
+  return n < limit ? n : limit;
+}
+
+struct Scratch {
+  float* logits;          // [kTileRows, kChunk]
+  float* values;          // [kTileRows / 2, head_dim / 2, 2, 2]
+  float* factor;          // [kTileRows]
+  bfloat16* query;        // [kTileRows / 2, head_dim / 4, 2, 4]
+  bfloat16* weights;      // [kTileRows / 2, kChunk / 4, 2, 4]
+  bfloat16* last_values;  // [head_dim / 2, 2, 4]: the last group of tokens, zero behind the last token
+};
+
+ARMLLM_INLINE int64_t scratch_bytes(const KvCacheShape& shape) {
+  const int64_t floats = kTileRows * (kChunk + shape.head_dim + 1);
+  const int64_t halves = kTileRows * (shape.head_dim + kChunk) + 4 * shape.head_dim;
+  return (floats * 4 + halves * 2 + 63) / 64 * 64;
+}
+
+ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
+  Scratch s;
+  s.logits = static_cast<float*>(memory);
+  s.values = s.logits + kTileRows * kChunk;
+  s.factor = s.values + kTileRows * shape.head_dim;
+  s.query = reinterpret_cast<bfloat16*>(s.factor + kTileRows);
+  s.weights = s.query + kTileRows * shape.head_dim;
+  s.last_values = s.weights + kTileRows * kChunk;
+  return s;
+}
+
+ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
+  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t token = unit / a.shape.num_kv_heads;
+    const int64_t head = unit % a.shape.num_kv_heads;
+    const int64_t slot = a.slot_mapping[token];
+    if (slot < 0) continue;
+    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
+                 head * a.layout.head_stride_bytes;
+    const int64_t offset = slot % block_size;
+    const bfloat16* key =
+        static_cast<const bfloat16*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
+    const bfloat16* value =
+        static_cast<const bfloat16*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
+    bfloat16* keys = reinterpret_cast<bfloat16*>(base) + offset / 2 * 2 * head_dim + offset % 2 * 4;
+    for (int64_t d = 0; d < head_dim; d += 4) memcpy(keys + 2 * d, key + d, 4 * sizeof(bfloat16));
+    bfloat16* values = reinterpret_cast<bfloat16*>(base + a.layout.value_offset_bytes) +
+                       offset / 4 * 4 * head_dim + offset % 4;
+    for (int64_t d = 0; d < head_dim; ++d) values[4 * d] = value[d];
+  }
+}
+
+// logits of R row pairs and C key pairs, C even; with few accumulators head_dim is summed in two halves.
+template <int R, int C>
+ARMLLM_INLINE void logits_tile(const bfloat16* query, const bfloat16* const* keys, int64_t head_dim,
+                               float scale, float* logits) {
+  constexpr int kPhases = R * C <= 8 ? 2 : 1;
+  Vf acc[kPhases][R][C];
+  ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
+    ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+      ARMLLM_UNROLL for (int c = 0; c < C; ++c)
+        acc[p][r][c] = zero();
+    }
+  }
+  const bfloat16* k[C];
+  ARMLLM_UNROLL for (int c = 0; c < C; ++c)
+    k[c] = keys[c];
+  for (int64_t d = 0; d < 2 * head_dim; d += 8 * kPhases) {
+    ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
+      Pair q[R];
+      ARMLLM_UNROLL for (int r = 0; r < R; ++r)
+        q[r] = load_pair(query + r * 2 * head_dim + d + 8 * p);
+      ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+        const Pair x = load_pair(k[c] + d + 8 * p);
+        ARMLLM_UNROLL for (int r = 0; r < R; ++r)
+          acc[p][r][c] = vbfmmlaq_f32(acc[p][r][c], q[r], x);
+      }
+    }
+  }
+  const Vf s = splat(scale);
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+    ARMLLM_UNROLL for (int c = 0; c < C; c += 2) {
+      Vf a = acc[0][r][c], b = acc[0][r][c + 1];
+      ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p) {
+        a = add(a, acc[p][r][c]);
+        b = add(b, acc[p][r][c + 1]);
+      }
+      const Vf upper = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+      const Vf lower = vcombine_f32(vget_high_f32(a), vget_high_f32(b));
+      store(logits + 2 * r * kChunk + 2 * c, mul(upper, s));
+      store(logits + (2 * r + 1) * kChunk + 2 * c, mul(lower, s));
+    }
+  }
+}
+
+template <int R>
+ARMLLM_INLINE void logits_rows(const Scratch& s, int64_t pair, const bfloat16* const* keys, int64_t key_pairs,
+                               int64_t head_dim, float scale) {
+  constexpr int kColumns = columns(R, 8);
+  constexpr int kFew = kColumns % 4 == 0 ? 4 : 2;
+  const bfloat16* query = s.query + pair * 2 * head_dim;
+  float* logits = s.logits + 2 * pair * kChunk;
+  int64_t c = 0;
+  for (; c + kColumns <= key_pairs; c += kColumns) {
+    logits_tile<R, kColumns>(query, keys + c, head_dim, scale, logits + 2 * c);
+  }
+  for (; c < key_pairs; c += kFew) logits_tile<R, kFew>(query, keys + c, head_dim, scale, logits + 2 * c);
+}
+
+// values = values * factor + weights . values of the cache, for R row pairs and C pairs of value elements.
+template <int R, int C>
+ARMLLM_INLINE void values_tile(const Scratch& s, int64_t pair, const bfloat16* const* groups,
+                               int64_t num_groups, int64_t column, int64_t head_dim) {
+  const bfloat16* weights = s.weights + pair * 2 * kChunk;
+  float* values = s.values + (pair * head_dim + 2 * column) * 2;
+  Vf acc[R][C];
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+    const float* f = s.factor + 2 * (pair + r);
+    const Vf factor = vcombine_f32(vdup_n_f32(f[0]), vdup_n_f32(f[1]));
+    ARMLLM_UNROLL for (int c = 0; c < C; ++c)
+      acc[r][c] = mul(load(values + r * 2 * head_dim + 4 * c), factor);
+  }
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const bfloat16* group = groups[g] + 8 * column;
+    Pair w[R];
+    ARMLLM_UNROLL for (int r = 0; r < R; ++r)
+      w[r] = load_pair(weights + r * 2 * kChunk + 8 * g);
+    ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+      const Pair x = load_pair(group + 8 * c);
+      ARMLLM_UNROLL for (int r = 0; r < R; ++r)
+        acc[r][c] = vbfmmlaq_f32(acc[r][c], w[r], x);
+    }
+  }
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+    ARMLLM_UNROLL for (int c = 0; c < C; ++c)
+      store(values + r * 2 * head_dim + 4 * c, acc[r][c]);
+  }
+}
+
+template <int R>
+ARMLLM_INLINE void values_rows(const Scratch& s, int64_t pair, const bfloat16* const* groups,
+                               int64_t num_groups, int64_t head_dim) {
+  constexpr int kColumns = columns(R, 16);
+  constexpr int kFew = kColumns % 4 == 0 ? 4 : 2;
+  int64_t c = 0;
+  for (; c + kColumns <= head_dim / 2; c += kColumns)
+    values_tile<R, kColumns>(s, pair, groups, num_groups, c, head_dim);
+  for (; c < head_dim / 2; c += kFew) values_tile<R, kFew>(s, pair, groups, num_groups, c, head_dim);
+}
+
+// Row pairs in tiles of kPairTile, the rest in one smaller tile; R counts down to their number.
+template <int R>
+ARMLLM_INLINE void rest_logits(const Scratch& s, int64_t pair, int64_t pairs, const bfloat16* const* keys,
+                               int64_t key_pairs, int64_t head_dim, float scale) {
+  if (pairs == R) {
+    logits_rows<R>(s, pair, keys, key_pairs, head_dim, scale);
+  } else if constexpr (R > 1) {
+    rest_logits<R - 1>(s, pair, pairs, keys, key_pairs, head_dim, scale);
+  }
+}
+template <int R>
+ARMLLM_INLINE void rest_values(const Scratch& s, int64_t pair, int64_t pairs, const bfloat16* const* groups,
+                               int64_t num_groups, int64_t head_dim) {
+  if (pairs == R) {
+    values_rows<R>(s, pair, groups, num_groups, head_dim);
+  } else if constexpr (R > 1) {
+    rest_values<R - 1>(s, pair, pairs, groups, num_groups, head_dim);
+  }
+}
+
+// Two rows side by side in groups of four; a missing second row is zero.
+ARMLLM_INLINE void pack_query(const bfloat16* upper, const bfloat16* lower, int64_t head_dim, bfloat16* out) {
+  for (int64_t d = 0; d < head_dim; d += 4) {
+    const uint16x4_t u = vld1_u16(&upper[d].bits);
+    const uint16x4_t l = lower == nullptr ? vdup_n_u16(0) : vld1_u16(&lower[d].bits);
+    vst1q_u16(&out[2 * d].bits, vcombine_u16(u, l));
+  }
+}
+
+ARMLLM_INLINE void pack_weights(const float* upper, const float* lower, int64_t n, bfloat16* out) {
+  for (int64_t i = 0; i < n; i += 4) {
+    bfloat16x8_t w = vcvtq_low_bf16_f32(load(upper + i));
+    if (lower != nullptr) {
+      w = vcvtq_high_bf16_f32(w, load(lower + i));
+    }
+    vst1q_u16(&out[2 * i].bits, vreinterpretq_u16_bf16(w));
+  }
+}
+
+ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
+                                   const AttentionState& state, void* memory) {
+  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
+  const int64_t rows = tile.row_end - tile.row_begin, pairs = (rows + 1) / 2;
+  const Scratch s = scratch(a.shape, memory);
+  const auto query_row = static_cast<const bfloat16*>(a.query);
+  for (int64_t r = 0; r < rows; r += 2) {
+    const int64_t row = tile.row_begin + r;
+    const bfloat16* upper = query_row + row_offset(a, tile, row, a.query_token_stride, a.query_head_stride);
+    const bfloat16* lower =
+        r + 1 < rows ? query_row + row_offset(a, tile, row + 1, a.query_token_stride, a.query_head_stride)
+                     : nullptr;
+    pack_query(upper, lower, head_dim, s.query + r * head_dim);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    state.largest[r] = -INFINITY;
+    state.sum[r] = 0;
+  }
+  s.factor[2 * pairs - 1] = 0;
+  memset(s.values, 0, static_cast<size_t>(2 * pairs * head_dim) * sizeof(float));
+
+  const int64_t visible = visible_keys(a, tile, tile.row_end - 1);
+  const int64_t last = (split + 1) * kAttentionSplit;
+  const int64_t end = visible < last ? visible : last;
+  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
+  const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
+
+  for (int64_t begin = split * kAttentionSplit; begin < end; begin += kChunk) {
+    const int64_t n = end - begin < kChunk ? end - begin : kChunk;
+    const bfloat16* keys[kChunk / 2];
+    const bfloat16* groups[kChunk / 4];
+    const int64_t key_pairs = (n + 7) / 8 * 4, num_groups = (n + 3) / 4;
+    for (int64_t j = 0; j < 2 * key_pairs; j += 8) {
+      const int64_t token = begin + j;
+      const char* block = head + blocks[token / block_size] * a.layout.block_bytes;
+      const int64_t offset = token % block_size * head_dim;
+      const bfloat16* k = reinterpret_cast<const bfloat16*>(block) + offset;
+      const bfloat16* v = reinterpret_cast<const bfloat16*>(block + a.layout.value_offset_bytes) + offset;
+      for (int64_t i = 0; i < 4; ++i) keys[j / 2 + i] = k + i * 2 * head_dim;
+      for (int64_t i = 0; i < 2; ++i) groups[j / 4 + i] = v + i * 4 * head_dim;
+    }
+    // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is replaced.
+    if (n % 4 != 0) {
+      const bfloat16* from = groups[num_groups - 1];
+      for (int64_t i = 0; i < 4 * head_dim; ++i) s.last_values[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
+      groups[num_groups - 1] = s.last_values;
+    }
+
+    int64_t pair = 0;
+    for (; pair + kPairTile < pairs; pair += kPairTile) {
+      logits_rows<kPairTile>(s, pair, keys, key_pairs, head_dim, a.scale);
+    }
+    rest_logits<kPairTile>(s, pair, pairs - pair, keys, key_pairs, head_dim, a.scale);
+
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t seen = visible_keys(a, tile, tile.row_begin + r) - begin;
+      s.factor[r] = softmax_row(s.logits + r * kChunk, seen < n ? seen : n, 4 * num_groups, state.largest[r],
+                                state.sum[r]);
+    }
+    for (int64_t r = 0; r < rows; r += 2) {
+      const float* upper = s.logits + r * kChunk;
+      pack_weights(upper, r + 1 < rows ? upper + kChunk : nullptr, n, s.weights + r * kChunk);
+    }
+
+    for (pair = 0; pair + kPairTile < pairs; pair += kPairTile) {
+      values_rows<kPairTile>(s, pair, groups, num_groups, head_dim);
+    }
+    rest_values<kPairTile>(s, pair, pairs - pair, groups, num_groups, head_dim);
+  }
+
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* from = s.values + r / 2 * 2 * head_dim + r % 2 * 2;
+    float* to = state.values + r * head_dim;
+    for (int64_t d = 0; d < head_dim; d += 2) {
+      to[d] = from[2 * d];
+      to[d + 1] = from[2 * d + 1];
+    }
+  }
+}
+
+}  // namespace mmla

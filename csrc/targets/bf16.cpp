@@ -1,0 +1,35 @@
+// FEAT_BF16 (Neoverse-V1, N2 and later): BFMMLA for attention on a bfloat16 cache, BFCVTN for every store of
+// bfloat16. What stores float is left to the NEON target.
+
+#include <arm_neon.h>
+
+#define ARMLLM_SECTION "armllm.bf16"
+#define ARMLLM_LANES 4
+#define ARMLLM_BFCVT 1
+#include "targets/target.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("bf16"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("+bf16")
+#endif
+
+namespace armllm::bf16 {
+
+#include "simd/neon.h"
+#include "kernels/fma.h"
+//
+#include "kernels/attention_bf16.h"
+
+ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
+ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, mmla::write_kv_cache, mmla::scratch_bytes, mmla::attention_split,
+                         mmla::kTileRows)
+
+}  // namespace armllm::bf16
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif

@@ -1,0 +1,115 @@
+// The conformance runner: every op of every target that this CPU can run, against float64, without Python.
+//
+//   conformance [--target NAME] [--op NAME] [--list] [--seed N]
+//
+// A line per op and target, exit status 1 when anything failed, 2 for wrong usage.
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <set>
+#include <stdexcept>
+
+#include "armllm/threads.h"
+#include "support.h"
+
+namespace {
+
+int64_t failures = 0, cases = 0;
+
+void report(const char* op, const char* target, const conformance::Result& result) {
+  const bool ok = result.failures == 0 && result.cases > 0;
+  printf("%-26s %-8s %s  %4lld cases, largest error %.2f of its bound\n", op, target, ok ? "ok    " : "FAILED",
+         static_cast<long long>(result.cases), result.worst);
+  if (result.failures > 0) printf("    %lld errors; first: %s\n", static_cast<long long>(result.failures), result.first.c_str());
+  if (result.cases == 0) printf("    no case ran\n");
+  fflush(stdout);
+  failures += ok ? 0 : 1;
+  cases += result.cases;
+}
+
+bool usable(const armllm::Target& target) {
+  bool all = target.compiled;
+  for (const char* feature : target.features) all = all && armllm::cpu_has(feature);
+  return all;
+}
+
+int usage(const char* problem) {
+  fprintf(stderr, "%s\nusage: conformance [--target NAME] [--op NAME] [--list] [--seed N]\n", problem);
+  return 2;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string only_target, only_op;
+  uint64_t seed = 1;
+  bool list = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string option = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (option == "--list") {
+      list = true;
+      continue;
+    }
+    if (option != "--target" && option != "--op" && option != "--seed") {
+      return usage(("unknown option " + option).c_str());
+    }
+    if (value == nullptr) return usage((option + " needs a value").c_str());
+    ++i;
+    if (option == "--target") only_target = value;
+    if (option == "--op") only_op = value;
+    if (option == "--seed") {
+      char* end = nullptr;
+      seed = strtoull(value, &end, 10);
+      if (*value == '\0' || *end != '\0') return usage("--seed needs a number");
+    }
+  }
+
+  std::set<std::string> targets, ops = {"dispatch", "threads", "rejects", "exp"};
+  for (const armllm::Target& target : armllm::targets()) targets.insert(target.name);
+  for (const conformance::NamedTest& test : conformance::op_tests()) ops.insert(test.op);
+  if (!only_target.empty() && targets.count(only_target) == 0) return usage(("unknown target " + only_target).c_str());
+  if (!only_op.empty() && ops.count(only_op) == 0) return usage(("unknown op " + only_op).c_str());
+
+  for (int op = 0; op < armllm::kOpCount; ++op) {
+    if (ops.count(armllm::op_name(static_cast<armllm::Op>(op))) == 0) {
+      printf("no test for op %s\n", armllm::op_name(static_cast<armllm::Op>(op)));
+      ++failures;
+    }
+  }
+
+  const armllm::Choice best = armllm::choose("", armllm::cpu_has);
+  for (const armllm::Target& target : armllm::targets()) {
+    if (!only_target.empty() && only_target != target.name) continue;
+    if (!usable(target)) {
+      printf("%-26s %-8s not run: %s\n", "-", target.name, target.compiled ? "this CPU lacks its features" : "not compiled in");
+      if (!only_target.empty()) return 1;
+      continue;
+    }
+    const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has);
+    for (const conformance::NamedTest& test : conformance::op_tests()) {
+      if (!only_op.empty() && only_op != test.op) continue;
+      for (const armllm::Op op : target.ops) {
+        if (std::string(armllm::op_name(op)) != test.op) continue;
+        if (list) {
+          printf("%-26s %-8s%s\n", test.op, target.name,
+                 best.target[static_cast<size_t>(op)] == target.name ? " chosen here" : "");
+          continue;
+        }
+        report(test.op, target.name, test.test({choice.table, seed}));
+      }
+    }
+  }
+  if (list) return 0;
+  if (only_target.empty()) {
+    const auto wanted = [&](const char* name) { return only_op.empty() || only_op == name; };
+    if (wanted("dispatch")) report("dispatch", "-", conformance::test_dispatch());
+    if (wanted("threads")) report("threads", armllm::thread_backend(), conformance::test_threads(seed));
+    if (wanted("rejects")) report("rejects", "-", conformance::test_rejects());
+    if (wanted("exp")) report("exp", "-", conformance::test_exp());
+  }
+  printf("%lld cases, %lld failures (seed %llu)\n", static_cast<long long>(cases), static_cast<long long>(failures),
+         static_cast<unsigned long long>(seed));
+  return failures == 0 && cases > 0 ? 0 : 1;
+}

@@ -1,0 +1,200 @@
+// What belongs to no single op: the choice of targets, the drivers' refusals, exp.
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "support.h"
+#include "targets/target.h"
+
+namespace conformance {
+
+// exp.h in plain C++; and in NEON where that is what runs.
+namespace plain {
+#define ARMLLM_LANES 1
+#include "simd/scalar.h"
+#include "kernels/exp.h"
+#undef ARMLLM_LANES
+}  // namespace plain
+#if defined(__aarch64__)
+}  // namespace conformance
+#include <arm_neon.h>
+namespace conformance {
+namespace neon {
+#include "simd/neon.h"
+#include "kernels/exp.h"
+}  // namespace neon
+#endif
+
+namespace {
+
+float exp_plain(float x) {
+  float result;
+  plain::store(&result, plain::exp(plain::splat(x)));
+  return result;
+}
+
+void check_exp(Result& result, const char* what, float (*function)(float)) {
+  // Every 4099th float, both signs; 4099 is prime, so that all last digits occur.
+  for (uint32_t bits = 0; bits < 0x7f800000u; bits += 4099) {
+    for (const uint32_t sign : {0u, 0x80000000u}) {
+      const uint32_t both = bits | sign;
+      float x;
+      memcpy(&x, &both, sizeof x);
+      const double exact = ::exp(static_cast<double>(x)), got = static_cast<double>(function(x));
+      if (x > -87.3f && x < 88.3f) {
+        int exponent;
+        frexp(exact, &exponent);
+        const double unit = ldexp(1.0, exponent - 24);
+        result.compare(got, exact, 2.5 * unit, what, static_cast<int64_t>(bits), sign == 0 ? 1 : -1);
+      } else if (x < -88.0f ? got != 0 : x > 88.4f ? got != static_cast<double>(INFINITY) : false) {
+        result.fail(std::string(what) + ": exp(" + std::to_string(x) + ") is " + std::to_string(got));
+      }
+    }
+  }
+  if (!isnan(function(NAN))) result.fail(std::string(what) + ": exp(NaN) is a number");
+  if (function(-INFINITY) != 0) result.fail(std::string(what) + ": exp(-infinity) is not 0");
+  if (function(INFINITY) != INFINITY) result.fail(std::string(what) + ": exp(infinity) is finite");
+  if (function(0.0f) != 1 || function(-0.0f) != 1) result.fail(std::string(what) + ": exp(0) is not 1");
+  ++result.cases;
+}
+
+#if defined(__aarch64__)
+float exp_neon(float x) {
+  float result[4];
+  neon::store(result, neon::exp(neon::splat(x)));
+  return result[0];
+}
+#endif
+
+void check_choice(Result& result, const std::string& cap, bool (*has)(const std::string&), const char* cpu) {
+  const std::vector<armllm::Target>& all = armllm::targets();
+  const armllm::Choice choice = armllm::choose(cap, has);
+  size_t last = all.size();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (cap == all[i].name) last = i + 1;
+  }
+  for (int op = 0; op < armllm::kOpCount; ++op) {
+    const char* name = armllm::op_name(static_cast<armllm::Op>(op));
+    std::string expected;
+    for (size_t i = 0; i < last; ++i) {
+      bool usable = all[i].compiled;
+      for (const char* feature : all[i].features) usable = usable && has(feature);
+      bool listed = false;
+      for (const armllm::Op listed_op : all[i].ops) listed = listed || static_cast<int>(listed_op) == op;
+      if (usable && listed) expected = all[i].name;
+    }
+    const std::string& got = choice.target[static_cast<size_t>(op)];
+    if (got != expected) {
+      result.fail(std::string(name) + " on " + cpu + " capped by '" + cap + "' uses " + got + ", the table says " + expected);
+    }
+    if (choice.why[static_cast<size_t>(op)].empty()) result.fail(std::string("no reason for ") + name);
+  }
+  ++result.cases;
+}
+
+}  // namespace
+
+Result test_exp() {
+  Result result;
+  check_exp(result, "plain", exp_plain);
+#if defined(__aarch64__)
+  check_exp(result, "neon", exp_neon);
+#endif
+  return result;
+}
+
+Result test_dispatch() {
+  Result result;
+  std::vector<std::string> caps = {"", "nonsense"};
+  for (const armllm::Target& target : armllm::targets()) caps.emplace_back(target.name);
+  for (const std::string& cap : caps) {
+    check_choice(result, cap, armllm::cpu_has, "this CPU");
+    check_choice(result, cap, [](const std::string&) { return false; }, "a CPU without features");
+    check_choice(result, cap, [](const std::string& f) { return f == "asimd" || f == "avx2" || f == "fma"; }, "an old CPU");
+    check_choice(result, cap, [](const std::string&) { return true; }, "a CPU with every feature");
+  }
+  if (armllm::choose("nonsense", armllm::cpu_has).problem.find("scalar") == std::string::npos) {
+    result.fail("an unknown cap is not answered with the names there are");
+  }
+  for (const armllm::Target& target : armllm::targets()) {
+    if (!armllm::choose(target.name, armllm::cpu_has).problem.empty()) result.fail("a known cap is called unknown");
+  }
+  // No table entry may be empty, even where the CPU has nothing.
+  const armllm::KernelTable least = armllm::choose("", [](const std::string&) { return false; }).table;
+#define CHECK_ENTRY(type, name) \
+  if (least.name == nullptr) result.fail("the scalar target lacks " #name);
+  ARMLLM_OPS(CHECK_ENTRY)
+#undef CHECK_ENTRY
+  // What this process uses is what ARMLLM_ISA and the CPU give.
+  const char* cap = getenv("ARMLLM_ISA");
+  if (armllm::chosen().target != armllm::choose(cap == nullptr ? "" : cap, armllm::cpu_has).target) {
+    result.fail("the process's own choice is another");
+  }
+  ++result.cases;
+  return result;
+}
+
+// Bad indices are refused with the argument's name, and nothing is written.
+Result test_rejects() {
+  Result result;
+  const armllm::KernelTable& table = armllm::chosen().table;
+  const auto refused = [&](const char* argument, auto call) {
+    ++result.cases;
+    try {
+      call();
+    } catch (const std::invalid_argument& error) {
+      if (std::string(error.what()).find(argument) == std::string::npos) {
+        result.fail(std::string("the refusal of ") + argument + " says: " + error.what());
+      }
+      return;
+    }
+    result.fail(std::string("a bad ") + argument + " was accepted");
+  };
+  const armllm::KvCacheShape shape{1, 8, 16};
+  for (const armllm::KvCacheShape& bad : {armllm::KvCacheShape{0, 8, 16}, {1, 12, 16}, {1, 0, 16}, {1, 8, 24}, {1, 8, 0}}) {
+    const char* name = bad.num_kv_heads == 0 ? "num_kv_heads" : bad.block_size != 16 ? "block_size" : "head_dim";
+    refused(name, [&] { armllm::kv_cache_layout(table, Storage::f32, bad); });
+  }
+  const armllm::KvCacheLayout layout = armllm::kv_cache_layout(table, Storage::f32, shape);
+  Array<char> cache(2 * layout.block_bytes);
+  Array<float> x(16), angles(8);
+  for (const int64_t bad : {int64_t{32}, INT64_MAX}) {
+    int64_t slots[2] = {0, bad};
+    refused("slot_mapping[1]", [&] {
+      armllm::write_kv_cache(table, Storage::f32,
+                             {x.data(), x.data(), cache.data(), slots, shape, layout, 2, 8, 8, 8, 8}, 2);
+    });
+  }
+  for (const int64_t bad : {int64_t{-1}, int64_t{1}, INT64_MIN}) {
+    int64_t positions[2] = {0, bad};
+    refused("positions[1]", [&] {
+      armllm::rotary_embedding(table, Storage::f32,
+                               {positions, x.data(), x.data(), angles.data(), 2, 1, 1, 8, 8, 8, 8, 8, 8, 8, false}, 1);
+    });
+  }
+  struct Bad {
+    const char* argument;
+    int32_t blocks[2], starts[3], lengths[2];
+  };
+  const Bad all[] = {
+      {"query_start_loc[0]", {0, 1}, {1, 1, 2}, {1, 1}},     {"query_start_loc[1]", {0, 1}, {0, -1, 2}, {1, 3}},
+      {"query_start_loc[2]", {0, 1}, {0, 1, 0}, {1, 1}},     {"query_start_loc[2]", {0, 1}, {0, 1, 3}, {1, 2}},
+      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 0}},            {"seq_lens[0]", {0, 1}, {0, 1, 2}, {-5, 1}},
+      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 17}},           {"block_tables[1, 0]", {0, 2}, {0, 1, 2}, {1, 1}},
+      {"block_tables[0, 0]", {-1, 0}, {0, 1, 2}, {1, 1}},    {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, INT32_MAX}},
+  };
+  for (const Bad& bad : all) {
+    refused(bad.argument, [&] {
+      armllm::paged_attention(table, Storage::f32,
+                              {x.data(), x.data(), cache.data(), bad.blocks, bad.starts, bad.lengths, shape, layout, 2, 1,
+                               1, 1, 8, 8, 8, 8, 1.0f},
+                              2, 2);
+    });
+  }
+  return result;
+}
+
+}  // namespace conformance

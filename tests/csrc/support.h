@@ -1,0 +1,132 @@
+// What the conformance tests share: memory that faults one byte too far, random values, and the count of errors.
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+
+namespace conformance {
+
+using armllm::bfloat16;
+using armllm::Storage;
+
+// A buffer whose last byte is followed by a page that faults when touched (and, for those made with `at_start`,
+// whose first byte is preceded by one). So a pointer has just the alignment that its size gives it.
+class Guarded {
+ public:
+  explicit Guarded(size_t bytes, bool at_start = false);
+  ~Guarded();
+  Guarded(Guarded&& other) noexcept;
+  Guarded(const Guarded&) = delete;
+  Guarded& operator=(const Guarded&) = delete;
+  Guarded& operator=(Guarded&&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* map_;
+  size_t mapped_;
+  char* data_;
+};
+
+template <class T>
+class Array {
+ public:
+  explicit Array(int64_t size, bool at_start = false)
+      : memory_(static_cast<size_t>(size) * sizeof(T), at_start), size_(size) {}
+  T* data() const { return reinterpret_cast<T*>(memory_.data()); }
+  T& operator[](int64_t i) const { return data()[i]; }
+  int64_t size() const { return size_; }
+
+ private:
+  Guarded memory_;
+  int64_t size_;
+};
+
+float to_float(float x);
+float to_float(bfloat16 x);
+void from_float(float x, float& out);
+void from_float(float x, bfloat16& out);  // nearest, ties to even; written apart from the kernels' own
+
+template <class T>
+double to_double(T x) {
+  return static_cast<double>(to_float(x));
+}
+
+// Half a unit in the last place of 1, and the smallest error that storing a subnormal can make.
+template <class T>
+struct Type;
+template <>
+struct Type<float> {
+  static constexpr Storage kStorage = Storage::f32;
+  static constexpr double kRound = 0x1p-24;
+  static constexpr double kTiny = 0x1p-149;
+};
+template <>
+struct Type<bfloat16> {
+  static constexpr Storage kStorage = Storage::bf16;
+  static constexpr double kRound = 0x1p-8;
+  static constexpr double kTiny = 0x1p-133;
+};
+inline constexpr double kFloatRound = 0x1p-24;
+// By how much the rounding of a sum of n products may change it, as a share of the sum of their magnitudes. The worst
+// case is n; roundings that don't conspire give 6 sqrt(n) but for odds of 3e-8 (Higham & Mary 2019, A New Approach
+// to Probabilistic Rounding Error Analysis, theorem 2.4).
+inline double sum_error(double n) { return (n < 36 ? n : 6 * sqrt(n)) * kFloatRound; }
+// exp.h promises 2.5 units in the last place of a result in [1, 2): 2.5 * 2^-23.
+inline constexpr double kExpError = 2.5 * 0x1p-23;
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 0x1234567) {}
+  uint64_t next();
+  double uniform();                                    // [0, 1)
+  int64_t integer(int64_t low, int64_t high);          // [low, high]
+  float normal();                                      // about N(0, 1), at most 6
+  template <class T>
+  void fill(T* p, int64_t n, float scale) {
+    for (int64_t i = 0; i < n; ++i) from_float(normal() * scale, p[i]);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// What came out of the cases of one op on one target.
+struct Result {
+  int64_t cases = 0, failures = 0;
+  double worst = 0;  // largest error as a share of its bound
+  std::string first;
+
+  void fail(const std::string& message);
+  // Compares an element; `where` is only evaluated into text on failure.
+  void compare(double actual, double expected, double bound, const char* what, int64_t row, int64_t column);
+};
+
+struct Context {
+  const armllm::KernelTable& table;
+  uint64_t seed;
+};
+
+using Test = Result (*)(const Context&);
+struct NamedTest {
+  const char* op;
+  Test test;
+};
+const std::vector<NamedTest>& op_tests();
+const std::vector<NamedTest>& elementwise_tests();
+const std::vector<NamedTest>& attention_tests();
+
+// Tests that are not about one op: the choice of targets, threads, exp.
+Result test_dispatch();
+Result test_threads(uint64_t seed);
+Result test_rejects();
+Result test_exp();
+
+}  // namespace conformance
