@@ -1,7 +1,107 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from armbuild.errors import UsageError
+
+if TYPE_CHECKING:
+    from armbuild.audit import AuditReport
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild audit`` to the command line."""
+    app.command("audit")(audit)
+
+
+def audit(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="WHEEL...", help="Wheels, ELF files, folders or OCI archives.")
+    ],
+    floor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET", help="Fail on unguarded instructions above armv8.2-a+dotprod, neoverse-n1, ..."
+        ),
+    ] = None,
+    guard: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=FEATURES", help="Functions or sections that may use FEATURES above the floor."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Read [tool.armbuild.audit] here, not in ./pyproject.toml."),
+    ] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the findings for code-scanning pages.")
+    ] = None,
+    show: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many offending functions to print.")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show where an error came from.")] = False,  # noqa: ARG001
+) -> int:
+    """Check wheels: packaging, symbol versions, and the CPU features that their instructions need.
+
+    Packaging errors always fail; instructions fail only against a floor.
+    """
+    from armbuild import audit as api  # noqa: PLC0415 - numpy and auditwheel load only when the command runs
+    from armbuild.audit.sarif import sarif_document  # noqa: PLC0415
+    from armbuild.audit.text import describe  # noqa: PLC0415
+
+    settings = _settings(config)
+    floor = floor or settings.get("floor")
+    guards = [*settings.get("guards", ()), *(guard or ())]
+    if floor is not None:
+        api.parse_floor(floor)
+    parsed = [api.parse_guard(item) for item in guards]
+    reports: list[AuditReport] = []
+    for path in paths:
+        reports.append(api.audit(path, floor=floor, guards=parsed))
+        if not as_json:
+            print("\n".join(describe(reports[-1], show)), flush=True)
+    ok = all(report.ok for report in reports)
+    if as_json:
+        print(json.dumps({"schema": 1, "ok": ok, "reports": [report.as_dict() for report in reports]}))
+    if sarif is not None:
+        sarif.write_text(json.dumps(sarif_document(reports), indent=1), encoding="utf-8")
+    return 0 if ok else 1
+
+
+def _settings(config: Path | None) -> dict[str, Any]:
+    """Return ``floor`` and ``guards`` from [tool.armbuild.audit], checked; empty without that table."""
+    import sys  # noqa: PLC0415
+
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+
+    path = config or Path("pyproject.toml")
+    if config is None and not path.is_file():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    found = table.get("tool", {}).get("armbuild", {}).get("audit", {})
+    guards = found.get("guards", {}) if isinstance(found, dict) else None
+    if (
+        guards is None
+        or set(found) - {"floor", "guards"}
+        or not isinstance(found.get("floor", ""), str)
+        or not isinstance(guards, dict)
+        or not all(isinstance(value, str) for value in guards.values())
+    ):
+        raise UsageError(
+            f'{path}: [tool.armbuild.audit] takes floor = "..." and guards = {{ "PATTERN" = "FEATURES" }}'
+        )
+    return {
+        "floor": found.get("floor"),
+        "guards": [f"{pattern}={names}" for pattern, names in guards.items()],
+    }

@@ -1,7 +1,101 @@
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
+
+from armbuild.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild detect`` to the command line."""
+    app.command("detect")(detect)
+
+
+def detect(
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="Describe this core or product.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the names that --target takes.")] = False,
+    cpuinfo: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Describe a captured /proc/cpuinfo; - reads standard input."),
+    ] = None,
+    hwcap: Annotated[
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP of the captured machine.")
+    ] = None,
+    hwcap2: Annotated[
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP2 of the captured machine.")
+    ] = None,
+    hwcap3: Annotated[
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP3 of the captured machine.")
+    ] = None,
+    flags: Annotated[
+        str | None,
+        typer.Option(metavar="COMPILER", help="Print flags for gcc, clang, zig or cmake, nothing else."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show where an error came from.")] = False,  # noqa: ARG001
+) -> int:
+    """Say what an Arm CPU can do: features, kernels, threads, compiler flags.
+
+    Without options it describes this machine.
+    """
+    from armbuild import isa as api  # noqa: PLC0415 - only when the command runs
+    from armbuild.isa.explain import explain  # noqa: PLC0415
+
+    words = {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3}
+    if sum((listing, target is not None, cpuinfo is not None)) > 1:
+        raise UsageError("--target, --cpuinfo and --list exclude each other")
+    if any(words.values()) and cpuinfo is None:
+        raise UsageError("--hwcap, --hwcap2 and --hwcap3 go with --cpuinfo")
+    if flags is not None and flags not in api.COMPILERS:
+        raise UsageError(f"--flags {flags}: choose from {', '.join(api.COMPILERS)}")
+    if listing:
+        names = api.target_names()
+        print(json.dumps({"schema": 1, "targets": list(names)}) if as_json else "\n".join(names))
+        return 0
+    if target is not None:
+        found = api.Isa.from_target(target)
+    elif cpuinfo is not None:
+        found = api.Isa.from_cpuinfo(
+            _read(cpuinfo), **{name: _hex(name, value) for name, value in words.items()}
+        )
+    else:
+        found = api.detect()
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    elif flags is not None:
+        print(api.compiler_flags(found, flags))
+    else:
+        print("\n".join(explain(found)))
+    return 0
+
+
+def _read(name: str) -> str:
+    from armbuild.isa.cpuinfo import MAX_SIZE  # noqa: PLC0415
+
+    if name == "-":
+        content = sys.stdin.buffer.read(MAX_SIZE + 1)
+    else:
+        path = Path(name)
+        if path.is_dir():
+            raise UsageError(f"{name}: a folder; --cpuinfo takes a copy of /proc/cpuinfo")
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_SIZE + 1)
+        except OSError as error:
+            raise UsageError(f"{name}: {error.strerror}") from error
+    if len(content) > MAX_SIZE:
+        raise UsageError(f"{name}: larger than {MAX_SIZE >> 20} MiB, not a cpuinfo file")
+    return content.decode("utf-8", "replace")
+
+
+def _hex(name: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return int(value, 16)
+    except ValueError:
+        raise UsageError(f"--{name} {value!r}: expected a hexadecimal number, such as 0xefffffff") from None

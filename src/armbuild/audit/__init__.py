@@ -1,0 +1,19 @@
+"""What a wheel holds and what it needs: packaging, symbol versions, and every instruction against a CPU floor."""
+
+from __future__ import annotations
+
+from armbuild.audit.audit import audit
+from armbuild.audit.floor import Guard, make_guard, parse_floor, parse_guard
+from armbuild.audit.report import AuditReport, CoreVerdict, ElfReport, Offence
+
+__all__ = [
+    "AuditReport",
+    "CoreVerdict",
+    "ElfReport",
+    "Guard",
+    "Offence",
+    "audit",
+    "make_guard",
+    "parse_floor",
+    "parse_guard",
+]

@@ -1,0 +1,324 @@
+"""The audit of one wheel, ELF file, folder or OCI archive."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from armbuild.audit import code, wheel
+from armbuild.audit.archive import Archive, BrokenArchive, members_with_content, open_archive
+from armbuild.audit.elf import LARGEST_PAGE, BrokenElf, Elf, read_elf
+from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
+from armbuild.audit.policy import check_policy
+from armbuild.audit.report import AuditReport, ElfReport
+from armbuild.audit.verdict import judge, lowest_core, verdicts
+from armbuild.isa.tables import key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_BLOCK = 1 << 20
+_TEXT_LIMIT = 64 << 20
+_OPENMP = ("libgomp", "libomp", "libiomp5")
+# What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
+_FOREIGN = ("libgomp", "libtorch", "libc10", "libstdc++", "libomp")
+
+
+def audit(
+    path: Path | str,
+    *,
+    floor: str | None = None,
+    guards: Iterable[str | Guard] = (),
+    expect_targets: Iterable[str] | None = None,
+) -> AuditReport:
+    """Audit a wheel, an ELF file, a folder or an OCI archive.
+
+    ``floor`` (a core, product, or compiler-style architecture) turns instructions above it into errors, unless a guard
+    (``PATTERN=FEATURES``) covers their function or section; armllm's own wheel is always held to the baseline that its
+    build_info.json states. ``expect_targets`` are the kernel targets that it must hold, no more and no fewer.
+    Raises UsageError for a path, floor or guard that makes no sense; whatever is wrong with the content is in ``errors``.
+    """
+    path = Path(path)
+    parsed = (*built_in_guards(), *(parse_guard(item) if isinstance(item, str) else item for item in guards))
+    if floor is not None:
+        parse_floor(floor)
+    try:
+        with open_archive(path) as archive:
+            run = _Run(archive, floor, parsed, None if expect_targets is None else tuple(expect_targets))
+            return run.report()
+    except BrokenArchive as error:
+        return AuditReport(
+            path=path, kind="wheel", size=path.stat().st_size, errors=(str(error),), floor=floor
+        )
+
+
+class _Run:
+    """One pass over an archive's members; what is found gathers in the lists."""
+
+    def __init__(
+        self, archive: Archive, floor: str | None, guards: tuple[Guard, ...], expected: tuple[str, ...] | None
+    ) -> None:
+        self.archive = archive
+        self.floor = floor
+        self.guards = guards
+        self.expected = expected
+        self.errors: list[str] = []
+        self.warnings: list[str] = []
+        self.files: list[ElfReport] = []
+        self.contents = wheel.Contents()
+        self.wheel: wheel.FileName | None = None
+        self.parts: dict[str, int] = {}
+        self.own = False
+
+    def report(self) -> AuditReport:
+        is_wheel = self.archive.kind == "wheel"
+        if is_wheel:
+            self._name()
+            self._texts()
+        self.own = "armllm/build_info.json" in self.contents.texts
+        with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as folder:
+            for member, stream in members_with_content(self.archive):
+                self._member(member.name, member.mode, stream, Path(folder) / "member.elf")
+        self.errors[:0] = self.archive.problems
+        policy = None
+        info: dict[str, Any] | None = None
+        if is_wheel:
+            if self.wheel:
+                self.errors.extend(wheel.check_metadata(self.wheel, self.contents))
+            self.errors.extend(wheel.check_record(self.contents))
+            info, problems = wheel.build_info(self.contents)
+            self.errors.extend(problems)
+            if self.wheel and not self.archive.problems:
+                policy = self._policy(self.wheel)
+        elif not self.files:
+            self.warnings.append("no ELF file in it")
+        targets = tuple(sorted({name for item in self.files for name in item.kernel_targets}))
+        self._kernels(info, targets)
+        self._openmp()
+        return self._judged(
+            AuditReport(
+                path=self.archive.path,
+                kind=self.archive.kind,
+                size=sum(self.parts.values())
+                if self.archive.kind == "folder"
+                else self.archive.path.stat().st_size,
+                tag="-".join(self.archive.path.stem.split("-")[-3:]) if self.wheel else None,
+                files=tuple(self.files),
+                kernel_targets=targets,
+                policy=policy,
+                parts=dict(sorted(self.parts.items(), key=lambda item: -item[1])),
+            ),
+            info,
+        )
+
+    def _judged(self, report: AuditReport, info: dict[str, Any] | None) -> AuditReport:
+        floor = self.floor
+        if floor is None and info and isinstance(info.get("baseline"), str) and self._machine() == "aarch64":
+            floor = info["baseline"]
+        needs, offences, doubts = judge(self.files, parse_floor(floor) if floor else None, self.guards)
+        if floor and offences:
+            lacking = sorted({name for item in offences for name in item.missing})
+            self.errors.append(
+                f"{len(offences)} functions go beyond the floor {floor} without a guard: they need {', '.join(lacking)}"
+            )
+        if doubts:
+            self.warnings.append(
+                f"{len(doubts)} places look like instructions above the floor and like data among code: not counted"
+            )
+        arm = any(item.machine == "aarch64" for item in self.files)
+        return replace(
+            report,
+            floor=floor,
+            guards=tuple(f"{item.pattern}={'+'.join(sorted(item.extensions))}" for item in self.guards),
+            offences=offences,
+            doubts=doubts,
+            needs_everywhere=needs.everywhere,
+            needs_dispatched=needs.dispatched,
+            needs_guarded=needs.guarded,
+            cores=verdicts(needs) if arm else (),
+            lowest_core=lowest_core(needs) if arm else "",
+            errors=tuple(dict.fromkeys(self.errors)),
+            warnings=tuple(dict.fromkeys(self.warnings)),
+        )
+
+    def _name(self) -> None:
+        parsed = wheel.parse_name(self.archive.path.name)
+        if isinstance(parsed, str):
+            self.errors.append(parsed)
+        else:
+            self.wheel = parsed
+
+    def _texts(self) -> None:
+        for member in self.archive.members:
+            if self.contents.wants_text(member.name) and member.size <= _TEXT_LIMIT:
+                try:
+                    with member.open() as stream:
+                        self.contents.texts[member.name] = stream.read(_TEXT_LIMIT)
+                except Exception:  # noqa: BLE001, S112 - the main pass meets the same member and says what is wrong
+                    continue
+
+    def _member(self, name: str, mode: int, stream: IO[bytes], temporary: Path) -> None:
+        head = stream.read(_BLOCK)
+        is_elf = head[:4] == b"\x7fELF"
+        hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
+        size = 0
+        with temporary.open("wb") as copy:
+            block = head
+            while block:
+                size += len(block)
+                if hashing:
+                    hashing.update(block)
+                if is_elf:
+                    copy.write(block)
+                block = stream.read(_BLOCK)
+        self.contents.sizes[name] = size
+        if hashing:
+            self.contents.digests[name] = wheel.encoded(hashing.digest())
+        part = name.partition("/")[0] if "/" in name else "."
+        self.parts[part] = self.parts.get(part, 0) + size
+        if mode & 0o002:
+            self.warnings.append(f"{name}: writable by everybody")
+        if is_elf:
+            self._elf(name, temporary, size)
+
+    def _elf(self, name: str, path: Path, size: int) -> None:
+        try:
+            elf = read_elf(path)
+        except BrokenElf as error:
+            self.errors.append(f"{name}: {error}")
+            return
+        if elf.bits != 64 or not elf.little_endian:
+            kind = f"{elf.bits}-bit {'little' if elf.little_endian else 'big'}-endian"
+            self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")
+            return
+        self._place(name, elf)
+        self._hygiene(name, elf)
+        found = code.Code()
+        if elf.machine == "aarch64":
+            found = code.scan(path, elf)
+        self.files.append(
+            ElfReport(
+                name=name,
+                size=size,
+                machine=elf.machine,
+                type=elf.type,
+                needed=elf.needed,
+                soname=elf.soname,
+                runpath=elf.runpath,
+                alignment=elf.alignment,
+                debug=bool(elf.debug),
+                kernel_targets=tuple(
+                    sorted(
+                        {
+                            s.name.removeprefix("armllm.")
+                            for s in elf.sections
+                            if s.name.startswith("armllm.") and s.executable
+                        }
+                    )
+                ),
+                functions=tuple(found.functions),
+                words=found.words,
+                known_functions=found.known_functions,
+                outline_atomics=found.outline_atomics,
+            )
+        )
+
+    def _place(self, name: str, elf: Elf) -> None:
+        """Check that this machine's code belongs here: the wheel's tag and the module's suffix must say so too."""
+        if self.wheel:
+            if not self.wheel.machines:
+                self.errors.append(
+                    f"{name}: an ELF file for {elf.machine} in a wheel whose tag says any machine"
+                )
+            elif self.wheel.machines != {elf.machine}:
+                tags = ", ".join(sorted(self.wheel.machines))
+                self.errors.append(f"{name}: an ELF file for {elf.machine} in a wheel for {tags}")
+        if problem := wheel.extension_problem(name, elf.machine, self.wheel):
+            self.errors.append(f"{name}: {problem}")
+
+    def _hygiene(self, name: str, elf: Elf) -> None:
+        """Check what makes a file unloadable somewhere, unsafe, or needlessly large."""
+        if elf.machine == "aarch64" and elf.alignment is not None and elf.alignment < LARGEST_PAGE:
+            self.errors.append(
+                f"{name}: segments aligned to {elf.alignment:#x} can't be loaded where pages are 64 KiB"
+                " (link with -z max-page-size=0x10000)"
+            )
+        if elf.executable_stack:
+            self.errors.append(f"{name}: asks for an executable stack")
+        if elf.writable_code:
+            self.errors.append(f"{name}: has a segment that is both writable and executable")
+        if elf.debug:
+            (self.errors if self.own else self.warnings).append(f"{name}: debug information is not stripped")
+        if elf.dynamic and not elf.relro:
+            self.warnings.append(f"{name}: no RELRO, its relocated data stays writable")
+        for entry in elf.runpath:
+            if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}")):
+                (self.errors if self.own else self.warnings).append(
+                    f"{name}: RPATH {entry!r} is a place of the build machine"
+                )
+        if self.own:
+            for library in (*elf.needed, name.rpartition("/")[2]):
+                if library.startswith(_FOREIGN):
+                    self.errors.append(f"{name}: {library} must be neither inside nor linked")
+
+    def _policy(self, name: wheel.FileName) -> Any:
+        platforms = frozenset(tag.platform for tag in name.tags)
+        machine = self._machine()
+        if (
+            machine is None
+            or platforms == {"any"}
+            or not all(wheel.machine_of(tag) == machine for tag in platforms)
+        ):
+            if not self.files and platforms != {"any"}:
+                self.errors.append("no ELF file in a wheel whose tag names a machine")
+            return None
+        policy, errors, warnings = check_policy(self.archive.path, platforms, machine)
+        self.errors.extend(errors)
+        self.warnings.extend(warnings)
+        return policy
+
+    def _machine(self) -> str | None:
+        machines = {item.machine for item in self.files}
+        return machines.pop() if len(machines) == 1 else None
+
+    def _kernels(self, info: dict[str, Any] | None, targets: tuple[str, ...]) -> None:
+        """Check armllm's own wheel: what build_info.json and the caller promise is what the sections hold."""
+        if self.expected is not None and set(targets) != set(self.expected):
+            self.errors.append(
+                f"kernel targets: expected {_list(self.expected)}, the wheel's sections hold {_list(targets)}"
+            )
+        if not info:
+            return
+        stated = info.get("targets")
+        if isinstance(stated, list) and set(map(str, stated)) != set(targets):
+            self.errors.append(
+                f"kernel targets: build_info.json says {_list(map(str, stated))}, the sections hold {_list(targets)}"
+            )
+        if info.get("machine") != self._machine():
+            self.errors.append(
+                f"build_info.json says {info.get('machine')}, the code is for {self._machine()}"
+            )
+        baseline, local = str(info.get("baseline", "")), self.wheel.version.local if self.wheel else None
+        if self.wheel and str(info.get("version", "")).partition("+")[0] != self.wheel.version.public:
+            self.errors.append(
+                f"build_info.json says version {info.get('version')}, the wheel {self.wheel.version}"
+            )
+        if self.wheel and self._machine() == "aarch64" and key(local or "armv8-a") != key(baseline):
+            self.errors.append(
+                f"the baseline is {baseline} and the version's local label {local or 'missing'}: they must agree"
+            )
+
+    def _openmp(self) -> None:
+        runtimes = sorted(
+            {item.name for item in self.files if item.name.rpartition("/")[2].startswith(_OPENMP)}
+        )
+        if len(runtimes) > 1:
+            self.warnings.append(
+                f"more than one OpenMP runtime inside ({', '.join(runtimes)}): their threads fight over the cores"
+            )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

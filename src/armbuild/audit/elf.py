@@ -1,0 +1,176 @@
+"""What an ELF file's headers say: machine, segments, sections, needed libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from elftools.elf.elffile import ELFFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MACHINES = {
+    "EM_AARCH64": "aarch64",
+    "EM_X86_64": "x86_64",
+    "EM_386": "i686",
+    "EM_ARM": "armv7l",
+    "EM_PPC64": "ppc64le",
+    "EM_S390": "s390x",
+    "EM_RISCV": "riscv64",
+}
+# A page of the largest size that AArch64 Linux uses.
+LARGEST_PAGE = 0x10000
+
+
+class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report
+    """The file begins like an ELF file, and its headers contradict it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section's name, address, place in the file, size in bytes, and whether it is code (or holds nothing)."""
+
+    name: str
+    address: int
+    offset: int
+    size: int
+    executable: bool
+    type: str
+    link: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elf:
+    """The headers of one ELF file; ``machine`` is Linux's name or the number, ``alignment`` the weakest segment's."""
+
+    machine: str
+    bits: int
+    little_endian: bool
+    type: str
+    sections: tuple[Section, ...]
+    code: tuple[tuple[int, int, int], ...]
+    needed: tuple[str, ...]
+    soname: str | None
+    runpath: tuple[str, ...]
+    alignment: int | None
+    executable_stack: bool
+    writable_code: bool
+    relro: bool
+    bind_now: bool
+    entry: int
+    debug: tuple[str, ...]
+    dynamic: bool
+
+    def section(self, name: str) -> Section | None:
+        """Return the first section of this name, or None."""
+        return next((section for section in self.sections if section.name == name), None)
+
+
+def read_elf(path: Path) -> Elf:
+    """Return the headers of ``path``; raises BrokenElf when they can't be followed."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            return _read(ELFFile(file), size)
+    except BrokenElf:
+        raise
+    # pyelftools answers broken input with anything from AssertionError to UnicodeDecodeError.
+    except Exception as error:
+        raise BrokenElf(f"broken ELF headers ({type(error).__name__}: {error})"[:200]) from error
+
+
+def _read(elf: Any, size: int) -> Elf:
+    header = elf.header
+    machine = str(header["e_machine"])
+    if header["e_shnum"] > 65_000 or header["e_phnum"] > 65_000:
+        raise BrokenElf("broken ELF headers (an implausible number of sections or segments)")
+    sections = _sections(elf, size)
+    segments = list(elf.iter_segments())
+    loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
+    for segment in loads:
+        if segment["p_offset"] + segment["p_filesz"] > size:
+            raise BrokenElf(
+                f"truncated: a segment ends at byte {segment['p_offset'] + segment['p_filesz']} of {size}"
+            )
+    tags = _dynamic(segments)
+    flags = tags.get("DT_FLAGS", [0])[0]
+    flags_1 = tags.get("DT_FLAGS_1", [0])[0]
+    return Elf(
+        machine=_MACHINES.get(machine, machine),
+        bits=elf.elfclass,
+        little_endian=elf.little_endian,
+        type=str(header["e_type"]),
+        sections=sections,
+        code=tuple(
+            (segment["p_vaddr"], segment["p_offset"], segment["p_filesz"])
+            for segment in loads
+            if segment["p_flags"] & 1
+        ),
+        needed=tuple(tags.get("DT_NEEDED", ())),
+        soname=next(iter(tags.get("DT_SONAME", ())), None),
+        runpath=tuple(
+            part
+            for name in ("DT_RPATH", "DT_RUNPATH")
+            for value in tags.get(name, ())
+            for part in value.split(":")
+        ),
+        alignment=min((_alignment(segment) for segment in loads), default=None),
+        executable_stack=any(s["p_type"] == "PT_GNU_STACK" and s["p_flags"] & 1 for s in segments),
+        writable_code=any(segment["p_flags"] & 3 == 3 for segment in loads),
+        relro=any(segment["p_type"] == "PT_GNU_RELRO" for segment in segments),
+        bind_now=bool("DT_BIND_NOW" in tags or flags & 8 or flags_1 & 1),
+        entry=header["e_entry"],
+        debug=tuple(s.name for s in sections if s.name.startswith((".debug_", ".zdebug_"))),
+        dynamic=bool(tags),
+    )
+
+
+def _sections(elf: Any, size: int) -> tuple[Section, ...]:
+    found = []
+    for section in elf.iter_sections():
+        kind = str(section["sh_type"])
+        offset, length = section["sh_offset"], section["sh_size"]
+        if kind not in ("SHT_NOBITS", "SHT_NULL") and offset + length > size:
+            raise BrokenElf(f"truncated: section {section.name!r} ends at byte {offset + length} of {size}")
+        found.append(
+            Section(
+                name=section.name,
+                # In an object file every section begins at 0; its place in the file tells them apart.
+                address=section["sh_addr"] if elf.header["e_type"] != "ET_REL" else offset,
+                offset=offset,
+                size=length,
+                executable=bool(section["sh_flags"] & 4) and kind != "SHT_NOBITS",
+                type=kind,
+                link=section["sh_link"],
+            )
+        )
+    return tuple(found)
+
+
+def _dynamic(segments: list[Any]) -> dict[str, list[Any]]:
+    tags: dict[str, list[Any]] = {}
+    for segment in segments:
+        if segment["p_type"] != "PT_DYNAMIC":
+            continue
+        for count, tag in enumerate(segment.iter_tags()):
+            if count > 4096:
+                raise BrokenElf("broken ELF headers (the dynamic section does not end)")
+            name = str(tag.entry.d_tag)
+            value = {
+                "DT_NEEDED": "needed",
+                "DT_SONAME": "soname",
+                "DT_RPATH": "rpath",
+                "DT_RUNPATH": "runpath",
+            }.get(name)
+            tags.setdefault(name, []).append(getattr(tag, value) if value else tag.entry.d_val)
+    return tags
+
+
+def _alignment(segment: Any) -> int:
+    """Return the largest page size up to 64 KiB that this segment can be mapped with."""
+    alignment = max(int(segment["p_align"]), 1)
+    shift = (segment["p_vaddr"] - segment["p_offset"]) % LARGEST_PAGE
+    if shift:
+        alignment = min(alignment, shift & -shift)
+    return alignment

@@ -1,0 +1,158 @@
+"""Where functions begin and end: from .symtab, .dynsym and .eh_frame_hdr, and which words of code are data."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from armbuild.audit.elf import Elf, Section
+
+    Bytes = npt.NDArray[np.uint8]
+    Addresses = npt.NDArray[np.uint64]
+
+# ELF-64 object file format, "Symbol Table"
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+_NOTYPE, _FUNC, _IFUNC = 0, 2, 10
+# DWARF exception header encodings (LSB, "Exception Frames"): sdata4 relative to the header, udata4, sdata4 relative to pc
+_HDR_TABLE, _HDR_COUNT, _PC_SDATA4 = 0x3B, 0x03, 0x1B
+
+
+@dataclass(frozen=True, kw_only=True)
+class Functions:
+    """Functions sorted by address; ``size`` is 0 where no source tells it, ``name`` an offset into ``strings``."""
+
+    start: Addresses
+    size: Addresses
+    name: npt.NDArray[np.int64]
+    strings: bytes
+
+    def find(self, addresses: Addresses) -> npt.NDArray[np.int64]:
+        """Return for each address the index of the last function that begins at or before it, -1 for none."""
+        return np.searchsorted(self.start, addresses, side="right").astype(np.int64) - 1
+
+    def label(self, index: int) -> str:
+        """Return the function's name, or its address when it has lost its name."""
+        if index < 0:
+            return "(outside of any function)"
+        offset = int(self.name[index])
+        if offset < 0:
+            return f"function at {int(self.start[index]):#x}"
+        end = self.strings.find(b"\0", offset)
+        return self.strings[offset : end if end >= 0 else None][:1000].decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """The mapping symbols of one section: sorted addresses, and whether code or data begins there."""
+
+    address: Addresses
+    code: npt.NDArray[np.bool_]
+
+    def is_code(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
+        """Return for each address whether the mapping symbols call it code (what precedes all of them is code)."""
+        index = np.searchsorted(self.address, addresses, side="right").astype(np.int64) - 1
+        return np.where(index >= 0, self.code[index], True)  # noqa: FBT003
+
+
+def symbols(data: Bytes, elf: Elf, table: str) -> tuple[npt.NDArray[Any], bytes]:
+    """Return the entries of ``.symtab`` or ``.dynsym`` and their string table; empty when the file has none."""
+    kind = {".symtab": "SHT_SYMTAB", ".dynsym": "SHT_DYNSYM"}[table]
+    section = next((item for item in elf.sections if item.type == kind), None)
+    if section is None or section.link >= len(elf.sections):
+        return np.empty(0, _SYMBOL), b""
+    strings = elf.sections[section.link]
+    return _array(data, section, _SYMBOL), data[strings.offset : strings.offset + strings.size].tobytes()
+
+
+def functions(data: Bytes, elf: Elf) -> Functions:
+    """Return every function that the file's tables tell of, by address; named ones win over nameless ones."""
+    parts = []
+    strings = b""
+    for table in (".symtab", ".dynsym"):
+        entries, names = symbols(data, elf, table)
+        kind = entries["info"] & 0xF
+        wanted = entries[((kind == _FUNC) | (kind == _IFUNC)) & (entries["section"] != 0)]
+        value = wanted["value"]
+        if elf.type == "ET_REL":  # values are relative to their section, which all begin at 0
+            value = value + _bases(elf)[np.minimum(wanted["section"], len(elf.sections))]
+        parts.append((value, wanted["size"], wanted["name"].astype(np.int64) + len(strings)))
+        strings += names + b"\0"
+    start, size = _unwind_entries(data, elf)
+    parts.append((start, size, np.full(len(start), -1, np.int64)))
+    starts = np.concatenate([part[0] for part in parts]).astype(np.uint64)
+    sizes = np.concatenate([part[1] for part in parts]).astype(np.uint64)
+    offsets = np.concatenate([part[2] for part in parts])
+    _, first = np.unique(
+        starts, return_index=True
+    )  # the first of equals: .symtab, then .dynsym, then .eh_frame
+    return Functions(start=starts[first], size=sizes[first], name=offsets[first], strings=strings)
+
+
+def mapping(data: Bytes, elf: Elf, section: Section) -> Mapping | None:
+    """Return the mapping symbols ($x, $d) of ``section`` (AAELF64, "Mapping symbols"), None when it has none."""
+    entries, names = symbols(data, elf, ".symtab")
+    if section not in elf.sections or not len(entries):
+        return None
+    number = elf.sections.index(section)
+    own = entries[(entries["section"] == number) & ((entries["info"] & 0xF) == _NOTYPE)]
+    marks = sorted(
+        (int(entry["value"]) + (section.address if elf.type == "ET_REL" else 0), mark == b"$x")
+        for entry in own
+        if (mark := names[int(entry["name"]) : int(entry["name"]) + 2]) in (b"$x", b"$d")
+        and names[int(entry["name"]) + 2 : int(entry["name"]) + 3] in (b"\0", b".")
+    )
+    if not marks:
+        return None
+    return Mapping(
+        address=np.array([address for address, _ in marks], np.uint64),
+        code=np.array([code for _, code in marks]),
+    )
+
+
+def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """Return the indices of words that LDR (literal) instructions among ``words`` load: they are data."""
+    loads = np.flatnonzero((words & np.uint32(0x3B000000)) == np.uint32(0x18000000))
+    loads = loads[(words[loads] >> np.uint32(30)) != 3]  # opc 11 is PRFM
+    offset = ((words[loads].astype(np.int64) >> 5) & 0x7FFFF ^ 0x40000) - 0x40000
+    size = np.where(words[loads] & np.uint32(1 << 26), 4 << (words[loads] >> np.uint32(30)), 8) // 4
+    target = np.concatenate([(loads + offset)[size > step] + step for step in range(4)])
+    return np.unique(target[(target >= 0) & (target < len(words))])
+
+
+def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:
+    """Return starts and sizes from .eh_frame_hdr's search table and the entries of .eh_frame that it points to."""
+    nothing = np.empty(0, np.uint64), np.empty(0, np.uint64)
+    header, frame = elf.section(".eh_frame_hdr"), elf.section(".eh_frame")
+    if header is None or frame is None or header.size < 12:
+        return nothing
+    raw = data[header.offset : header.offset + header.size].tobytes()
+    version, _, count_encoding, table_encoding = raw[:4]
+    if (version, count_encoding, table_encoding) != (1, _HDR_COUNT, _HDR_TABLE):
+        return nothing
+    count = min(struct.unpack_from("<I", raw, 8)[0], (len(raw) - 12) // 8)
+    pairs = np.frombuffer(raw, "<i4", count * 2, 12).reshape(-1, 2).astype(np.int64) + header.address
+    # Each entry: length, offset to its common part, start (4 bytes, relative), size (4 bytes).
+    place = pairs[:, 1] - frame.address
+    valid = (place >= 0) & (place + 16 <= frame.size)
+    pairs, place = pairs[valid], place[valid] + frame.offset
+    size = np.zeros(len(place), np.uint64)
+    for byte in range(4):
+        size |= data[place + 12 + byte].astype(np.uint64) << np.uint64(8 * byte)
+    return pairs[:, 0].astype(np.uint64), size
+
+
+def _array(data: Bytes, section: Section, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    count = section.size // kind.itemsize
+    return np.frombuffer(data[section.offset : section.offset + count * kind.itemsize].tobytes(), kind)
+
+
+def _bases(elf: Elf) -> Addresses:
+    return np.array([*(section.address for section in elf.sections), 0], np.uint64)

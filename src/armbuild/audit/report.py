@@ -1,0 +1,164 @@
+"""What an audit found: values with no behaviour but their own summary and JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.audit.code import Function
+    from armbuild.audit.policy import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElfReport:
+    """One ELF file: its headers' facts, its functions that need more than Armv8.0-A, its offences against the floor."""
+
+    name: str
+    size: int
+    machine: str
+    type: str
+    needed: tuple[str, ...]
+    soname: str | None
+    runpath: tuple[str, ...]
+    alignment: int | None
+    debug: bool
+    kernel_targets: tuple[str, ...]
+    functions: tuple[Function, ...]
+    words: int
+    known_functions: int
+    outline_atomics: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "size": self.size,
+            "machine": self.machine,
+            "type": self.type,
+            "needed": list(self.needed),
+            "soname": self.soname,
+            "runpath": list(self.runpath),
+            "segment_alignment": self.alignment,
+            "debug_information": self.debug,
+            "kernel_targets": list(self.kernel_targets),
+            "instructions": self.words,
+            "known_functions": self.known_functions,
+            "outline_atomics": self.outline_atomics,
+            "functions": [function_dict(function) for function in self.functions],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offence:
+    """A function with code above the floor that no guard covers; ``missing`` are the extensions that it lacks."""
+
+    file: str
+    function: Function
+    missing: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreVerdict:
+    """Whether the code runs on a core: "yes", "no", or "only if dispatched", and what it would lack."""
+
+    core: str
+    verdict: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """The result of ``audit()``.
+
+    ``errors`` make the check fail, ``warnings`` don't; ``kernel_targets`` are armllm's compiled-in targets; ``tag`` is
+    the wheel's tag as in its file name; sizes are in bytes; ``floor`` is the text that was asked for.
+    """
+
+    path: Path
+    kind: str
+    size: int
+    tag: str | None = None
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    files: tuple[ElfReport, ...] = ()
+    kernel_targets: tuple[str, ...] = ()
+    policy: Policy | None = None
+    floor: str | None = None
+    guards: tuple[str, ...] = ()
+    offences: tuple[Offence, ...] = ()
+    doubts: tuple[Offence, ...] = ()
+    needs_everywhere: frozenset[str] = frozenset()
+    needs_dispatched: frozenset[str] = frozenset()
+    needs_guarded: frozenset[str] = frozenset()
+    cores: tuple[CoreVerdict, ...] = ()
+    lowest_core: str = ""
+    parts: dict[str, int] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the audit passed."""
+        return not self.errors
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of ``armbuild audit --json`` (docs/schema/audit.json)."""
+        return {
+            "schema": 1,
+            "path": str(self.path),
+            "kind": self.kind,
+            "ok": self.ok,
+            "size": self.size,
+            "tag": self.tag,
+            "errors": list(self.errors),
+            "warnings": list(self.warnings),
+            "kernel_targets": list(self.kernel_targets),
+            "floor": self.floor,
+            "guards": list(self.guards),
+            "lowest_core": self.lowest_core,
+            "needs": {
+                "everywhere": sorted(self.needs_everywhere),
+                "if_dispatched": sorted(self.needs_dispatched),
+                "guarded": sorted(self.needs_guarded),
+            },
+            "cores": [
+                {"core": item.core, "verdict": item.verdict, "missing": list(item.missing)}
+                for item in self.cores
+            ],
+            "offences": [
+                {"file": item.file, "missing": sorted(item.missing), **function_dict(item.function)}
+                for item in self.offences
+            ],
+            "policy": None
+            if self.policy is None
+            else {
+                "name": self.policy.name,
+                "symbol_versions": {name: list(values) for name, values in self.policy.versions.items()},
+                "outside_libraries": list(self.policy.outside),
+            },
+            "parts": dict(self.parts or {}),
+            "files": [item.as_dict() for item in self.files],
+        }
+
+
+def function_dict(function: Function) -> dict[str, Any]:
+    """Return the JSON form of a function and of its uses of extensions."""
+    return {
+        "function": function.name,
+        "section": function.section,
+        "address": f"{function.address:#x}",
+        "needs": sorted(function.needs),
+        "doubt": function.doubt,
+        "runs_at_load": function.starts_up,
+        "uses": [
+            {
+                "extensions": sorted(use.extensions),
+                "count": use.count,
+                "address": f"{use.address:#x}",
+                "word": f"{use.word:08x}",
+                "instructions": use.instructions,
+            }
+            for use in function.uses
+        ],
+    }

@@ -1,0 +1,112 @@
+"""From the functions' needs to answers: what runs everywhere, what only behind dispatch, on which cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from armbuild.audit.report import CoreVerdict, ElfReport, Offence
+from armbuild.isa.tables import core_types, extensions_of, implied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from armbuild.audit.code import Function
+    from armbuild.audit.floor import Guard
+
+_BASE = frozenset({"fp", "simd"})
+# A feature in every fifth of many functions was allowed to the compiler for the whole file: nothing dispatches that.
+_THROUGHOUT = 0.2
+_ENOUGH_FUNCTIONS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Extensions by how they are reached: for certain, perhaps behind dispatch, behind a guard that was named."""
+
+    everywhere: frozenset[str]
+    dispatched: frozenset[str]
+    guarded: frozenset[str]
+
+
+def judge(
+    files: Iterable[ElfReport], floor: frozenset[str] | None, guards: tuple[Guard, ...]
+) -> tuple[Needs, tuple[Offence, ...], tuple[Offence, ...]]:
+    """Return the needs of ``files``, the offences against ``floor`` (Armv8.0-A when None), and the doubtful ones."""
+    allowed = (floor if floor is not None else frozenset()) | _BASE
+    everywhere: set[str] = set()
+    dispatched: set[str] = set()
+    guarded: set[str] = set()
+    offences, doubts = [], []
+    for file in files:
+        everywhere |= _throughout(file, guards)
+        for function in file.functions:
+            if function.doubt:
+                if missing := function.needs - allowed - _guard(function, guards):
+                    doubts.append(Offence(file=file.name, function=function, missing=missing))
+                continue
+            covered = _guard(function, guards)
+            guarded |= function.needs & covered
+            rest = function.needs - covered
+            (everywhere if function.starts_up else dispatched).update(rest)
+            if missing := rest - allowed:
+                offences.append(Offence(file=file.name, function=function, missing=missing))
+    return (
+        Needs(
+            everywhere=frozenset(everywhere),
+            dispatched=frozenset(dispatched - everywhere),
+            guarded=frozenset(guarded - everywhere - dispatched),
+        ),
+        tuple(offences),
+        tuple(doubts),
+    )
+
+
+def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
+    matching = [guard.extensions for guard in guards if guard.matches(function.name, function.section)]
+    return frozenset[str]().union(*matching)
+
+
+def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
+    """Return the extensions that so many functions of a file use that the whole file must have been compiled so."""
+    counts: dict[str, int] = {}
+    for function in file.functions:
+        if not function.doubt:
+            for name in function.needs - _guard(function, guards):
+                counts[name] = counts.get(name, 0) + 1
+    return {
+        name
+        for name, count in counts.items()
+        if count >= _ENOUGH_FUNCTIONS and count >= _THROUGHOUT * file.known_functions
+    }
+
+
+def verdicts(needs: Needs) -> tuple[CoreVerdict, ...]:
+    """Return for every core of cores.toml whether code with these needs runs there."""
+    result = []
+    for core in core_types():
+        has = extensions_of(core.features) | _BASE
+        missing = needs.everywhere - has
+        perhaps = needs.dispatched - has
+        result.append(
+            CoreVerdict(
+                core=core.name,
+                verdict="no" if missing else "only if dispatched" if perhaps else "yes",
+                missing=tuple(sorted(missing | perhaps)),
+            )
+        )
+    return tuple(result)
+
+
+def lowest_core(needs: Needs) -> str:
+    """Return in words what the code needs at least."""
+    surely = _minimal(needs.everywhere - _BASE)
+    perhaps = _minimal(needs.dispatched - _BASE - needs.everywhere)
+    text = "any Armv8.0-A core" if not surely else "a core with " + ", ".join(surely)
+    return text + (f"; {', '.join(perhaps)} must be behind dispatch" if perhaps else "")
+
+
+def _minimal(names: Iterable[str]) -> list[str]:
+    names = set(names)
+    covered = {other for name in names for other in implied([name]) - {name}}
+    return sorted(names - covered)

@@ -1,0 +1,224 @@
+"""What a wheel says about itself, and whether that is true: names, tags, RECORD, build_info.json."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import functools
+import hashlib
+import io
+import json
+import re
+from dataclasses import dataclass, field
+from email.parser import HeaderParser
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+if TYPE_CHECKING:
+    from packaging.tags import Tag
+
+# What pip's and uv's RECORD readers accept (packaging.python.org, "Recording installed projects").
+_HASHES = {"sha256", "sha384", "sha512"}
+_EXTENSION = re.compile(
+    r"\.(?:(?P<implementation>cpython|pypy|graalpy)-?(?P<python>\d+t?)[a-z0-9_]*-(?P<platform>[a-z0-9_]+(?:-[a-z0-9_]+)*)|(?P<abi3>abi3))\.so$"
+)
+
+
+@dataclass(kw_only=True)
+class FileName:
+    """The parts of a wheel's file name."""
+
+    name: str
+    version: Version
+    tags: frozenset[Tag]
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """The machine types of the platform tags; empty for a wheel that runs anywhere."""
+        return frozenset(machine for tag in self.tags if (machine := machine_of(tag.platform)))
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What was gathered of the members: each one's size and digest, and the few texts that are looked into."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
+
+    @functools.cached_property
+    def algorithms(self) -> dict[str, str]:
+        """The hash algorithm that RECORD uses for each file."""
+        with contextlib.suppress(csv.Error):
+            rows = csv.reader(io.StringIO(self.text(".dist-info/RECORD") or ""))
+            return {row[0]: row[1].partition("=")[0] for row in rows if len(row) > 1}
+        return {}
+
+    def hasher(self, name: str) -> Any:
+        """Return a fresh hash object of the algorithm that RECORD names for this file, SHA-256 without one."""
+        algorithm = self.algorithms.get(name, "")
+        return hashlib.new(algorithm if algorithm in _HASHES else "sha256")
+
+    def wants_text(self, name: str) -> bool:
+        """Return whether the content of this member is needed as a whole."""
+        return name == "armllm/build_info.json" or bool(
+            re.fullmatch(r"[^/]+\.dist-info/(WHEEL|METADATA|RECORD)", name)
+        )
+
+    def text(self, suffix: str) -> str | None:
+        """Return the decoded text of the one gathered member that ends so, None when there isn't one."""
+        for name, content in self.texts.items():
+            if name.endswith(suffix):
+                return content.decode("utf-8", "replace")
+        return None
+
+
+def parse_name(name: str) -> FileName | str:
+    """Return the parts of a wheel's file name, or what is wrong with it."""
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        return f"not a wheel's file name: {error}"
+    return FileName(name=project, version=version, tags=tags)
+
+
+def machine_of(platform: str) -> str | None:
+    """Return the machine type of a platform tag (``manylinux_2_28_aarch64`` -> ``aarch64``), None for ``any``."""
+    if platform == "any":
+        return None
+    match = re.fullmatch(
+        r"(?:manylinux\w*?|musllinux_\d+_\d+|linux)_(aarch64|x86_64|i686|armv7l|ppc64le|s390x|riscv64)",
+        platform,
+    )
+    return match[1] if match else platform
+
+
+def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | None:
+    """Return what is wrong with an extension module's suffix for this ELF machine and wheel, None when nothing is."""
+    match = _EXTENSION.search(name)
+    if match is None or match["abi3"]:
+        return None
+    suffix = match[0]
+    if not match["platform"].startswith(machine + "-"):
+        return f"the suffix {suffix} belongs to another machine than the file's {machine}"
+    python = f"cp{match['python']}" if match["implementation"] == "cpython" else None
+    if wheel and python and not any(tag.interpreter in (python.rstrip("t"), "py3") for tag in wheel.tags):
+        interpreters = ", ".join(sorted({tag.interpreter for tag in wheel.tags}))
+        return f"the suffix {suffix} belongs to another Python than the wheel's tag {interpreters}"
+    if wheel and python and python.endswith("t") != any(tag.abi.endswith("t") for tag in wheel.tags):
+        return f"the suffix {suffix} and the wheel's tag disagree on free threading"
+    return None
+
+
+def check_metadata(wheel: FileName, contents: Contents) -> list[str]:
+    """Return what METADATA and WHEEL contradict in the file's name: a renamed wheel is found here."""
+    errors = []
+    metadata, about = contents.text(".dist-info/METADATA"), contents.text(".dist-info/WHEEL")
+    if metadata is None or about is None:
+        return ["no .dist-info/METADATA and WHEEL in it: not a wheel"]
+    headers = HeaderParser().parsestr(metadata)
+    name, version = headers.get("Name", ""), headers.get("Version", "")
+    if canonicalize_name(name) != wheel.name:
+        errors.append(f"renamed: the file name says {wheel.name}, METADATA says {name or 'nothing'}")
+    try:
+        same = Version(version) == wheel.version
+    except InvalidVersion:
+        same = False
+    if not same:
+        errors.append(
+            f"renamed: the file name says version {wheel.version}, METADATA says {version or 'nothing'}"
+        )
+    tags = set(HeaderParser().parsestr(about).get_all("Tag", []))
+    named = {str(tag) for tag in wheel.tags}
+    if tags != named:
+        errors.append(
+            f"renamed: the file name's tags ({_list(named)}) are not those of WHEEL ({_list(tags) or 'none'})"
+        )
+    folders = {entry.partition("/")[0] for entry in contents.sizes if ".dist-info/" in entry}
+    if len({folder for folder in folders if folder.endswith(".dist-info")}) > 1:
+        errors.append(f"more than one .dist-info folder: {_list(folders)}")
+    return errors
+
+
+def check_record(contents: Contents) -> list[str]:
+    """Return where RECORD and the archive differ: files, hashes, sizes."""
+    text = contents.text(".dist-info/RECORD")
+    if text is None:
+        return ["no RECORD in it: installers refuse it"]
+    own = next(name for name in contents.texts if name.endswith(".dist-info/RECORD"))
+    errors = []
+    listed: set[str] = set()
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        return [f"RECORD is not readable: {error}"]
+    for row in rows:
+        if not row:
+            continue
+        name, digest, size = (*row, "", "")[:3]
+        if name in listed:
+            errors.append(f"RECORD lists {name} twice")
+        listed.add(name)
+        if name not in contents.sizes:
+            errors.append(f"RECORD lists {name}, which is not in the wheel")
+        elif name != own and not name.startswith(own + "."):
+            errors.extend(_record_row(name, digest, size, contents))
+    unlisted = [
+        name
+        for name in contents.sizes
+        if name not in listed and not re.search(r"\.dist-info/RECORD\.(jws|p7s)$", name)
+    ]
+    errors.extend(f"{name} is not listed in RECORD" for name in sorted(unlisted))
+    return (
+        errors
+        if len(errors) <= 20
+        else [*errors[:20], f"and {len(errors) - 20} more differences from RECORD"]
+    )
+
+
+def _record_row(name: str, digest: str, size: str, contents: Contents) -> list[str]:
+    algorithm, _, value = digest.partition("=")
+    if algorithm not in _HASHES:
+        return [f"RECORD has no usable hash of {name}"]
+    if contents.digests.get(name) != value.rstrip("="):
+        return [f"{name}: its content does not match its hash in RECORD"]
+    if size and size != str(contents.sizes[name]):
+        return [f"{name}: RECORD says {size} bytes, it has {contents.sizes[name]}"]
+    return []
+
+
+def encoded(digest: bytes) -> str:
+    """Return a digest in RECORD's spelling."""
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def build_info(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return armllm's build_info.json, None when this is another project's wheel, and what is wrong with it."""
+    text = contents.text("armllm/build_info.json")
+    if text is None:
+        return None, []
+    try:
+        info = json.loads(text)
+    except ValueError as error:
+        return {}, [f"armllm/build_info.json is not JSON: {error}"]
+    wanted = {
+        "schema": int,
+        "version": str,
+        "machine": str,
+        "targets": list,
+        "baseline": str,
+        "compiler": str,
+    }
+    if not isinstance(info, dict):
+        return {}, ["armllm/build_info.json is not an object"]
+    wrong = [name for name, kind in wanted.items() if not isinstance(info.get(name), kind)]
+    if wrong:
+        return info, [f"armllm/build_info.json lacks {_list(wrong)}"]
+    return info, []
+
+
+def _list(items: Any) -> str:
+    return ", ".join(sorted(items))
