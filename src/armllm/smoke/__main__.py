@@ -1,0 +1,43 @@
+"""``python -m armllm.smoke``: exit status 0 if all texts were recited word for word, 1 if not, 2: misused."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from armllm.smoke.arguments import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RUNTIME = ("torch", "numpy", "safetensors", "tokenizers", "tqdm")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Recite, report, and return the exit status; without an engine, say what to install."""
+    parsed = parse(arguments)
+    try:
+        command = importlib.import_module("armllm.smoke.command")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in RUNTIME:
+            raise
+        reason = (
+            f"{package} is not installed, and the engine needs it: pip install 'armllm[engine]'"
+            " (or 'armllm[runtime]' beside a torch of your own)"
+        )
+    except ImportError as error:
+        reason = str(error)
+    else:
+        status: int = command.recite(parsed)
+        return status
+    if parsed.json:
+        print(json.dumps({"schema": 1, "ok": False, "reason": reason, "runs": []}))
+    print(f"armllm.smoke: {reason}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The command line of ``python -m armllm.smoke``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from armllm.smoke.passages import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DTYPES = ("float32", "bfloat16")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def dtypes(text: str) -> list[str]:
+    chosen = text.split(",")
+    for name in chosen:
+        if name not in DTYPES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(DTYPES)}")
+    return chosen
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m armllm.smoke",
+        description="Let a small trained model recite texts it knows by heart; a wrong kernel garbles them.",
+        epilog="Without options: the longest text alone, then six requests in a batch with chunked prefill"
+        " and preemption, in both dtypes.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, progress on stderr")
+    parser.add_argument(
+        "--dtype",
+        type=dtypes,
+        default=list(DTYPES),
+        metavar="D[,D]",
+        help="float32, bfloat16 (default: both)",
+    )
+    parser.add_argument("--prompts", metavar="NAME[,NAME]", help="only these texts, in this order")
+    parser.add_argument(
+        "--batch", type=positives, metavar="N[,N]", help="batches of these sizes instead of the usual cases"
+    )
+    parser.add_argument("--max-num-batched-tokens", type=positive, metavar="N", help="tokens per step")
+    parser.add_argument("--max-num-seqs", type=positive, metavar="N", help="sequences per step")
+    parser.add_argument("--block-size", type=positive, metavar="N", help="tokens per block of the KV cache")
+    parser.add_argument(
+        "--num-gpu-blocks-override", type=positive, metavar="N", help="blocks in the KV cache"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=MODEL, metavar="DIR", help="a folder like the one in the package"
+    )
+    return parser.parse_args(arguments)

@@ -1,0 +1,104 @@
+"""The situations in which the passages are recited: which prompts, in which engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from armllm.smoke.passages import Passage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recitation:
+    """One request: ``given`` tokens of the passage's continuation stand in the prompt, the rest must follow.
+
+    With none given, the prompt goes to the engine as text, so that the tokenizer is part of the proof.
+    """
+
+    passage: Passage
+    given: int = 0
+
+    @property
+    def prompt(self) -> str | dict[str, list[int]]:
+        """What the engine is asked."""
+        if self.given == 0:
+            return self.passage.prompt
+        ids = self.passage.prompt_token_ids + self.passage.token_ids[: self.given]
+        return {"prompt_token_ids": list(ids)}
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        """What it must answer, the end token included."""
+        return self.passage.token_ids[self.given :]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and answer together."""
+        return len(self.passage.prompt_token_ids) + len(self.passage.token_ids)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Requests that run together, and the engine's options for them (see `armllm.LLM`)."""
+
+    name: str
+    recitations: tuple[Recitation, ...]
+    options: dict[str, Any]
+
+
+def fraction(index: int) -> float:
+    """Van der Corput's sequence 0, 1/2, 1/4, 3/4, 1/8, ...: as different from one another as can be."""
+    value, digit = 0.0, 0.5
+    while index:
+        value += digit * (index & 1)
+        index, digit = index >> 1, digit / 2
+    return value
+
+
+def recitations(passages: Sequence[Passage], count: int) -> tuple[Recitation, ...]:
+    """``count`` different requests: every passage from its beginning, then each from points further on."""
+    chosen = []
+    for index in range(count):
+        passage = passages[index % len(passages)]
+        given = int(len(passage.token_ids) * fraction(index // len(passages)))
+        chosen.append(Recitation(passage=passage, given=given))
+    return tuple(chosen)
+
+
+def blocks_for(recitation: Recitation, block_size: int) -> int:
+    return -(-recitation.num_tokens // block_size)
+
+
+def alone(passage: Passage, options: dict[str, Any]) -> Case:
+    """The longest passage by itself, in an engine as a user would make it."""
+    return Case(name="alone", recitations=(Recitation(passage=passage),), options=options)
+
+
+def batch(name: str, chosen: tuple[Recitation, ...], options: dict[str, Any]) -> Case:
+    """Several at once, under pressure: a step takes few tokens, and the KV cache is too small for all.
+
+    So prompts are cut into chunks that share steps with decoding, and requests are preempted and computed
+    again. What ``options`` says stands.
+    """
+    block_size = options.get("block_size", 16)
+    sizes = [blocks_for(recitation, block_size) for recitation in chosen]
+    few = max(sizes) + (sum(sizes) - max(sizes)) // 4
+    pressure = {
+        "max_num_batched_tokens": 24,
+        "num_gpu_blocks_override": few,
+        "max_model_len": max(sizes) * block_size,
+    }
+    return Case(name=name, recitations=chosen, options={**pressure, **options})
+
+
+def default_cases(passages: Sequence[Passage], options: dict[str, Any]) -> list[Case]:
+    """Alone, and in a batch: what proves a machine."""
+    return [alone(passages[0], options), batch("batch", recitations(passages, len(passages) + 2), options)]
+
+
+def batches(passages: Sequence[Passage], sizes: Sequence[int], options: dict[str, Any]) -> list[Case]:
+    """One case per batch size."""
+    return [batch(f"batch of {size}", recitations(passages, size), options) for size in sizes]

@@ -1,0 +1,120 @@
+"""Run the cases that the command line asks for, and report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+import armllm
+from armllm import kernels
+from armllm.smoke.cases import batches, default_cases
+from armllm.smoke.passages import Passage, load_passages
+from armllm.smoke.recite import Run, run
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from armllm.smoke.cases import Case
+
+OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_gpu_blocks_override")
+
+
+class UsageError(Exception):
+    """An option names something that is not there."""
+
+
+def recite(arguments: argparse.Namespace) -> int:
+    """Run every case in every dtype, print the report, return the exit status."""
+    try:
+        cases = choose(arguments)
+    except UsageError as error:
+        print(f"armllm.smoke: {error}", file=sys.stderr)
+        return 2
+    runs = list(run_all(cases, arguments))
+    report = describe(runs)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        print(summary(report))
+    return 0 if report["ok"] else 1
+
+
+def choose(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases asked for; raises UsageError for a text or a model folder that does not exist."""
+    passages = read_passages(arguments.model)
+    known = {passage.name: passage for passage in passages}
+    names = arguments.prompts.split(",") if arguments.prompts else list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"--prompts: no text is called {unknown[0]!r}; there are {', '.join(known)}")
+    chosen = [known[name] for name in names]
+    options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    return batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
+
+
+def read_passages(folder: Path) -> Sequence[Passage]:
+    try:
+        return load_passages(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--model: {folder} is not a smoke model, which has passages.json and expected.json"
+            f" ({type(error).__name__}: {error})"
+        ) from None
+
+
+def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> Iterator[Run]:
+    """Run the cases, showing each verdict as it comes."""
+    for dtype in arguments.dtype:
+        for case in cases:
+            result = run(case, dtype, arguments.model)
+            show(result, sys.stderr if arguments.json else sys.stdout)
+            yield result
+
+
+def show(result: Run, stream: TextIO) -> None:
+    verdict = "recited" if result.ok else "FAILED"
+    preempted = f", {result.preemptions} preemptions" if result.preemptions else ""
+    print(
+        f"{result.dtype:<9} {result.case:<12} {verdict}: {result.tokens} tokens of {result.requests} requests"
+        f" in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s{preempted}",
+        file=stream,
+        flush=True,
+    )
+    if not result.ok:
+        print(f"    {result.problem}", file=stream, flush=True)
+
+
+def describe(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the report as a JSON value; docs/smoke.md explains its fields."""
+    failed = next((result for result in runs if not result.ok), None)
+    seconds = sum(result.seconds for result in runs)
+    tokens = sum(result.tokens for result in runs)
+    return {
+        "schema": 1,
+        "ok": failed is None,
+        "reason": f"{failed.dtype}, {failed.case}: {failed.problem}" if failed else "",
+        "version": armllm.__version__,
+        "torch": torch.__version__,
+        "threads": kernels.get_num_threads(),
+        "kernels": {op: entry["target"] for op, entry in kernels.report().items()},
+        "targets": list(kernels.targets()),
+        "runs": [result.as_dict() for result in runs],
+        "tokens_per_second": round(tokens / seconds, 3) if seconds else 0.0,
+        "load_seconds": round(sum(result.load_seconds for result in runs), 3),
+    }
+
+
+def summary(report: dict[str, Any]) -> str:
+    """Return which target runs which ops, and the verdict."""
+    used: dict[str, list[str]] = {}
+    for op, target in report["kernels"].items():
+        used.setdefault(target, []).append(op)
+    lines = [f"{target}: {', '.join(ops)}" for target, ops in used.items()]
+    verdict = "ok" if report["ok"] else "FAILED"
+    threads = f"{report['threads']} thread{'' if report['threads'] == 1 else 's'}"
+    return "\n".join([*lines, f"{verdict}: armllm {report['version']}, torch {report['torch']}, {threads}"])
