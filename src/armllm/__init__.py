@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from armllm.environment import limit_spinning
+
 if TYPE_CHECKING:
     from armllm.engine.llm import LLM
     from armllm.outputs import CompletionOutput, RequestOutput
@@ -23,6 +25,9 @@ _HOMES = {
     "RequestOutput": "armllm.outputs",
     "SamplingParams": "armllm.sampling_params",
 }
+
+
+limit_spinning()  # before anything here imports torch: libgomp looks once, when it is loaded
 
 
 def __getattr__(name: str) -> Any:

@@ -14,53 +14,127 @@ GREEDY_TEMPERATURE = 1e-5
 
 @dataclasses.dataclass(kw_only=True)
 class SamplingParams:
-    """What one request asks of the sampler; names and defaults are vLLM's.
+    """What one request asks of the sampler; names, defaults and order of effects are vLLM's.
 
-    temperature: 0 is greedy. top_p, top_k (0 or -1: all): keep the likeliest tokens; top_k is applied first.
-    seed: the same seed gives the same tokens whatever else runs. max_tokens: None is up to the model's
-    length. stop: strings that end the text and are cut off, unless include_stop_str_in_output.
-    stop_token_ids: tokens that end it; the checkpoint's own end tokens do so too, unless ignore_eos.
-    min_tokens: no end before this many tokens. detokenize: False leaves the text empty.
+    n: completions of the prompt. temperature: 0 is greedy. min_p: keep tokens at least this likely, relative
+    to the likeliest; then top_k (0 or -1: all), then top_p: keep the likeliest. seed: the same seed gives the
+    same tokens whatever else runs. repetition_penalty: divides the logits of tokens in prompt and output
+    (multiplies negative ones). frequency_penalty, presence_penalty: taken off for tokens in the output, per
+    occurrence and once. logit_bias: added per token id. allowed_token_ids: no others. bad_words: texts that
+    must not come out. max_tokens: None is up to the model's length. min_tokens: no end before that many.
+    stop: strings that end the text and are cut off, unless include_stop_str_in_output. stop_token_ids: tokens
+    that end it; the checkpoint's own end tokens do so too, unless ignore_eos. logprobs: report so many of the
+    likeliest tokens per step beside the chosen one; -1 is the whole vocabulary. detokenize: False leaves the
+    text empty.
 
     Raises RequestError (a ValueError) naming the parameter that is out of range.
     """
 
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int | None = 16
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
+    bad_words: list[str] | None = None
     ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
     detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
+        if self.seed == -1:  # vLLM's other way to say none
+            self.seed = None
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         self.stop_token_ids = list(self.stop_token_ids or [])
-        _check_number("temperature", self.temperature, low=0.0)
-        _check_number("top_p", self.top_p, above=0.0, high=1.0)
-        _check_integer("top_k", self.top_k, low=-1)
-        if self.seed is not None:
-            _check_integer("seed", self.seed)
-        if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, low=1)
+        self.bad_words = list(self.bad_words or [])
+        self._check_ranges()
+        self._check_lists()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise RequestError(f"stop must be a string or a list of non-empty strings, not {self.stop!r}")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True")
-        for token_id in self.stop_token_ids:
+        if self.n > 1 and self.greedy:
+            raise RequestError(f"n must be 1 for greedy sampling (temperature 0), not {self.n}")
+
+    def _check_ranges(self) -> None:
+        _check_integer("n", self.n, low=1)
+        _check_number("temperature", self.temperature, low=0.0)
+        _check_number("top_p", self.top_p, above=0.0, high=1.0)
+        _check_integer("top_k", self.top_k, low=-1)
+        _check_number("min_p", self.min_p, low=0.0, high=1.0)
+        _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        _check_number("repetition_penalty", self.repetition_penalty, above=0.0)
+        _check_integer("min_tokens", self.min_tokens, low=0)
+        for name, value, low in (
+            ("seed", self.seed, None),
+            ("max_tokens", self.max_tokens, 1),
+            ("logprobs", self.logprobs, -1),
+        ):
+            if value is not None:
+                _check_integer(name, value, low=low)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+
+    def _check_lists(self) -> None:
+        for name in ("stop", "bad_words"):
+            texts = getattr(self, name)
+            if not all(
+                isinstance(text, str) and text.strip(" " if name == "bad_words" else "") for text in texts
+            ):
+                raise RequestError(f"{name} must be a list of non-empty strings, not {texts!r}")
+        for token_id in self.stop_token_ids or ():
             _check_integer("stop_token_ids", token_id, low=0)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = list(self.allowed_token_ids)
+            for token_id in self.allowed_token_ids:
+                _check_integer("allowed_token_ids", token_id, low=0)
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids must not be empty")
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise RequestError(f"logit_bias must be a dict of token ids, not {self.logit_bias!r}")
+            for token_id, bias in self.logit_bias.items():
+                _check_integer("logit_bias", token_id, low=0)
+                _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken instead of a draw."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether anything but temperature, top_k, top_p and min_p changes which token comes out."""
+        return bool(
+            self.logit_bias
+            or self.bad_words
+            or self.min_tokens
+            or self.allowed_token_ids is not None
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+        )
+
+    def token_ids(self) -> dict[str, list[int]]:
+        """The parameters that name token ids, which a vocabulary must have."""
+        return {
+            "stop_token_ids": self.stop_token_ids or [],
+            "allowed_token_ids": self.allowed_token_ids or [],
+            "logit_bias": list(self.logit_bias or {}),
+        }
 
 
 def _check_number(

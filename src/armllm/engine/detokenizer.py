@@ -49,12 +49,17 @@ class Detokenizer:
         self._emitted = len(_settled(self._decode(prompt_token_ids[self._start :])))
 
     def catch_up(
-        self, token_ids: Sequence[int], *, skip_last: bool = False, final: bool = False
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_last: bool = False,
+        final: bool = False,
+        may_stop: bool = True,
     ) -> str | None:
         """Extend ``text`` by all tokens that are new; return the stop string met, if any.
 
         The text then ends with it or before it. ``skip_last`` leaves the last token out. ``final`` emits an
-        incomplete character too, as a replacement.
+        incomplete character too, as a replacement. Unless it ``may_stop``, stop strings are let through.
         """
         end = len(token_ids) - skip_last
         window = self._decode(token_ids[self._start : end])
@@ -66,7 +71,7 @@ class Detokenizer:
             self._emitted = len(self._decode(token_ids[self._start : end]))
         else:
             self._emitted = max(self._emitted, len(settled))
-        return self._cut_at_stop(searched)
+        return self._cut_at_stop(searched) if may_stop else None
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

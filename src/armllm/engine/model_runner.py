@@ -11,7 +11,7 @@ from torch import Tensor
 
 from armllm import environment, kernels
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory
-from armllm.errors import MemoryLimitError, RequestError
+from armllm.errors import CheckpointError, MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models import Model, model_class
 from armllm.models.config import ConfigReader
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
+    from armllm.tokenizer import Tokenizer
 
 GIB = environment.GIB
 
@@ -40,7 +41,7 @@ class StepInput:
 class ModelRunner:
     """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         reader = ConfigReader.open(config.model_folder)
         architecture = model_class(reader)
         self.model_config = architecture.read_config(reader)
@@ -49,6 +50,11 @@ class ModelRunner:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above the checkpoint's max_position_embeddings"
                 f" {self.model_config.max_position_embeddings}"
+            )
+        if tokenizer is not None and tokenizer.vocab_size > self.model_config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer in {config.tokenizer_folder} has {tokenizer.vocab_size} tokens, the model"
+                f" only {self.model_config.vocab_size}: they don't belong together"
             )
         self.block_size = config.block_size
         self.dtype = config.torch_dtype

@@ -7,17 +7,20 @@ moves the borders between tokens by about 1e-7, so the same seed gives the same 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+    from torch import Tensor
+
     from armllm.sampling_params import SamplingParams
 
-FIRST_CANDIDATES = 256
 CHUNK = 256
 
 
@@ -29,66 +32,54 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
     """
     token_ids = logits.argmax(-1)
     drawn = [row for row, choice in enumerate(params) if not choice.greedy]
-    filtered = [row for row in drawn if params[row].top_k > 0 or params[row].top_p < 1]
-    plain = [row for row in drawn if params[row].top_k <= 0 and params[row].top_p >= 1]
-    for rows, draw in ((plain, _draw), (filtered, _draw_filtered)):
-        if rows:
-            temperatures = torch.tensor([params[row].temperature for row in rows], dtype=torch.float32)
-            scaled = logits[rows] / temperatures.unsqueeze(1)
-            chosen = [params[row] for row in rows]
-            at = torch.tensor([uniforms[row] for row in rows], dtype=torch.float64)
-            token_ids[rows] = draw(scaled, chosen, at)
+    if drawn:
+        temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
+        scaled = logits[drawn] / temperatures.unsqueeze(1)
+        thresholds = [_threshold(scaled[index].numpy(), params[row]) for index, row in enumerate(drawn)]
+        token_ids[drawn] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
     result: list[int] = token_ids.tolist()
     return result
 
 
-def _draw(logits: Tensor, _params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """From all tokens: find the chunk of the vocabulary first, then the token in it, both in fp64 sums."""
+def _threshold(logits: npt.NDArray[np.float32], params: SamplingParams) -> float:
+    """The least logit that min_p, then top_k, then top_p leave; tokens that tie with it stay too."""
+    vocab_size = len(logits)
+    top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
+    least = -math.inf
+    if params.min_p > 0:
+        least = float(logits.max()) + math.log(params.min_p)
+    if params.top_p >= 1:
+        return least if top_k == vocab_size else max(least, np.partition(logits, -top_k)[-top_k].item())
+    likeliest = logits if top_k == vocab_size else np.partition(logits, -top_k)[-top_k:]
+    falling = np.sort(likeliest)[::-1]
+    falling = falling[: max(1, np.count_nonzero(falling >= least))]
+    sums = np.exp(falling - falling[0]).cumsum(dtype=np.float64)
+    # a token stays if those before it don't make up the mass yet
+    kept = 1 + np.searchsorted(sums[:-1], params.top_p * sums[-1], side="left")
+    last: float = falling[kept - 1].item()
+    return last
+
+
+def _draw(logits: Tensor, thresholds: Sequence[float], uniforms: Tensor) -> Tensor:
+    """Find the chunk of the vocabulary first, then the token in it, both by fp64 sums of weights."""
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     rows, vocab_size = weights.shape
+    if any(threshold > -math.inf for threshold in thresholds):
+        weights.masked_fill_(logits < torch.tensor(thresholds).unsqueeze(1), 0.0)
     chunks = torch.nn.functional.pad(weights, (0, -vocab_size % CHUNK)).view(rows, -1, CHUNK)
-    sums = chunks.sum(-1, dtype=torch.float64).cumsum(-1)
-    targets = uniforms.unsqueeze(1) * sums[:, -1:]
-    chunk = (sums <= targets).sum(-1, keepdim=True).clamp_(max=sums.shape[1] - 1)
-    before = torch.where(chunk > 0, sums.gather(1, (chunk - 1).clamp(min=0)), 0.0)
-    within = chunks[torch.arange(rows), chunk.squeeze(1)].double()
-    offset = _invert(within, targets - before)
-    return chunk.squeeze(1) * CHUNK + offset
+    sums = chunks.sum(-1, dtype=torch.float64)
+    chunk, before = _invert(sums, uniforms * sums.sum(-1))
+    within = chunks[torch.arange(rows), chunk].double()
+    offset, _ = _invert(within, uniforms * sums.sum(-1) - before)
+    return chunk * CHUNK + offset
 
 
-def _draw_filtered(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> Tensor:
-    """From the tokens that top_k, then top_p, leave; tokens as likely as the last one left stay too.
+def _invert(weights: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Per row, the first index where the cumulative weight exceeds the target, and the weight before it.
 
-    Sorting a whole vocabulary costs more than the model's own head, so the likeliest few are looked at first,
-    and more only when they are not enough.
+    Never an index of weight zero, even where rounding puts a target at the very end.
     """
-    vocab_size = logits.shape[1]
-    top_k = torch.tensor([choice.top_k if choice.top_k > 0 else vocab_size for choice in params])
-    top_k = top_k.clamp_(max=vocab_size).unsqueeze(1)
-    top_p = torch.tensor([choice.top_p for choice in params], dtype=torch.float64).unsqueeze(1)
-    peak = logits.amax(-1, keepdim=True)
-    total = (logits - peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    largest_k = max((choice.top_k for choice in params if choice.top_k > 0), default=0)
-    count = min(vocab_size, max(FIRST_CANDIDATES, largest_k + 1))
-    while True:
-        values, token_ids = logits.topk(count, sorted=True)
-        weights = (values - peak).exp_().double()
-        sums = weights.cumsum(-1)
-        mass = torch.where(top_k < vocab_size, sums.gather(1, (top_k - 1).clamp(max=count - 1)), total)
-        ranks = torch.arange(count)
-        kept = (ranks < top_k) & ((sums - weights < top_p * mass) | (ranks == 0))
-        threshold = values.gather(1, kept.sum(-1, keepdim=True) - 1)
-        if count == vocab_size or bool((values[:, -1:] < threshold).all()):
-            break
-        count = min(vocab_size, count * 8)
-    token_ids, order = token_ids.sort(-1)
-    weights = torch.where(values >= threshold, weights, 0.0).gather(1, order)
-    chosen = _invert(weights, uniforms.unsqueeze(1) * weights.sum(-1, keepdim=True))
-    return token_ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
-
-
-def _invert(weights: Tensor, targets: Tensor) -> Tensor:
-    """Per row, the first index whose cumulative weight exceeds the target; never one of weight zero."""
     sums = weights.cumsum(-1)
     last = weights.shape[-1] - 1 - weights.flip(-1).ne(0).int().argmax(-1)
-    return torch.minimum((sums <= targets).sum(-1), last)
+    index = torch.minimum((sums <= targets.unsqueeze(1)).sum(-1), last)
+    return index, (sums - weights).gather(1, index.unsqueeze(1)).squeeze(1)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import random
 
     from armllm.engine.detokenizer import Detokenizer
+    from armllm.outputs import Logprob
     from armllm.sampling_params import SamplingParams
 
 
@@ -37,6 +38,7 @@ class Sequence:
     max_tokens: int
     params: SamplingParams
     end_token_ids: frozenset[int]
+    bad_words: list[list[int]]
     random: random.Random
     detokenizer: Detokenizer | None
     status: SequenceStatus = SequenceStatus.WAITING
@@ -45,6 +47,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_cached_tokens: int | None = None
+    logprobs: list[dict[int, Logprob]] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -87,7 +90,10 @@ class Sequence:
         if self.detokenizer is not None and (params.stop or reason is not None):
             ended_by_token = reason == "stop" and not params.include_stop_str_in_output
             stop_string = self.detokenizer.catch_up(
-                self.token_ids, skip_last=ended_by_token, final=reason is not None
+                self.token_ids,
+                skip_last=ended_by_token,
+                final=reason is not None,
+                may_stop=self.num_output_tokens > params.min_tokens,
             )
             if stop_string is not None:
                 reason, self.stop_reason = "stop", stop_string

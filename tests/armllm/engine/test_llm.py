@@ -202,7 +202,7 @@ def test_without_a_tokenizer_token_ids_still_work(folder, tmp_path):
     assert len(output.outputs[0].token_ids) == 5
     with pytest.raises(RequestError, match="token ids"):
         llm.generate("text", GREEDY)
-    with pytest.raises(RequestError, match="stop strings"):
+    with pytest.raises(RequestError, match="stop needs a tokenizer"):
         llm.generate([3], SamplingParams(stop="x"))
     elsewhere = LLM(bare, dtype="float32", tokenizer=str(folder))
     assert elsewhere.generate("text", GREEDY, use_tqdm=False)[0].outputs[0].text

@@ -1,0 +1,43 @@
+"""How likely the chosen tokens were, and which were likelier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.outputs import Logprob
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequences
+
+    from torch import Tensor
+
+    from armllm.engine.sequence import Sequence
+    from armllm.tokenizer import Tokenizer
+
+
+@torch.inference_mode()
+def raw_logprobs(logits: Tensor, sequences: Sequences[Sequence]) -> dict[int, Tensor]:
+    """Log-softmax of the rows whose requests want logprobs, before bias, penalties and temperature."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
+    return dict(zip(rows, logits[rows].log_softmax(-1), strict=True)) if rows else {}
+
+
+def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The chosen token and the ``count`` likeliest ones (-1: all) of one row ``logprobs[vocab_size]``."""
+    chosen = logprobs[token_id]
+    top = logprobs.topk(len(logprobs) if count == -1 else min(count, len(logprobs)))
+    ranked = {token_id: (chosen.item(), int((logprobs > chosen).sum()) + 1)}
+    for rank, (other, value) in enumerate(
+        zip(top.indices.tolist(), top.values.tolist(), strict=True), start=1
+    ):
+        ranked.setdefault(other, (value, rank))
+    return {
+        token: Logprob(
+            logprob=value,
+            rank=rank,
+            decoded_token=tokenizer.decode([token], skip_special_tokens=False) if tokenizer else None,
+        )
+        for token, (value, rank) in ranked.items()
+    }
