@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ def build(
     *,
     mirror: str | None = None,
     on_wait: Callable[[], None] | None = None,
+    step: Callable[[str, str], AbstractContextManager[None]] = lambda _name, _detail: nullcontext(),
 ) -> BuiltWheel:
     """Build the wheel of ``plan`` for ``python`` into ``work``.
 
@@ -54,7 +56,11 @@ def build(
             shutil.rmtree(sources / "build/lib", ignore_errors=True)
         out = work / f"built-{python.version}"
         out.mkdir()
-        path = _run_back_end(plan, python, sources, out, settings=setup.settings, hooks=hooks, log=log)
+        if setup.runtime and source.has_cxx(sources):
+            with step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
+                setup.runtime(log)
+        with step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"):
+            path = _run_back_end(plan, python, sources, out, settings=setup.settings, hooks=hooks, log=log)
     check(path, log)
     return BuiltWheel(plan=plan, python=python, path=path, compiler=setup.compiler)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
+KEPT = ".kept"
 
 
 def root() -> Path:
@@ -83,12 +84,17 @@ def work_folder(label: str) -> Iterator[Path]:
     try:
         yield folder
     except Exception:
+        keep(folder)
         raise
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if not (folder / KEPT).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep(folder: Path) -> None:
+    """Keep a work folder after its end: its logs or its wheel are named to the user."""
+    with contextlib.suppress(OSError):
+        (folder / KEPT).touch()
 
 
 def move_into(file: Path, folder: Path) -> Path:

@@ -79,6 +79,11 @@ def _files(project: Path) -> list[str]:
     return sorted(name for name in names if _is_file(project / name))
 
 
+def has_cxx(folder: Path) -> bool:
+    """Return whether there is C++ code in a source folder."""
+    return any(path.suffix in (".cpp", ".cc", ".cxx", ".pyx", ".mm") for path in folder.rglob("*"))
+
+
 def _is_file(path: Path) -> bool:
     return path.is_symlink() or path.is_file()
 

@@ -42,6 +42,8 @@ def smoke(
         try:
             with progress.step("smoke", ", ".join(names)):
                 report = smoking.smoke(wheel, names, work, mirror=mirror, on_step=progress.note)
+            if not report.ok:
+                cache.keep(work)
         finally:
             if verbose:
                 for log in sorted(work.glob("*.log")):

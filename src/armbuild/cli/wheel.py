@@ -119,11 +119,15 @@ class _Run:
         print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
         with cache.work_folder(f"wheel-{plan.project.name}") as work:
             with self._verbosely(work):
-                with progress.step("build", f"{plan.lane} lane, Python {python.version}"):
-                    waiting = "another build of this project is running: waiting for it"
-                    built = build(
-                        plan, python, work, mirror=self.mirror, on_wait=lambda: progress.note(waiting)
-                    )
+                waiting = "another build of this project is running: waiting for it"
+                built = build(
+                    plan,
+                    python,
+                    work,
+                    mirror=self.mirror,
+                    on_wait=lambda: progress.note(waiting),
+                    step=progress.step,
+                )
                 with progress.step("repair", "auditwheel, RECORD, version"):
                     repaired = repair(built, work)
                 with progress.step("audit", "tag, ELF, symbols, instructions"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from armbuild.plan import Plan
@@ -23,6 +23,8 @@ class Setup:
     """PEP 517 ``config_settings``."""
     compiler: str
     """Name and version, for the report."""
+    runtime: Callable[[Path], None] | None = None
+    """Builds the compiler's own C++ runtime, with a log; None where that is there already."""
 
 
 def backend_family(backend: str) -> str:

@@ -50,26 +50,45 @@ def target_cpu(value: str, *, architecture: bool) -> str:
 def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str, list[str]]) -> list[str]:
     """Translate a compiler's command line.
 
-    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last.
+    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last. What only links gets neither,
+    nor any optimisation level, CPU or debug option of its own: zig builds its C++ runtime anew, in a minute, for every
+    such combination that it links for. (Bitcode of ``-flto`` is compiled at the link in any case.)
     """
-    links = not any(argument in ("-c", "-S", "-E", "-M", "-MM", "-fsyntax-only") for argument in arguments)
-    result = ["-target", target, *settings["flags"]]
+    if arguments in (["--version"], ["-v"], ["-dumpversion"]):
+        return arguments
+    links = not any(argument in STOPPING for argument in arguments)
+    compiles = not links or "-x" in arguments or any(is_source(argument) for argument in arguments)
+    result = ["-target", target, *(settings["flags"] if compiles else [])]
     for argument in arguments:
-        if argument.startswith(DROPPED):
+        if argument.startswith(DROPPED) or (links and argument.startswith(("-flto", "-g"))):
             continue
-        if argument.startswith("-march="):
-            result.append("-mcpu=" + target_cpu(argument[7:], architecture=True))
-        elif argument.startswith("-mcpu="):
-            result.append("-mcpu=" + target_cpu(argument[6:], architecture=False))
+        if not compiles and argument.startswith(("-O", "-march=", "-mcpu=")):
+            continue
+        if argument.startswith(("-march=", "-mcpu=")):
+            cpu = target_cpu(argument.partition("=")[2], architecture=argument.startswith("-march="))
+            result.append(f"-mcpu={cpu}")
         else:
             result.append(argument)
-    for folder in settings["headers"]:
-        result += ["-idirafter", folder]
-    # zig checks for undefined behaviour in unoptimised code and links libc++ with its debug information
-    result += ["-fno-sanitize=undefined", "-g0"]
-    if links and "-shared" in arguments:
-        result.append("-s")
-    return result
+    if compiles:
+        for folder in settings["headers"]:
+            result += ["-idirafter", folder]
+    if links:
+        result += [] if any(argument.startswith("-O") for argument in result) else ["-O2"]
+        result += [] if "-r" in arguments else ["-s"]
+    else:
+        result.append("-g0")
+    return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimised code
+
+
+STOPPING = frozenset({"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"})
+"""Options after which nothing is linked."""
+
+
+def is_source(argument: str) -> bool:
+    """Return whether an argument names a file to compile."""
+    return not argument.startswith("-") and argument.endswith(
+        (".c", ".cc", ".cpp", ".cxx", ".c++", ".C", ".s", ".S", ".m", ".mm")
+    )
 
 
 def archiver_arguments(arguments: list[str]) -> list[str]:
