@@ -45,11 +45,11 @@ class ModelRunner:
         reader = ConfigReader.open(config.model_folder)
         architecture = model_class(reader)
         self.model_config = architecture.read_config(reader)
-        self.max_model_len = config.max_model_len or self.model_config.max_position_embeddings
-        if self.max_model_len > self.model_config.max_position_embeddings:
+        self.max_model_len = config.max_model_len or self.model_config.max_model_len
+        if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
-                f"max_model_len {self.max_model_len} is above the checkpoint's max_position_embeddings"
-                f" {self.model_config.max_position_embeddings}"
+                f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
+                " max_position_embeddings and sliding_window in config.json limit it"
             )
         if tokenizer is not None and tokenizer.vocab_size > self.model_config.vocab_size:
             raise CheckpointError(

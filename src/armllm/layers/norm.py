@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 class RMSNorm:
-    """Normalises rows of ``x[T, size]`` and scales them by the checkpoint's ``weight[size]``."""
+    """Normalises the last dimension of ``x[..., size]`` and scales it by ``weight[size]``."""
 
     def __init__(self, weights: Weights, size: int, eps: float) -> None:
         self.weight = weights.take("weight", size)
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        kernels.rms_norm(out, x, self.weight, self.eps)
-        return out
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty_like(rows)
+        kernels.rms_norm(out, rows, self.weight, self.eps)
+        return out.view(x.shape)
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Residual += x, then x = norm(residual), both in place."""

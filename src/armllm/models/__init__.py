@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from armllm.models.loader import Weights
 
 # architecture in config.json -> module here; the class has the architecture's name
-ARCHITECTURES = {"LlamaForCausalLM": "llama"}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 # for a config.json that names no architecture
-MODEL_TYPES = {"llama": "LlamaForCausalLM"}
+MODEL_TYPES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 class Model(Protocol):

@@ -1,7 +1,7 @@
 """What config.json says about a model, read strictly: a value that can't be honoured is refused by name.
 
-Both spellings are understood: rope_theta, rope_scaling, torch_dtype, and transformers 5's rope_parameters,
-dtype.
+Both spellings are understood: rope_theta and rope_scaling, and transformers 5's rope_parameters. Neither
+torch_dtype nor dtype is asked: tensors say what they are, and the user what to compute in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _REQUIRED = object()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the engine needs to know of every decoder; families add their own."""
+    """What the engine needs to know of every decoder; families add their own.
+
+    max_model_len: tokens up to which the engine honours the checkpoint.
+    """
 
     architecture: str
     vocab_size: int
@@ -32,8 +35,8 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
+    max_model_len: int
     tie_word_embeddings: bool
-    stored_dtype: str | None
     eos_token_ids: frozenset[int]
 
 
@@ -114,20 +117,32 @@ class ConfigReader:
         return frozenset(ids)
 
     def common(
-        self, architecture: str, *, default_eos: int | None, default_positions: int, tied: bool
+        self,
+        architecture: str,
+        *,
+        default_eos: int | None = None,
+        default_positions: int,
+        default_kv_heads: int | None = None,
+        default_head_dim: int | None = None,
+        sliding_window: int | None = None,
     ) -> dict[str, Any]:
-        """The fields of `ModelConfig`; defaults are those of the family's class in transformers."""
+        """The fields of `ModelConfig`; defaults are those of the family's class in transformers.
+
+        Up to the length of its ``sliding_window``, a layer sees all tokens: longer ones are not offered.
+        """
         hidden_size = self.integer("hidden_size")
         num_heads = self.integer("num_attention_heads")
         num_kv_heads = self.integer("num_key_value_heads", num_heads)
+        if default_kv_heads is not None and "num_key_value_heads" not in self.values:
+            num_kv_heads = default_kv_heads
         if num_heads % num_kv_heads:
             raise self.error(
                 f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
             )
-        head_dim = self.integer("head_dim", hidden_size // num_heads)
+        head_dim = self.integer("head_dim", default_head_dim or hidden_size // num_heads)
         if head_dim % 2:
             raise self.error(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
-        dtype = self.get("dtype", self.get("torch_dtype", None))
+        positions = self.integer("max_position_embeddings", default_positions)
         return {
             "architecture": architecture,
             "vocab_size": self.integer("vocab_size"),
@@ -136,9 +151,9 @@ class ConfigReader:
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": self.integer("max_position_embeddings", default_positions),
-            "tie_word_embeddings": self.boolean("tie_word_embeddings", tied),
-            "stored_dtype": str(dtype) if dtype is not None else None,
+            "max_position_embeddings": positions,
+            "max_model_len": min(positions, sliding_window or positions),
+            "tie_word_embeddings": self.boolean("tie_word_embeddings", default=False),
             "eos_token_ids": self.token_ids("eos_token_id", default_eos),
         }
 

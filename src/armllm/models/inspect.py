@@ -37,7 +37,7 @@ def inspect(model: str) -> dict[str, Any]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "max_model_len": config.max_position_embeddings,
+        "max_model_len": config.max_model_len,
         "kv_cache_bytes_per_token_bfloat16": kv_elements * torch.bfloat16.itemsize,
         "kv_cache_bytes_per_token_float32": kv_elements * torch.float32.itemsize,
     }

@@ -53,11 +53,16 @@ class LlamaAttention:
     def __call__(
         self, x: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        parts = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
-        query, key, value = (part.view(x.shape[0], -1, self.attention.head_dim) for part in parts)
+        query, key, value = self.project(x)
         self.rotary(positions, query, key)
         attended = self.attention(query, key, value, metadata).flatten(1)
         return self.o_proj(attended if rows is None else attended[rows])
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
+        parts = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
+        query, key, value = (part.view(x.shape[0], -1, self.attention.head_dim) for part in parts)
+        return query, key, value
 
 
 class LlamaMLP:
@@ -79,8 +84,10 @@ class LlamaMLP:
 class LlamaDecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)); the norms do the adding."""
 
+    attention_class = LlamaAttention
+
     def __init__(self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding) -> None:
-        self.self_attn = LlamaAttention(config, weights.scope("self_attn"), rotary)
+        self.self_attn = self.attention_class(config, weights.scope("self_attn"), rotary)
         self.mlp = LlamaMLP(config, weights.scope("mlp"))
         self.input_layernorm = RMSNorm(
             weights.scope("input_layernorm"), config.hidden_size, config.rms_norm_eps
@@ -104,6 +111,8 @@ class LlamaDecoderLayer:
 class LlamaForCausalLM:
     """The decoder and its head."""
 
+    layer_class = LlamaDecoderLayer
+
     def __init__(self, config: LlamaConfig, weights: Weights, *, max_positions: int) -> None:
         self.config = config
         rotary = RotaryEmbedding(
@@ -112,7 +121,7 @@ class LlamaForCausalLM:
         model = weights.scope("model")
         self.embed_tokens = Embedding(model.scope("embed_tokens"), config.vocab_size, config.hidden_size)
         self.layers = [
-            LlamaDecoderLayer(config, model.scope(f"layers.{index}"), rotary)
+            self.layer_class(config, model.scope(f"layers.{index}"), rotary)
             for index in range(config.num_layers)
         ]
         self.norm = RMSNorm(model.scope("norm"), config.hidden_size, config.rms_norm_eps)
@@ -128,7 +137,7 @@ class LlamaForCausalLM:
         """Llama's config.json."""
         reader.only("hidden_act", "silu")
         attention_bias = reader.boolean("attention_bias", default=False)
-        common = reader.common("LlamaForCausalLM", default_eos=2, default_positions=2048, tied=False)
+        common = reader.common("LlamaForCausalLM", default_eos=2, default_positions=2048)
         return LlamaConfig(
             **common,
             intermediate_size=reader.integer("intermediate_size"),

@@ -147,7 +147,7 @@ def test_unknown_parameters_are_refused_by_name(folder):
     [
         ({"dtype": "float16"}, "float16"),
         ({"dtype": "int8"}, "int8"),
-        ({"max_model_len": 257}, "max_position_embeddings 256"),
+        ({"max_model_len": 257}, "max_model_len 257 is above 256"),
         ({"max_model_len": 0}, "max_model_len must be a positive integer"),
         ({"max_num_seqs": -1}, "max_num_seqs"),
         ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),

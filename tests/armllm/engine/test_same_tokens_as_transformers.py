@@ -13,6 +13,9 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 SHAPES = {
     "multi-head": {"num_key_value_heads": 4},
     "kv heads not given": {"drop": ("num_key_value_heads",)},
@@ -44,6 +47,13 @@ SHAPES = {
         "hidden_size": 36,
         "head_dim": 32,
     },
+    "Mistral": {**MISTRAL, "sliding_window": None},
+    "Mistral, head_dim 32": {**MISTRAL, "sliding_window": None, "head_dim": 32, "num_key_value_heads": 1},
+    "Mistral, defaults": {**MISTRAL, "drop": ("num_key_value_heads",), "num_attention_heads": 8},
+    "Qwen2": QWEN2,
+    "Qwen2, tied, one KV head": {**QWEN2, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    "Qwen3": {**QWEN3, "head_dim": 32},
+    "Qwen3, biases, default head_dim": {**QWEN3, "attention_bias": True, "num_attention_heads": 2},
 }
 PROMPT_LENGTHS = (1, 5, 17, 33, 64, 120)
 NUM_TOKENS = 24

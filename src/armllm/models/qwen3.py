@@ -1,0 +1,64 @@
+"""Qwen3 (Yang et al. 2025): Llama with normalised queries and keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from armllm.layers.norm import RMSNorm
+from armllm.models.llama import LlamaAttention, LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
+from armllm.models.qwen2 import shortest_window
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.layers.rotary import RotaryEmbedding
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+
+
+class Qwen3Attention(LlamaAttention):
+    """Each head's query and key are normalised before they are rotated."""
+
+    def __init__(self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding) -> None:
+        super().__init__(config, weights, rotary)
+        self.q_norm = RMSNorm(weights.scope("q_norm"), config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(weights.scope("k_norm"), config.head_dim, config.rms_norm_eps)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, the first two normalised."""
+        query, key, value = super().project(x)
+        return self.q_norm(query), self.k_norm(key), value
+
+
+class Qwen3DecoderLayer(LlamaDecoderLayer):
+    """Llama's layer around Qwen3's attention."""
+
+    attention_class = Qwen3Attention
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    """Llama's decoder with Qwen3's layers."""
+
+    layer_class = Qwen3DecoderLayer
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> LlamaConfig:
+        """Qwen3's config.json."""
+        reader.only("hidden_act", "silu")
+        attention_bias = reader.boolean("attention_bias", default=False)
+        common = reader.common(
+            "Qwen3ForCausalLM",
+            default_positions=32768,
+            default_kv_heads=32,
+            default_head_dim=128,
+            sliding_window=shortest_window(reader),
+        )
+        return LlamaConfig(
+            **common,
+            intermediate_size=reader.integer("intermediate_size"),
+            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+            rope=reader.rope(common["max_position_embeddings"]),
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
+            mlp_bias=False,
+        )
