@@ -72,7 +72,7 @@ def archive(mirror: str | None = None) -> Archive:
         for entry in parse_sources(path.read_text(errors="replace"), path.suffix)
     ]
     if named:
-        if not re.match(r"(?:https?|file|mirror\+\w+|mirror)://?\S+$|file:/\S+$", named):
+        if not re.match(r"(?:https?|mirror|mirror\+https?)://[^/\s]\S*$|(?:mirror\+)?file:/\S+$", named):
             raise UsageError(
                 f"--mirror {named}: not an address of a Debian archive, such as http://deb.debian.org/debian"
             )
@@ -258,9 +258,9 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     path = merged(member.name)
-    if ".." in path.parts:
-        raise BuildError(f"a package writes outside its root: {shlex.quote(member.name)}")
     target = root / path
+    if ".." in path.parts or not target.parent.resolve().is_relative_to(root.resolve()):
+        raise BuildError(f"a package writes outside its root: {shlex.quote(member.name)}")
     if member.isdir():
         if not target.is_dir():
             target.mkdir(parents=True)

@@ -66,13 +66,14 @@ def read(folder: Path) -> Project:
     if path.is_file() and not build_system and not project and not (folder / "setup.py").is_file():
         raise UsageError(f"{path}: neither [build-system] nor [project]: it describes no package")
     requires_python = str(project.get("requires-python", ""))
+    listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
+    if not isinstance(listed, list):
+        raise UsageError(f"{path}: [build-system] requires must be a list")
     try:
         SpecifierSet(requires_python)
-        requires = tuple(
-            str(Requirement(item)) for item in build_system.get("requires", ["setuptools>=40.8.0"])
-        )
+        requires = tuple(str(Requirement(item)) for item in listed)
     except (InvalidSpecifier, InvalidRequirement, TypeError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
     return Project(
         folder=folder,
         name=canonicalize_name(str(project.get("name", folder.name))),

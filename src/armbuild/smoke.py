@@ -86,8 +86,8 @@ def check_names(names: Sequence[str]) -> tuple[Cpu, ...]:
             chosen.append(Cpu(name=name, model=None, isa=isa.detect()))
         else:
             core = isa.Isa.from_target(name)
-            model = (core.cores[0].name or name) if core.cores else name
-            chosen.append(Cpu(name=name, model=model.lower().replace(" ", "-").replace("_", "-"), isa=core))
+            model = (core.cores[0].name or name).lower().removeprefix("qemu ").replace(" ", "-")
+            chosen.append(Cpu(name=name, model=model, isa=core))
     return tuple(chosen)
 
 

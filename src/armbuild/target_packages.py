@@ -26,7 +26,7 @@ PLATFORM = "aarch64-manylinux_2_28"
 def requirements(wheel: WheelFile, python: str, extras: Iterable[str]) -> list[str]:
     """Return what a wheel needs on AArch64 Linux with ``extras``, which may name further ones of its own."""
     lines = [Requirement(line) for line in wheel.requires]
-    wanted, done, found = [*extras], set[str](), set[str]()
+    wanted, done, found = ["", *extras], set[str](), set[str]()
     while wanted:
         extra = wanted.pop()
         if extra in done:

@@ -50,9 +50,10 @@ def target_cpu(value: str, *, architecture: bool) -> str:
 def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str, list[str]]) -> list[str]:
     """Translate a compiler's command line.
 
-    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last. What only links gets neither,
-    nor any optimisation level, CPU or debug option of its own: zig builds its C++ runtime anew, in a minute, for every
-    such combination that it links for. (Bitcode of ``-flto`` is compiled at the link in any case.)
+    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last. What only links gets
+    neither, nor any optimisation level, CPU or debug option of its own: zig builds its C++ runtime anew, in
+    a minute, for every such combination that it links for. (Bitcode of ``-flto`` is compiled at the link in
+    any case.)
     """
     if arguments in (["--version"], ["-v"], ["-dumpversion"]):
         return arguments

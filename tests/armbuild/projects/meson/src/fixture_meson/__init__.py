@@ -1,0 +1,1 @@
+from fixture_meson._core import long_double_size as long_double_size

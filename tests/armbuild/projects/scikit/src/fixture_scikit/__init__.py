@@ -1,0 +1,1 @@
+from fixture_scikit._core import add as add

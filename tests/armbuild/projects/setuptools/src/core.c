@@ -1,0 +1,9 @@
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+static PyObject* answer(PyObject* self, PyObject* args) { return PyLong_FromLong(ANSWER); }
+
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_core", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModule_Create(&module); }

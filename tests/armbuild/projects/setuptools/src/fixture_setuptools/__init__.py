@@ -1,0 +1,1 @@
+from fixture_setuptools._core import answer as answer

@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from armbuild import isa, plan, pythons
+from armbuild.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = Path(__file__).parent / "projects"
+OPTIONAL = [target.name for target in isa.kernel_targets() if target.name in plan.KERNEL_FLAGS]
+
+
+def planned(folder=ROOT, **options):
+    return plan.plan(folder, **{"out": Path("/tmp/out"), "lane": "cross", **options})  # noqa: S108
+
+
+def test_without_options_the_wheel_holds_every_kernel_target_and_runs_everywhere():
+    chosen = planned()
+    assert {"scalar", "neon", *OPTIONAL} == set(chosen.targets)
+    assert chosen.flags == ()
+    assert chosen.baseline is None
+    assert [python.version for python in chosen.pythons] == [pythons.find().version]
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_a_kernel_target_can_be_left_out(name):
+    chosen = planned(kernels={name: False})
+    assert name not in chosen.targets
+    assert chosen.defines()[f"ARMLLM_{name.upper()}"] == "OFF"
+
+
+@pytest.mark.parametrize("name", sorted(set(plan.KERNEL_FLAGS) - set(OPTIONAL)))
+def test_a_kernel_target_that_does_not_exist_is_refused_when_asked_for_and_fine_when_not(name):
+    with pytest.raises(UsageError, match=f"--{name}: this version has no {name} kernels"):
+        planned(kernels={name: True})
+    assert name not in planned(kernels={name: False}).targets
+    assert f"ARMLLM_{name.upper()}" not in planned(kernels={name: False}).defines()
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_kernel_flags_mean_nothing_for_another_project_and_say_so(value):
+    with pytest.raises(UsageError, match=r"bf16.*fixture-scikit has no kernel targets"):
+        planned(PROJECTS / "scikit", kernels={"bf16": value})
+
+
+def test_a_baseline_raises_the_floor_and_marks_the_version():
+    chosen = planned(baseline="Neoverse_V1")
+    assert chosen.baseline == "neoverse-v1"
+    assert chosen.label == "neoverse.v1"
+    assert chosen.flags[0].startswith("-mcpu=")
+    assert "sve" in chosen.flags[0]
+    assert chosen.defines()["ARMLLM_BASELINE"] == "neoverse-v1"
+    assert "+neoverse.v1-" in chosen.wheel_name(chosen.pythons[0])
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(UsageError, match="neoverse-v9"):
+        planned(baseline="neoverse-v9")
+
+
+@pytest.mark.parametrize(
+    ("lane", "machine", "chosen"),
+    [
+        (None, "x86_64", "cross"),
+        (None, "aarch64", "native"),
+        ("cross", "aarch64", "cross"),
+        (None, "riscv64", "cross"),
+    ],
+)
+def test_the_lane_follows_the_machine_unless_named(monkeypatch, lane, machine, chosen):
+    monkeypatch.setattr(plan.platform, "machine", lambda: machine)
+    assert planned(lane=lane).lane == chosen
+
+
+@pytest.mark.parametrize(
+    ("lane", "reason"),
+    [
+        ("crsos", "did you mean cross"),
+        ("container", "not part of this version"),
+        ("native", "builds on an AArch64 machine, and this is x86_64"),
+    ],
+)
+def test_a_lane_that_cannot_be_is_refused(monkeypatch, lane, reason):
+    monkeypatch.setattr(plan.platform, "machine", lambda: "x86_64")
+    with pytest.raises(UsageError, match=reason):
+        planned(lane=lane)
+
+
+def test_a_python_that_the_project_does_not_support_is_refused(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nrequires-python = ">=3.99"\n')
+    with pytest.raises(UsageError, match=r"x needs Python >=3\.99"):
+        planned(tmp_path)
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "dist").touch()
+    with pytest.raises(UsageError, match="--out"):
+        planned(out=tmp_path / "dist")
+
+
+def test_plans_that_compile_differently_do_not_share_a_folder():
+    python = pythons.find()
+    keys = {
+        planned(**options).key(python)
+        for options in ({}, {"baseline": "neoverse-n1"}, {"kernels": {OPTIONAL[0]: False}})
+    }
+    assert len(keys) == 3
+    assert planned().key(python) == planned(out=Path("/elsewhere"), cpus=("max",)).key(python)
+
+
+def test_the_plan_is_a_json_document_that_says_what_would_happen():
+    facts = json.loads(json.dumps(planned(python_versions=(pythons.find().version,), cpus=()).as_dict()))
+    assert facts["schema"] == 1
+    assert facts["steps"] == ["build", "repair", "audit"]
+    assert facts["wheels"][0]["file"].endswith("_aarch64.whl")
+    assert facts["kernels"] == list(planned().targets)
+
+
+def test_a_version_that_has_a_label_already_keeps_it(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.0+cpu"\n')
+    chosen = planned(tmp_path, baseline="neoverse-n1")
+    assert "x-1.0+cpu.neoverse.n1-" in chosen.wheel_name(chosen.pythons[0])

@@ -1,0 +1,183 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from armbuild import process
+from armbuild.errors import BuildError, MissingError
+
+COMPILER = """\
+[1/3] Building CXX object a.o
+../src/a.cpp:7:3: error: use of undeclared identifier 'foo'
+ninja: build stopped: subcommand failed.
+*** CMake build failed
+"""
+SETUPTOOLS = """\
+src/core.c:1:10: fatal error: nothing.h: No such file or directory
+error: command '/kit/cc' failed with exit code 1
+"""
+CMAKE = """\
+-- Detecting CXX compile features - done
+CMake Error at CMakeLists.txt:12 (find_package):
+  Could not find a package configuration file provided by "Foo"
+
+*** CMake configuration failed
+"""
+PYTHON = """\
+Traceback (most recent call last):
+  File "setup.py", line 3, in <module>
+    raise RuntimeError("no version")
+RuntimeError: no version
+"""
+LINKER = """\
+ld.lld: error: undefined symbol: cblas_sgemm
+clang: error: linker command failed with exit code 1 (use -v to see invocation)
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (COMPILER, "../src/a.cpp:7:3: error: use of undeclared identifier 'foo'"),
+        (SETUPTOOLS, "src/core.c:1:10: fatal error: nothing.h: No such file or directory"),
+        (
+            CMAKE,
+            (
+                "CMake Error at CMakeLists.txt:12 (find_package): "
+                'Could not find a package configuration file provided by "Foo"'
+            ),
+        ),
+        (PYTHON, "RuntimeError: no version"),
+        (LINKER, "ld.lld: error: undefined symbol: cblas_sgemm"),
+        (
+            '../meson.build:4:0: ERROR: Dependency "z" not found\n',
+            '../meson.build:4:0: ERROR: Dependency "z" not found',
+        ),
+        ("error: command 'cc' failed with exit code 1\n", "error: command 'cc' failed with exit code 1"),
+        ("one\ntwo\n\n", "two"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_first_real_error_is_found_in_a_build_log(output, line):
+    assert process.first_error(output) == line
+
+
+def python(code):
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def test_a_success_returns_only_standard_output_and_logs_both(tmp_path):
+    log = tmp_path / "x.log"
+    said = process.run(python("import sys; print('out'); print('err', file=sys.stderr)"), log=log, what="it")
+    assert said == "out\n"
+    assert "out" in log.read_text()
+    assert "err" in log.read_text()
+
+
+def test_a_failure_names_what_failed_the_reason_and_the_log(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("a.c:1:1: error: of an earlier command\n")
+    with pytest.raises(BuildError, match=r"the step failed: ValueError: wrong\n  log: .*x\.log"):
+        process.run(python("raise ValueError('wrong')"), log=log, what="the step")
+
+
+def test_a_silent_death_is_described_by_its_signal(tmp_path):
+    with pytest.raises(BuildError, match="killed by SIGKILL"):
+        process.run(python("import os; os.kill(os.getpid(), 9)"), log=tmp_path / "x.log", what="it")
+
+
+def test_a_full_disk_is_not_blamed_on_the_build(tmp_path):
+    code = "import sys; sys.exit('write: No space left on device')"
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python(code), log=tmp_path / "x.log", what="it")
+
+
+def test_a_missing_program_is_named(tmp_path):
+    with pytest.raises(MissingError, match="no-such-program is not there"):
+        process.run(["no-such-program"], log=tmp_path / "x.log", what="it")
+
+
+def test_the_environment_given_is_the_whole_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEAK", "1")
+    code = "import os; print(os.environ.get('LEAK'), os.environ['OWN'])"
+    assert process.run(python(code), log=tmp_path / "x.log", what="it", env={"OWN": "2"}) == "None 2\n"
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_kills_the_grandchildren_too(tmp_path, number):
+    pids = tmp_path / "pids"
+    child = (
+        "import subprocess, time; p = subprocess.Popen(['sleep', '60']); "
+        f"open({str(pids)!r}, 'w').write(f'{{p.pid}} '); time.sleep(60)"
+    )
+    code = f"""
+        from pathlib import Path
+        from armbuild import process
+        process.interrupt_on_termination()
+        process.run(["{sys.executable}", "-c", {child!r}], log=Path({str(tmp_path / "x.log")!r}), what="it")
+    """
+    with subprocess.Popen(python(code), stderr=subprocess.DEVNULL) as command:
+        deadline = time.monotonic() + 30
+        while not (pids.exists() and pids.read_text().endswith(" ")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        command.send_signal(number)
+        assert command.wait(timeout=30) != 0
+    grandchild = int(pids.read_text())
+    for _ in range(100):
+        if not alive(grandchild):
+            break
+        time.sleep(0.05)
+    assert not alive(grandchild)
+
+
+def test_observed_programs_run_side_by_side_and_tell_their_status(tmp_path):
+    polls = [
+        process.observe(
+            python(f"import sys; print({status}); sys.exit({status})"),
+            output=tmp_path / f"{status}.out",
+            log=tmp_path / f"{status}.log",
+            timeout=60,
+            what="it",
+        )
+        for status in (0, 3)
+    ]
+    while any(poll() is None for poll in polls):
+        time.sleep(0.01)
+    assert [poll() for poll in polls] == [0, 3]
+    assert (tmp_path / "3.out").read_text() == "3\n"
+
+
+def test_an_observed_program_that_hangs_is_killed_and_says_so(tmp_path):
+    log = tmp_path / "x.log"
+    poll = process.observe(["sleep", "60"], output=tmp_path / "out", log=log, timeout=0.2, what="it")
+    while poll() is None:
+        time.sleep(0.05)
+    assert poll() == -signal.SIGTERM
+    assert "killed after" in log.read_text()
+
+
+def test_stopping_all_ends_what_still_runs(tmp_path):
+    poll = process.observe(
+        ["sleep", "60"], output=tmp_path / "out", log=tmp_path / "log", timeout=60, what="it"
+    )
+    process.stop_all()
+    assert poll() is not None
+
+
+def test_a_question_that_fails_is_no_answer():
+    assert process.succeeds(["false"]) is None
+    assert process.succeeds(["no-such-program"]) is None
+    assert process.succeeds(["echo", "yes"]) == "yes"
+    assert os.environ.get("PATH")

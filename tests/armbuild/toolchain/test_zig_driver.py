@@ -1,0 +1,97 @@
+import pytest
+
+from armbuild.toolchain import zig_driver
+
+TARGET = "aarch64-linux-gnu.2.28"
+
+
+def arguments(*given, flags=(), headers=()):
+    return zig_driver.compiler_arguments(
+        list(given), target=TARGET, settings={"flags": list(flags), "headers": list(headers)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("-march=armv8-a", "-mcpu=generic+v8a"),
+        ("-march=armv8.2-a+fp16+dotprod", "-mcpu=generic+v8_2a+fullfp16+dotprod"),
+        ("-march=armv8.2-a+crypto", "-mcpu=generic+v8_2a+aes+sha2"),
+        ("-march=armv8.6-a+nosve", "-mcpu=generic+v8_6a-sve"),
+        ("-march=armv9-a", "-mcpu=generic+v9a"),
+        ("-mcpu=neoverse-n1", "-mcpu=neoverse_n1"),
+        ("-mcpu=neoverse-v1+nosve", "-mcpu=neoverse_v1-sve"),
+        ("-mcpu=generic+v8_2a+fp16fml", "-mcpu=generic+v8_2a+fp16fml"),
+    ],
+)
+def test_gccs_cpu_options_become_zigs(given, expected):
+    assert expected in arguments(given, "-c", "a.c")
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        "-mtune=neoverse-n1",
+        "-static-libstdc++",
+        "-static-libgcc",
+        "-Wl,--exclude-libs,ALL",
+        "-Wl,-Bsymbolic-functions",
+    ],
+)
+def test_what_zigs_driver_refuses_is_dropped(dropped):
+    assert dropped not in arguments("-shared", "a.o", dropped)
+    assert dropped not in arguments("-c", "a.c", dropped)
+
+
+def test_flags_of_the_plan_come_first_so_that_the_projects_own_win():
+    result = arguments("-mcpu=neoverse-n1", "-c", "a.c", flags=["-mcpu=generic+sve"])
+    assert result.index("-mcpu=generic+sve") < result.index("-mcpu=neoverse_n1")
+
+
+def test_headers_of_the_target_are_searched_last():
+    result = arguments("-I/own", "-c", "a.c", headers=["/debian"])
+    assert result[result.index("/debian") - 1] == "-idirafter"
+    assert result.index("-I/own") < result.index("/debian")
+
+
+def test_every_link_asks_for_one_and_the_same_runtime():
+    """zig compiles libc++ once per combination of CPU, optimisation, LTO and debug options it links for."""
+    links = [
+        arguments("-shared", "-O3", "-flto", "-g", "a.o", "-o", "x", flags=["-mcpu=generic+sve"]),
+        arguments("-shared", "-mcpu=neoverse-v1", "a.o", "-o", "x"),
+        arguments("-shared", "-O0", "-march=armv8.2-a", "a.o", "-o", "x"),
+    ]
+    assert all(link == links[0] for link in links)
+    assert {"-O2", "-s"} <= set(links[0])
+
+
+def test_compiling_keeps_the_optimisation_that_the_project_asked_for():
+    assert "-O3" in arguments("-O3", "-flto", "-c", "a.cpp")
+    assert "-flto" in arguments("-O3", "-flto", "-c", "a.cpp")
+    assert "-O2" not in arguments("-c", "a.cpp")
+    assert "-s" not in arguments("-c", "a.cpp")
+    assert "-O0" in arguments("-O0", "a.c", "-o", "a")
+
+
+def test_relocatable_links_keep_their_symbols():
+    assert "-s" not in arguments("-r", "a.o", "b.o", "-o", "c.o")
+
+
+@pytest.mark.parametrize("question", ["--version", "-v"])
+def test_questions_about_the_compiler_are_passed_on_alone(question):
+    assert arguments(question, flags=["-mcpu=x"]) == [question]
+
+
+def test_the_archiver_never_makes_thin_archives():
+    assert zig_driver.archiver_arguments(["qcsT", "a.a", "T.o"]) == ["qcs", "a.a", "T.o"]
+    assert zig_driver.archiver_arguments(["--thin", "rcs", "a.a"]) == ["rcs", "a.a"]
+
+
+def test_the_program_takes_its_fixed_part_apart(monkeypatch):
+    called = []
+    monkeypatch.setattr(zig_driver.os, "execv", lambda path, words: called.append((path, words)))
+    zig_driver.main(["driver", "/zig", "cc", TARGET, "2", "-mcpu=x", "/headers", "-c", "a.c"])
+    path, words = called[0]
+    assert path == "/zig"
+    assert words[:4] == ["/zig", "cc", "-target", TARGET]
+    assert words[words.index("/headers") - 1] == "-idirafter"
