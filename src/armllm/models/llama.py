@@ -82,7 +82,11 @@ class LlamaMLP:
 
 
 class LlamaDecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the norms do the adding."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Branch and sum travel apart, because the next norm adds them while it reads them; before the first there
+    is no sum.
+    """
 
     attention_class = LlamaAttention
 
@@ -97,10 +101,18 @@ class LlamaDecoderLayer:
         )
 
     def __call__(
-        self, x: Tensor, residual: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor | None
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far; with ``rows``, of these tokens only, though all are attended to."""
-        self.input_layernorm.add(x, residual)
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            self.input_layernorm.add(x, residual)
         x = self.self_attn(x, positions, metadata, rows)
         if rows is not None:
             residual = residual[rows]
@@ -157,13 +169,12 @@ class LlamaForCausalLM:
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
         """Final hidden states of ``rows``."""
-        residual = torch.zeros_like(x := self.embed_tokens(token_ids))
+        x, residual = self.embed_tokens(token_ids), None
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, positions, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
         x, residual = self.layers[-1](x, residual, positions, metadata, rows)
-        self.norm.add(x, residual)
-        return x
+        return self.norm(residual + x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""
