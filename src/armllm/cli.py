@@ -18,6 +18,8 @@ try:  # typer carries its own click since 0.26
 except ImportError:
     from click.exceptions import ClickException  # type: ignore[assignment]
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="armllm",
     help="Run large language models on Arm CPUs.",
@@ -87,7 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        app(arguments, standalone_mode=False)
+        if app(arguments, standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt  # noqa: TRY301 - typer has caught it and made it a return value
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a user never sees a traceback unasked
@@ -108,7 +111,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ClickException):
         return error.format_message(), 2
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        return "interrupted", 130
+        return "interrupted", INTERRUPTED
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed: pip install 'armllm[engine]'", 3
     if isinstance(error, OSError):

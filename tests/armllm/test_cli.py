@@ -88,6 +88,16 @@ def test_errors_are_one_line_with_the_right_status(folder, capsys, arguments, st
         assert json.loads(shown.out)["status"] == status
 
 
+@pytest.mark.parametrize("point", ["armllm.engine.llm.LLM.__init__", "armllm.engine.llm.LLM.generate"])
+def test_an_interrupt_is_said_and_has_its_own_status(folder, capsys, monkeypatch, point):
+    def interrupt(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(point, interrupt)
+    assert main(["run", folder, "x", "--dtype", "float32"]) == 130
+    assert capsys.readouterr().err == "armllm: error: interrupted\n"
+
+
 def test_verbose_shows_the_traceback(capsys):
     assert main(["info", "/nowhere", "--verbose"]) == 1
     assert "Traceback" in capsys.readouterr().err

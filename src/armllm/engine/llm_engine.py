@@ -11,7 +11,8 @@ from armllm.engine.model_runner import ModelRunner
 from armllm.engine.processor import Processor
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
-from armllm.errors import RequestError
+from armllm.errors import CheckpointError, RequestError
+from armllm.models import read_model_config
 from armllm.models.generation import read_end_token_ids
 from armllm.outputs import CompletionOutput, RequestOutput
 from armllm.tokenizer import Tokenizer
@@ -31,9 +32,14 @@ class LLMEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
+        architecture, model_config = read_model_config(config.model_folder)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(config.tokenizer_folder)
-        self.runner = ModelRunner(config, self.tokenizer)
-        model_config = self.runner.model_config
+        if self.tokenizer is not None and self.tokenizer.vocab_size > model_config.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer in {config.tokenizer_folder} has {self.tokenizer.vocab_size} tokens, the"
+                f" model only {model_config.vocab_size}: they don't belong together"
+            )
+        self.runner = ModelRunner(config, architecture, model_config)
         self.processor = Processor(
             self.tokenizer,
             vocab_size=model_config.vocab_size,

@@ -12,6 +12,16 @@ _CGROUPS = (  # (limit, usage) of version 2 and of version 1
 )
 
 
+def readable(num_bytes: int) -> str:
+    """A size for people."""
+    amount, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.4g} {unit}"
+
+
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that this process may still use: the least that the machine and our cgroups have left."""
     left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]

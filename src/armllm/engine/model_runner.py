@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from armllm import environment, kernels
-from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory
-from armllm.errors import CheckpointError, MemoryLimitError, RequestError
+from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
+from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.models import Model, model_class
-from armllm.models.config import ConfigReader
 from armllm.models.loader import Checkpoint, Weights
 
 if TYPE_CHECKING:
@@ -23,9 +21,8 @@ if TYPE_CHECKING:
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
-    from armllm.tokenizer import Tokenizer
-
-GIB = environment.GIB
+    from armllm.models import Model
+    from armllm.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +38,13 @@ class StepInput:
 class ModelRunner:
     """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
-        reader = ConfigReader.open(config.model_folder)
-        architecture = model_class(reader)
-        self.model_config = architecture.read_config(reader)
+    def __init__(self, config: EngineConfig, architecture: type[Model], model_config: ModelConfig) -> None:
+        self.model_config = model_config
         self.max_model_len = config.max_model_len or self.model_config.max_model_len
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
                 " max_position_embeddings and sliding_window in config.json limit it"
-            )
-        if tokenizer is not None and tokenizer.vocab_size > self.model_config.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer in {config.tokenizer_folder} has {tokenizer.vocab_size} tokens, the model"
-                f" only {self.model_config.vocab_size}: they don't belong together"
             )
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
@@ -77,8 +67,8 @@ class ModelRunner:
         left = available_memory()
         if weights.num_bytes > left:
             raise MemoryLimitError(
-                f"the weights take {weights.num_bytes / GIB:.2f} GiB as {self.dtype},"
-                f" and {left / GIB:.2f} GiB of memory are left"
+                f"the weights take {readable(weights.num_bytes)} as {self.dtype},"
+                f" and {readable(left)} of memory are left"
             )
 
         try:
@@ -102,10 +92,11 @@ class ModelRunner:
             num_blocks, origin = min(affordable, needed * config.max_num_seqs), "the memory that is left"
         if num_blocks < needed:
             fits = num_blocks * self.block_size
+            advice = f"lower max_model_len to at most {fits} or allow more" if fits else "allow more"
             raise MemoryLimitError(
                 f"the KV cache can't hold one sequence: {origin} allows {fits} tokens"
-                f" ({num_blocks * block_bytes / GIB:.2f} GiB), max_model_len {self.max_model_len} needs"
-                f" {needed * block_bytes / GIB:.2f} GiB; lower max_model_len to at most {fits} or allow more"
+                f" ({readable(num_blocks * block_bytes)}), max_model_len {self.max_model_len} needs"
+                f" {readable(needed * block_bytes)}; {advice}"
             )
         return num_blocks
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
+from armllm.models.config import ConfigReader
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from armllm.layers.attention import Attention, AttentionMetadata
-    from armllm.models.config import ConfigReader, ModelConfig
+    from armllm.models.config import ModelConfig
     from armllm.models.loader import Weights
 
 # architecture in config.json -> module here; the class has the architecture's name
@@ -52,6 +56,13 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""
+
+
+def read_model_config(folder: Path) -> tuple[type[Model], ModelConfig]:
+    """The class and the configuration of a checkpoint folder, or CheckpointError."""
+    reader = ConfigReader.open(folder)
+    architecture = model_class(reader)
+    return architecture, architecture.read_config(reader)
 
 
 def model_class(reader: ConfigReader) -> type[Model]:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from armllm.errors import CheckpointError
-from armllm.models import model_class
-from armllm.models.config import ConfigReader
+from armllm.models import read_model_config
 from armllm.models.loader import Checkpoint, Weights
 
 
@@ -18,9 +17,7 @@ def inspect(model: str) -> dict[str, Any]:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"{model} is not a folder; give the path of a downloaded checkpoint")
-    reader = ConfigReader.open(folder)
-    architecture = model_class(reader)
-    config = architecture.read_config(reader)
+    architecture, config = read_model_config(folder)
     checkpoint = Checkpoint(folder)
     weights = Weights(checkpoint, torch.bfloat16, device="meta")
     architecture(config, weights, max_positions=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from armllm.engine.memory import available_memory
+from armllm.engine.memory import available_memory, readable
 
 MIB = 1 << 20
 
@@ -73,3 +73,8 @@ def test_more_used_than_allowed_is_nothing_left(root):
 
 def test_this_machine_has_some():
     assert available_memory() > 0
+
+
+def test_sizes_are_readable():
+    sizes = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 20: "5 MiB", 123 << 30: "123 GiB", 5 << 40: "5 TiB"}
+    assert {size: readable(size) for size in sizes} == sizes
