@@ -1,4 +1,5 @@
-"""Write csrc's dispatch table from kernels.toml: ``kernel_table.py KERNELS_TOML MACHINE COMPILED,... OUTPUT``.
+# ruff: noqa: INP001 - a script of the build, not a module
+"""Write csrc's dispatch table: ``kernel_table.py KERNELS_TOML MACHINE COMPILED,... OUTPUT``.
 
 MACHINE is "aarch64" or "x86_64"; COMPILED lists the targets that are being built. Called by CMake.
 """
@@ -7,18 +8,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 KV_CACHE_OPS = ("kv_cache_layout", "write_kv_cache", "paged_attention")
 
 
-def check(target: dict[str, object], path: Path) -> None:
-    """Refuse a target that has some of a KV cache's ops but not all: they share a layout that only they know."""
-    ops = set(map(str, target["ops"]))  # type: ignore[call-overload]
+def check(target: dict[str, Any], path: Path) -> None:
+    """Refuse a target that has only some of a KV cache's ops: they share a layout that only they know."""
+    ops = set(target["ops"])
     for storage in {op.rpartition("_")[2] for op in ops}:
         present = {name for name in KV_CACHE_OPS if f"{name}_{storage}" in ops}
         if present and len(present) != len(KV_CACHE_OPS):
@@ -26,12 +28,12 @@ def check(target: dict[str, object], path: Path) -> None:
             sys.exit(f"{path}: target {target['name']} lacks {missing}: a KV cache's ops come together")
 
 
-def table(targets: list[dict[str, object]], compiled: set[str]) -> str:
+def table(targets: list[dict[str, Any]], compiled: set[str]) -> str:
     """Return the C++ text: declarations of the entries, the target list, the feature check."""
     lines = ["// Generated from kernels.toml by cmake/kernel_table.py."]
     rows = []
     for target in targets:
-        name, ops, features = str(target["name"]), list(target["ops"]), list(target["features"])  # type: ignore[call-overload]
+        name, ops, features = target["name"], target["ops"], target["features"]
         fill = "nullptr"
         if name in compiled:
             lines.append(f"namespace {name} {{")

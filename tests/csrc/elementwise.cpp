@@ -1,7 +1,7 @@
 // Norms, rotary embedding and activations against float64.
 //
-// A chain of k roundings is off by at most k * u times its result (Higham, Accuracy and Stability of Numerical
-// Algorithms, chapter 3); sums are bounded by sum_error.
+// A chain of k roundings is off by at most k * u times its result (Higham, Accuracy and Stability of
+// Numerical Algorithms, chapter 3); sums are bounded by sum_error.
 
 #include <algorithm>
 
@@ -12,7 +12,8 @@ namespace conformance {
 namespace {
 
 constexpr double u = kFloatRound;
-constexpr int64_t kSizes[] = {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 255, 576, 1024, 1025, 2049};
+constexpr int64_t kSizes[] = {1,  2,  3,  7,   8,   15,  16,  17,   31,   33,
+                              63, 64, 65, 100, 127, 255, 576, 1024, 1025, 2049};
 constexpr float kScales[] = {1.0f, 1e-12f, 1e12f};
 
 // rows of `width` elements, `gap` elements apart, the gaps holding something that must stay.
@@ -49,8 +50,8 @@ void check_norm_row(Result& result, const T* out, const std::vector<double>& x, 
   double sum = 0;
   for (const double v : x) sum += v * v;
   const double scale = 1 / sqrt(sum / static_cast<double>(n) + static_cast<double>(eps));
-  // The error of the sum of squares, the division by n and the addition count half after the root; then the root,
-  // the reciprocal, the weight's offset and two products.
+  // The error of the sum of squares, the division by n and the addition count half after the root; then the
+  // root, the reciprocal, the weight's offset and two products.
   const double relative = sum_error(static_cast<double>(n)) / 2 + 6 * u + Type<T>::kRound;
   for (int64_t i = 0; i < n; ++i) {
     const double w = to_double(weight[i]) + static_cast<double>(offset);
@@ -58,7 +59,8 @@ void check_norm_row(Result& result, const T* out, const std::vector<double>& x, 
     const double weight_error = u * fabs(x[static_cast<size_t>(i)]) * scale;
     const double expected = x[static_cast<size_t>(i)] * scale * w;
     result.compare(to_double(out[i]), expected,
-                   fabs(expected) * relative * 1.01 + (offset != 0 ? weight_error : 0) + Type<T>::kTiny, what, row, i);
+                   fabs(expected) * relative * 1.01 + (offset != 0 ? weight_error : 0) + Type<T>::kTiny, what,
+                   row, i);
   }
 }
 
@@ -80,14 +82,16 @@ Result test_rms_norm(const Context& context) {
         random.fill(weight.data(), hidden, 1.0f);
         std::vector<std::vector<double>> before(static_cast<size_t>(rows));
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t i = 0; i < hidden; ++i) before[static_cast<size_t>(r)].push_back(to_double(x.at(r, i)));
+          for (int64_t i = 0; i < hidden; ++i)
+            before[static_cast<size_t>(r)].push_back(to_double(x.at(r, i)));
         }
         const float eps = 1e-5f;
         armllm::rms_norm(context.table, Type<T>::kStorage,
-                         {out.memory.data(), x.memory.data(), weight.data(), rows, hidden, out.stride, x.stride, eps,
-                          offset});
+                         {out.memory.data(), x.memory.data(), weight.data(), rows, hidden, out.stride,
+                          x.stride, eps, offset});
         for (int64_t r = 0; r < rows; ++r) {
-          check_norm_row(result, &out.at(r, 0), before[static_cast<size_t>(r)], weight.data(), eps, offset, "out", r);
+          check_norm_row(result, &out.at(r, 0), before[static_cast<size_t>(r)], weight.data(), eps, offset,
+                         "out", r);
         }
         out.check_gaps(result, "out");
         ++result.cases;
@@ -104,7 +108,8 @@ Result test_rms_norm(const Context& context) {
                    {out.memory.data(), x.memory.data(), weight.data(), 3, 70, 70, 70, 1e-6f, 0});
   for (int64_t r = 0; r < 3; ++r) {
     for (int64_t i = 0; i < 70; ++i) {
-      if ((isnan(to_float(out.at(r, i))) != 0) != (r == 1)) result.fail("a NaN in row 1 shows, or hides, in row " + std::to_string(r));
+      if ((isnan(to_float(out.at(r, i))) != 0) != (r == 1))
+        result.fail("a NaN in row 1 shows, or hides, in row " + std::to_string(r));
     }
   }
   ++result.cases;
@@ -117,7 +122,8 @@ Result test_fused_add_rms_norm(const Context& context) {
   Random random(context.seed);
   for (const int64_t hidden : kSizes) {
     for (const int64_t rows : {0, 1, 4}) {
-      Matrix<T> x(rows, hidden, random.integer(0, 5), false), residual(rows, hidden, random.integer(0, 5), true);
+      Matrix<T> x(rows, hidden, random.integer(0, 5), false),
+          residual(rows, hidden, random.integer(0, 5), true);
       Array<T> weight(hidden);
       const float magnitude = kScales[random.integer(0, 2)];
       x.fill(random, magnitude);
@@ -133,14 +139,15 @@ Result test_fused_add_rms_norm(const Context& context) {
         }
       }
       armllm::fused_add_rms_norm(context.table, Type<T>::kStorage,
-                                 {x.memory.data(), residual.memory.data(), weight.data(), rows, hidden, x.stride,
-                                  residual.stride, 1e-6f, 0});
+                                 {x.memory.data(), residual.memory.data(), weight.data(), rows, hidden,
+                                  x.stride, residual.stride, 1e-6f, 0});
       for (int64_t r = 0; r < rows; ++r) {
         std::vector<double> row;
         for (int64_t i = 0; i < hidden; ++i) {
           const T expected = sums[static_cast<size_t>(r * hidden + i)];
           row.push_back(to_double(expected));
-          if (memcmp(&residual.at(r, i), &expected, sizeof(T)) != 0) result.fail("residual is not the rounded sum");
+          if (memcmp(&residual.at(r, i), &expected, sizeof(T)) != 0)
+            result.fail("residual is not the rounded sum");
         }
         check_norm_row(result, &x.at(r, 0), row, weight.data(), 1e-6f, 0.0f, "x", r);
       }
@@ -150,8 +157,8 @@ Result test_fused_add_rms_norm(const Context& context) {
     }
   }
   // Rounding of special values: signed zeros, subnormals, ties, the largest values, infinities, NaN.
-  const float special[] = {0.0f,     -0.0f,    0x1p-149f, -0x1p-133f,    0x1.01p0f,   0x1.03p0f,  0x1.010002p0f,
-                           3.38e38f, -3.4e38f, INFINITY,  -INFINITY,     NAN,         1.0f,       0x1.fffffep127f};
+  const float special[] = {0.0f,     -0.0f,    0x1p-149f, -0x1p-133f, 0x1.01p0f, 0x1.03p0f, 0x1.010002p0f,
+                           3.38e38f, -3.4e38f, INFINITY,  -INFINITY,  NAN,       1.0f,      0x1.fffffep127f};
   for (const float a : special) {
     for (const float b : special) {
       constexpr int64_t n = 21;
@@ -164,8 +171,9 @@ Result test_fused_add_rms_norm(const Context& context) {
       }
       T expected;
       from_float(to_float(x.at(0, 0)) + to_float(residual.at(0, 0)), expected);
-      armllm::fused_add_rms_norm(context.table, Type<T>::kStorage,
-                                 {x.memory.data(), residual.memory.data(), weight.data(), 1, n, n, n, 1e-6f, 0});
+      armllm::fused_add_rms_norm(
+          context.table, Type<T>::kStorage,
+          {x.memory.data(), residual.memory.data(), weight.data(), 1, n, n, n, 1e-6f, 0});
       for (int64_t i = 0; i < n; ++i) {
         const bool nan = isnan(to_float(expected));
         const T got = residual.at(0, i);
@@ -188,7 +196,8 @@ Result test_rotary_embedding(const Context& context) {
     for (const bool interleaved : {false, true}) {
       for (const int64_t tokens : {0, 1, 6}) {
         const int64_t rotary_dim = random.integer(0, 2) == 0 ? head_dim : 2 * random.integer(0, head_dim / 2);
-        const int64_t query_heads = random.integer(0, 5), key_heads = random.integer(1, 3), positions_max = 40;
+        const int64_t query_heads = random.integer(0, 5), key_heads = random.integer(1, 3),
+                      positions_max = 40;
         Matrix<T> query(tokens * query_heads, head_dim, random.integer(0, 3), false);
         Matrix<T> key(tokens * key_heads, head_dim, random.integer(0, 3), true);
         Matrix<float> cache(positions_max, rotary_dim, random.integer(0, 3), false);
@@ -201,11 +210,12 @@ Result test_rotary_embedding(const Context& context) {
         const std::vector<T> old_key(key.memory.data(), key.memory.data() + key.memory.size());
         armllm::rotary_embedding(
             context.table, Type<T>::kStorage,
-            {positions.data(), query.memory.data(), key.memory.data(), cache.memory.data(), tokens, query_heads,
-             key_heads, head_dim, rotary_dim, query.stride * query_heads, query.stride, key.stride * key_heads,
-             key.stride, cache.stride, interleaved},
+            {positions.data(), query.memory.data(), key.memory.data(), cache.memory.data(), tokens,
+             query_heads, key_heads, head_dim, rotary_dim, query.stride * query_heads, query.stride,
+             key.stride * key_heads, key.stride, cache.stride, interleaved},
             positions_max);
-        const auto check = [&](const Matrix<T>& now, const std::vector<T>& old, int64_t heads, const char* what) {
+        const auto check = [&](const Matrix<T>& now, const std::vector<T>& old, int64_t heads,
+                               const char* what) {
           for (int64_t row = 0; row < now.rows; ++row) {
             const T* x = old.data() + row * now.stride;
             const int64_t position = positions[row / heads], half = rotary_dim / 2;
@@ -215,7 +225,8 @@ Result test_rotary_embedding(const Context& context) {
                 const int64_t pair = interleaved ? i / 2 : i % half;
                 const bool first = interleaved ? i % 2 == 0 : i < half;
                 const int64_t other = interleaved ? i ^ 1 : first ? i + half : i - half;
-                const double c = to_double(cache.at(position, pair)), s = to_double(cache.at(position, half + pair));
+                const double c = to_double(cache.at(position, pair)),
+                             s = to_double(cache.at(position, half + pair));
                 const double turned = (first ? -1 : 1) * to_double(x[other]) * s;
                 bound = 2 * u * (fabs(expected * c) + fabs(turned)) * 1.01;
                 expected = expected * c + turned;
@@ -256,9 +267,10 @@ Result test_silu_and_mul(const Context& context) {
           for (int64_t i = 0; i < width; ++i) {
             const double g = to_double(x.at(r, i)), up = to_double(x.at(r, width + i));
             const double expected = g / (1 + exp(-g)) * up;
-            // exp, then three roundings; where exp(-g) overflows the result is zero instead of at least -4e-37.
-            const double bound = fabs(expected) * (kExpError + 3 * u + Type<T>::kRound) * 1.01 + 4e-37 * fabs(up) +
-                                 Type<T>::kTiny;
+            // exp, then three roundings; where exp(-g) overflows the result is zero instead of at least
+            // -4e-37.
+            const double bound = fabs(expected) * (kExpError + 3 * u + Type<T>::kRound) * 1.01 +
+                                 4e-37 * fabs(up) + Type<T>::kTiny;
             result.compare(to_double(out.at(r, i)), expected, bound, "out", r, i);
           }
         }

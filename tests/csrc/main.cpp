@@ -19,9 +19,10 @@ int64_t failures = 0, cases = 0;
 
 void report(const char* op, const char* target, const conformance::Result& result) {
   const bool ok = result.failures == 0 && result.cases > 0;
-  printf("%-26s %-8s %s  %4lld cases, largest error %.2f of its bound\n", op, target, ok ? "ok    " : "FAILED",
-         static_cast<long long>(result.cases), result.worst);
-  if (result.failures > 0) printf("    %lld errors; first: %s\n", static_cast<long long>(result.failures), result.first.c_str());
+  printf("%-26s %-8s %s  %4lld cases, largest error %.2f of its bound\n", op, target,
+         ok ? "ok    " : "FAILED", static_cast<long long>(result.cases), result.worst);
+  if (result.failures > 0)
+    printf("    %lld errors; first: %s\n", static_cast<long long>(result.failures), result.first.c_str());
   if (result.cases == 0) printf("    no case ran\n");
   fflush(stdout);
   failures += ok ? 0 : 1;
@@ -69,7 +70,8 @@ int main(int argc, char** argv) {
   std::set<std::string> targets, ops = {"dispatch", "threads", "rejects", "exp"};
   for (const armllm::Target& target : armllm::targets()) targets.insert(target.name);
   for (const conformance::NamedTest& test : conformance::op_tests()) ops.insert(test.op);
-  if (!only_target.empty() && targets.count(only_target) == 0) return usage(("unknown target " + only_target).c_str());
+  if (!only_target.empty() && targets.count(only_target) == 0)
+    return usage(("unknown target " + only_target).c_str());
   if (!only_op.empty() && ops.count(only_op) == 0) return usage(("unknown op " + only_op).c_str());
 
   for (int op = 0; op < armllm::kOpCount; ++op) {
@@ -83,7 +85,8 @@ int main(int argc, char** argv) {
   for (const armllm::Target& target : armllm::targets()) {
     if (!only_target.empty() && only_target != target.name) continue;
     if (!usable(target)) {
-      printf("%-26s %-8s not run: %s\n", "-", target.name, target.compiled ? "this CPU lacks its features" : "not compiled in");
+      printf("%-26s %-8s not run: %s\n", "-", target.name,
+             target.compiled ? "this CPU lacks its features" : "not compiled in");
       if (!only_target.empty()) return 1;
       continue;
     }
@@ -109,7 +112,7 @@ int main(int argc, char** argv) {
     if (wanted("rejects")) report("rejects", "-", conformance::test_rejects());
     if (wanted("exp")) report("exp", "-", conformance::test_exp());
   }
-  printf("%lld cases, %lld failures (seed %llu)\n", static_cast<long long>(cases), static_cast<long long>(failures),
-         static_cast<unsigned long long>(seed));
+  printf("%lld cases, %lld failures (seed %llu)\n", static_cast<long long>(cases),
+         static_cast<long long>(failures), static_cast<unsigned long long>(seed));
   return failures == 0 && cases > 0 ? 0 : 1;
 }

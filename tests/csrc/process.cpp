@@ -37,8 +37,8 @@ float exp_plain(float x) {
 }
 
 void check_exp(Result& result, const char* what, float (*function)(float)) {
-  // Every 4099th float, both signs; 4099 is prime, so that all last digits occur.
-  for (uint32_t bits = 0; bits < 0x7f800000u; bits += 4099) {
+  // Every 20011th float, both signs; 20011 is prime, so that all last digits occur.
+  for (uint32_t bits = 0; bits < 0x7f800000u; bits += 20011) {
     for (const uint32_t sign : {0u, 0x80000000u}) {
       const uint32_t both = bits | sign;
       float x;
@@ -88,7 +88,8 @@ void check_choice(Result& result, const std::string& cap, bool (*has)(const std:
     }
     const std::string& got = choice.target[static_cast<size_t>(op)];
     if (got != expected) {
-      result.fail(std::string(name) + " on " + cpu + " capped by '" + cap + "' uses " + got + ", the table says " + expected);
+      result.fail(std::string(name) + " on " + cpu + " capped by '" + cap + "' uses " + got +
+                  ", the table says " + expected);
     }
     if (choice.why[static_cast<size_t>(op)].empty()) result.fail(std::string("no reason for ") + name);
   }
@@ -113,14 +114,17 @@ Result test_dispatch() {
   for (const std::string& cap : caps) {
     check_choice(result, cap, armllm::cpu_has, "this CPU");
     check_choice(result, cap, [](const std::string&) { return false; }, "a CPU without features");
-    check_choice(result, cap, [](const std::string& f) { return f == "asimd" || f == "avx2" || f == "fma"; }, "an old CPU");
+    check_choice(
+        result, cap, [](const std::string& f) { return f == "asimd" || f == "avx2" || f == "fma"; },
+        "an old CPU");
     check_choice(result, cap, [](const std::string&) { return true; }, "a CPU with every feature");
   }
   if (armllm::choose("nonsense", armllm::cpu_has).problem.find("scalar") == std::string::npos) {
     result.fail("an unknown cap is not answered with the names there are");
   }
   for (const armllm::Target& target : armllm::targets()) {
-    if (!armllm::choose(target.name, armllm::cpu_has).problem.empty()) result.fail("a known cap is called unknown");
+    if (!armllm::choose(target.name, armllm::cpu_has).problem.empty())
+      result.fail("a known cap is called unknown");
   }
   // No table entry may be empty, even where the CPU has nothing.
   const armllm::KernelTable least = armllm::choose("", [](const std::string&) { return false; }).table;
@@ -154,8 +158,11 @@ Result test_rejects() {
     result.fail(std::string("a bad ") + argument + " was accepted");
   };
   const armllm::KvCacheShape shape{1, 8, 16};
-  for (const armllm::KvCacheShape& bad : {armllm::KvCacheShape{0, 8, 16}, {1, 12, 16}, {1, 0, 16}, {1, 8, 24}, {1, 8, 0}}) {
-    const char* name = bad.num_kv_heads == 0 ? "num_kv_heads" : bad.block_size != 16 ? "block_size" : "head_dim";
+  for (const armllm::KvCacheShape& bad :
+       {armllm::KvCacheShape{0, 8, 16}, {1, 12, 16}, {1, 0, 16}, {1, 8, 24}, {1, 8, 0}}) {
+    const char* name = bad.num_kv_heads == 0  ? "num_kv_heads"
+                       : bad.block_size != 16 ? "block_size"
+                                              : "head_dim";
     refused(name, [&] { armllm::kv_cache_layout(table, Storage::f32, bad); });
   }
   const armllm::KvCacheLayout layout = armllm::kv_cache_layout(table, Storage::f32, shape);
@@ -171,8 +178,9 @@ Result test_rejects() {
   for (const int64_t bad : {int64_t{-1}, int64_t{1}, INT64_MIN}) {
     int64_t positions[2] = {0, bad};
     refused("positions[1]", [&] {
-      armllm::rotary_embedding(table, Storage::f32,
-                               {positions, x.data(), x.data(), angles.data(), 2, 1, 1, 8, 8, 8, 8, 8, 8, 8, false}, 1);
+      armllm::rotary_embedding(
+          table, Storage::f32,
+          {positions, x.data(), x.data(), angles.data(), 2, 1, 1, 8, 8, 8, 8, 8, 8, 8, false}, 1);
     });
   }
   struct Bad {
@@ -180,17 +188,17 @@ Result test_rejects() {
     int32_t blocks[2], starts[3], lengths[2];
   };
   const Bad all[] = {
-      {"query_start_loc[0]", {0, 1}, {1, 1, 2}, {1, 1}},     {"query_start_loc[1]", {0, 1}, {0, -1, 2}, {1, 3}},
-      {"query_start_loc[2]", {0, 1}, {0, 1, 0}, {1, 1}},     {"query_start_loc[2]", {0, 1}, {0, 1, 3}, {1, 2}},
-      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 0}},            {"seq_lens[0]", {0, 1}, {0, 1, 2}, {-5, 1}},
-      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 17}},           {"block_tables[1, 0]", {0, 2}, {0, 1, 2}, {1, 1}},
-      {"block_tables[0, 0]", {-1, 0}, {0, 1, 2}, {1, 1}},    {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, INT32_MAX}},
+      {"query_start_loc[0]", {0, 1}, {1, 1, 2}, {1, 1}},  {"query_start_loc[1]", {0, 1}, {0, -1, 2}, {1, 3}},
+      {"query_start_loc[2]", {0, 1}, {0, 1, 0}, {1, 1}},  {"query_start_loc[2]", {0, 1}, {0, 1, 3}, {1, 2}},
+      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 0}},         {"seq_lens[0]", {0, 1}, {0, 1, 2}, {-5, 1}},
+      {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, 17}},        {"block_tables[1, 0]", {0, 2}, {0, 1, 2}, {1, 1}},
+      {"block_tables[0, 0]", {-1, 0}, {0, 1, 2}, {1, 1}}, {"seq_lens[1]", {0, 1}, {0, 1, 2}, {1, INT32_MAX}},
   };
   for (const Bad& bad : all) {
     refused(bad.argument, [&] {
       armllm::paged_attention(table, Storage::f32,
-                              {x.data(), x.data(), cache.data(), bad.blocks, bad.starts, bad.lengths, shape, layout, 2, 1,
-                               1, 1, 8, 8, 8, 8, 1.0f},
+                              {x.data(), x.data(), cache.data(), bad.blocks, bad.starts, bad.lengths, shape,
+                               layout, 2, 1, 1, 1, 8, 8, 8, 8, 1.0f},
                               2, 2);
     });
   }

@@ -28,13 +28,6 @@ Guarded::Guarded(Guarded&& other) noexcept : map_(other.map_), mapped_(other.map
   other.map_ = nullptr;
 }
 
-float to_float(float x) { return x; }
-float to_float(bfloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float f;
-  memcpy(&f, &bits, sizeof f);
-  return f;
-}
 void from_float(float x, float& out) { out = x; }
 void from_float(float x, bfloat16& out) {
   uint32_t bits;

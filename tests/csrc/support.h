@@ -1,4 +1,5 @@
-// What the conformance tests share: memory that faults one byte too far, random values, and the count of errors.
+// What the conformance tests share: memory that faults one byte too far, random values, and the count of
+// errors.
 
 #pragma once
 
@@ -17,8 +18,9 @@ namespace conformance {
 using armllm::bfloat16;
 using armllm::Storage;
 
-// A buffer whose last byte is followed by a page that faults when touched (and, for those made with `at_start`,
-// whose first byte is preceded by one). So a pointer has just the alignment that its size gives it.
+// A buffer whose last byte is followed by a page that faults when touched (and, for those made with
+// `at_start`, whose first byte is preceded by one). So a pointer has just the alignment that its size gives
+// it.
 class Guarded {
  public:
   explicit Guarded(size_t bytes, bool at_start = false);
@@ -49,8 +51,13 @@ class Array {
   int64_t size_;
 };
 
-float to_float(float x);
-float to_float(bfloat16 x);
+inline float to_float(float x) { return x; }
+inline float to_float(bfloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float f;
+  memcpy(&f, &bits, sizeof f);
+  return f;
+}
 void from_float(float x, float& out);
 void from_float(float x, bfloat16& out);  // nearest, ties to even; written apart from the kernels' own
 
@@ -75,9 +82,9 @@ struct Type<bfloat16> {
   static constexpr double kTiny = 0x1p-133;
 };
 inline constexpr double kFloatRound = 0x1p-24;
-// By how much the rounding of a sum of n products may change it, as a share of the sum of their magnitudes. The worst
-// case is n; roundings that don't conspire give 6 sqrt(n) but for odds of 3e-8 (Higham & Mary 2019, A New Approach
-// to Probabilistic Rounding Error Analysis, theorem 2.4).
+// By how much the rounding of a sum of n products may change it, as a share of the sum of their magnitudes.
+// The worst case is n; roundings that don't conspire give 6 sqrt(n) but for odds of 3e-8 (Higham & Mary 2019,
+// A New Approach to Probabilistic Rounding Error Analysis, theorem 2.4).
 inline double sum_error(double n) { return (n < 36 ? n : 6 * sqrt(n)) * kFloatRound; }
 // exp.h promises 2.5 units in the last place of a result in [1, 2): 2.5 * 2^-23.
 inline constexpr double kExpError = 2.5 * 0x1p-23;
@@ -86,9 +93,9 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 0x1234567) {}
   uint64_t next();
-  double uniform();                                    // [0, 1)
-  int64_t integer(int64_t low, int64_t high);          // [low, high]
-  float normal();                                      // about N(0, 1), at most 6
+  double uniform();                            // [0, 1)
+  int64_t integer(int64_t low, int64_t high);  // [low, high]
+  float normal();                              // about N(0, 1), at most 6
   template <class T>
   void fill(T* p, int64_t n, float scale) {
     for (int64_t i = 0; i < n; ++i) from_float(normal() * scale, p[i]);

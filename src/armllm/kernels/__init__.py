@@ -1,9 +1,9 @@
 """The kernels of armllm on torch tensors.
 
-Each function checks dtype, shape, strides, device and index ranges, raises ValueError naming the argument at fault,
-and calls the best kernel for this CPU (``report()`` says which, the environment variable ``ARMLLM_ISA`` caps it).
-Tensors live on the CPU and are contiguous in their last dimension; the strides of the others are honoured.
-``armllm.kernels.reference`` has the same functions in plain torch.
+Each function checks dtype, shape, strides, device and index ranges, raises ValueError naming the argument
+at fault, and calls the best kernel for this CPU (``report()`` says which, the environment variable
+``ARMLLM_ISA`` caps it). Tensors live on the CPU and are contiguous in their last dimension; the strides of
+the others are honoured. ``armllm.kernels.reference`` has the same functions in plain torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ __all__ = [
 
 def report() -> dict[str, dict[str, str]]:
     """Per op, the target whose kernel runs here and what kept a better one from being chosen."""
-    chosen: dict[str, dict[str, str]] = extension.report()
-    return chosen
+    return extension.report()
 
 
 def targets() -> tuple[str, ...]:
@@ -49,18 +48,16 @@ def targets() -> tuple[str, ...]:
 
 def get_num_threads() -> int:
     """How many threads a kernel may use."""
-    count: int = extension.get_num_threads()
-    return count
+    return extension.get_num_threads()
 
 
 def set_num_threads(threads: int) -> None:
-    """Set how many threads a kernel may use; 0 goes back to the default (torch's number). Raises ValueError."""
+    """Set how many threads a kernel may use; 0 goes back to the default, torch's. Raises ValueError."""
     if threads < 0:
         raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
     extension.set_num_threads(threads)
 
 
 def thread_backend() -> str:
-    """``"libgomp"`` when the kernels share torch's OpenMP team, ``"pool"`` when they use threads of their own."""
-    backend: str = extension.thread_backend()
-    return backend
+    """``"libgomp"`` when the kernels share torch's OpenMP team, ``"pool"`` when they have their own."""
+    return extension.thread_backend()

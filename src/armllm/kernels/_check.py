@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm._kernels import Storage
+
 STORAGE = {torch.float32: extension.Storage.f32, torch.bfloat16: extension.Storage.bf16}
 
 
-def storage(name: str, dtype: torch.dtype) -> extension.Storage:
+def storage(name: str, dtype: torch.dtype) -> Storage:
     """Return the extension's name of a storage type."""
     found = STORAGE.get(dtype)
     if found is None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 
 try:
-    from armllm import _kernels as extension
+    import armllm._kernels as extension
 except ImportError as error:
     raise ImportError(
-        "armllm's compiled kernels (armllm._kernels) are not available: "
-        f"{error}. Install the wheel for this machine, or run `pip install .` in a checkout."
+        f"armllm's compiled kernels (armllm._kernels) are not available: {error}. "
+        "Install the wheel for this machine, or run `pip install .` in a checkout."
     ) from error
+
+__all__ = ["extension"]
 
 if problem := extension.problem():
     warnings.warn(problem, RuntimeWarning, stacklevel=2)

@@ -13,6 +13,8 @@ from armllm.kernels._extension import extension
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm._kernels import Storage
+
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -20,8 +22,9 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 class KVCacheLayout:
     """How the attention kernel of this CPU wants its cache; ask with ``kv_cache_layout``, assume nothing.
 
-    A block holds ``block_size`` tokens of all KV heads: per head, ``head_stride_bytes`` apart, first the keys and
-    ``value_offset_bytes`` further on the values. The order inside keys and values is the business of ``target``.
+    A block holds ``block_size`` tokens of all KV heads: per head, ``head_stride_bytes`` apart, first the
+    keys and ``value_offset_bytes`` further on the values. The order inside keys and values is the business
+    of ``target``.
     """
 
     dtype: torch.dtype
@@ -39,7 +42,8 @@ def kv_cache_layout(
 ) -> KVCacheLayout:
     """Ask for the layout of a KV cache of ``dtype`` (float32 or bfloat16).
 
-    ``head_dim`` is a multiple of 8, at most 1024; ``block_size`` (tokens) is 16, 32, 64 or 128. Raises ValueError.
+    ``head_dim`` is a multiple of 8, at most 1024; ``block_size`` (tokens) is 16, 32, 64 or 128. Raises
+    ValueError.
     """
     block_bytes, head_stride_bytes, value_offset_bytes, target = extension.kv_cache_layout(
         _check.storage("dtype", dtype), num_kv_heads, head_dim, block_size
@@ -77,7 +81,7 @@ def _check_cache(cache: Tensor, layout: KVCacheLayout) -> None:
         raise ValueError(f"cache must start at a multiple of {ALIGNMENT} bytes; use allocate_kv_cache")
 
 
-def _check_layout(layout: KVCacheLayout, kind: extension.Storage) -> None:
+def _check_layout(layout: KVCacheLayout, kind: Storage) -> None:
     now = extension.kv_cache_layout(kind, layout.num_kv_heads, layout.head_dim, layout.block_size)
     if now != (layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes, layout.target):
         raise ValueError(f"layout was made for target {layout.target}; this process uses {now[3]}")
@@ -89,8 +93,9 @@ def write_kv_cache(
     """Store the keys and values of tokens in their slots.
 
     ``key`` and ``value`` are [tokens, num_kv_heads, head_dim] of the layout's dtype; ``cache`` comes from
-    ``allocate_kv_cache``; ``slot_mapping`` is int64 [tokens]: block * block_size + offset, or negative to skip the
-    token. No slot may stand twice. Raises ValueError naming the argument that doesn't fit; nothing is written then.
+    ``allocate_kv_cache``; ``slot_mapping`` is int64 [tokens]: block * block_size + offset, or negative to
+    skip the token. No slot may stand twice. Raises ValueError naming the argument that doesn't fit; nothing
+    is written then.
     """
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("key", key, layout.dtype, ("tokens", layout.num_kv_heads, layout.head_dim))
@@ -117,7 +122,7 @@ def write_kv_cache(
     )
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0917 - the order is the field's
     out: Tensor,
     query: Tensor,
     cache: Tensor,
@@ -127,14 +132,16 @@ def paged_attention(
     seq_lens: Tensor,
     scale: float,
 ) -> None:
-    """Causal attention of each sequence's last tokens over its cached keys and values (prefill chunks and decodes).
+    """Causal attention of each sequence's last tokens over its cached keys and values.
 
-    ``out`` and ``query`` are [tokens, query heads, head_dim] of the layout's dtype, the query heads a multiple of
-    the KV heads. Sequence s owns the query tokens [query_start_loc[s], query_start_loc[s + 1]) (none is fine); they
-    are the last of its ``seq_lens[s]`` tokens, all of which have been written to the cache, in the blocks
-    ``block_tables[s]`` (int32 [sequences, max_blocks]; entries behind the last block needed may hold anything).
-    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences]. Logits are query . key * scale.
-    Raises ValueError naming the argument that doesn't fit, indices included; nothing is written then.
+    Prefill chunks and decodes may stand side by side. ``out`` and ``query`` are [tokens, query heads,
+    head_dim] of the layout's dtype, the query heads a multiple of the KV heads. Sequence s owns the query
+    tokens [query_start_loc[s], query_start_loc[s + 1]) (none is fine); they are the last of its
+    ``seq_lens[s]`` tokens, all of which have been written to the cache, in the blocks ``block_tables[s]``
+    (int32 [sequences, max_blocks]; entries behind the last block needed may hold anything).
+    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences]. Logits are query . key *
+    scale. Raises ValueError naming the argument that doesn't fit, indices included; nothing is written
+    then.
     """
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
     """Write ``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)`` to ``out`` (Zhang & Sennrich 2019).
 
-    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype, float32 or bfloat16; the
-    arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not overlap otherwise.
-    ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't fit.
+    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype, float32 or bfloat16;
+    the arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not overlap
+    otherwise. ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
     _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
@@ -45,8 +45,8 @@ def fused_add_rms_norm(
 ) -> None:
     """Add ``x`` to ``residual``, then write the norm of ``residual`` to ``x``; both in place.
 
-    ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype. The norm is that of the
-    residual as stored. Raises ValueError naming the argument that doesn't fit.
+    ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype. The norm is that
+    of the residual as stored. Raises ValueError naming the argument that doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
     _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
@@ -72,12 +72,13 @@ def fused_add_rms_norm(
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, *, interleaved: bool = False
 ) -> None:
-    """Rotate the first ``rotary_dim`` elements of every head by its token's position, in place (Su et al. 2021).
+    """Rotate the first ``rotary_dim`` elements of every head by its token's position (Su et al. 2021).
 
-    ``positions`` is int64 [tokens]; ``query`` [tokens, query heads, head_dim] and ``key`` [tokens, key heads,
-    head_dim] share a dtype; ``cos_sin_cache`` is float32 [max_position, rotary_dim], the cosines of the
-    rotary_dim / 2 angles and then their sines. Pairs are (i, i + rotary_dim / 2) as in GPT-NeoX, or (2i, 2i + 1)
-    when ``interleaved``. Raises ValueError naming the argument that doesn't fit, a position outside the cache too.
+    In place. ``positions`` is int64 [tokens]; ``query`` [tokens, query heads, head_dim] and ``key``
+    [tokens, key heads, head_dim] share a dtype; ``cos_sin_cache`` is float32 [max_position, rotary_dim],
+    the cosines of the rotary_dim / 2 angles and then their sines. Pairs are (i, i + rotary_dim / 2) as in
+    GPT-NeoX, or (2i, 2i + 1) when ``interleaved``. Raises ValueError naming the argument that doesn't fit,
+    a position outside the cache too.
     """
     kind = _check.storage("query", query.dtype)
     _check.tensor("query", query, query.dtype, ("tokens", "query heads", "head_dim"))
@@ -116,8 +117,8 @@ def rotary_embedding(
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
     """Write ``silu(x[:, :d]) * x[:, d:]`` to ``out``, silu(g) = g / (1 + exp(-g)).
 
-    ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype. Raises ValueError naming the argument that doesn't
-    fit.
+    ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype. Raises ValueError naming the argument that
+    doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
     _check.tensor("x", x, x.dtype, ("tokens", "2 d"))

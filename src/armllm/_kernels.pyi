@@ -1,0 +1,107 @@
+# The compiled kernels (csrc/python/module.cpp): addresses and sizes in, nothing checked but indices.
+
+import enum
+
+class Storage(enum.Enum):
+    f32 = 0
+    bf16 = 1
+
+def rms_norm(
+    storage: Storage,
+    out: int,
+    x: int,
+    weight: int,
+    rows: int,
+    hidden: int,
+    out_stride: int,
+    x_stride: int,
+    eps: float,
+    weight_offset: float,
+    /,
+) -> None: ...
+def fused_add_rms_norm(
+    storage: Storage,
+    x: int,
+    residual: int,
+    weight: int,
+    rows: int,
+    hidden: int,
+    x_stride: int,
+    residual_stride: int,
+    eps: float,
+    weight_offset: float,
+    /,
+) -> None: ...
+def rotary_embedding(
+    storage: Storage,
+    positions: int,
+    query: int,
+    key: int,
+    cos_sin_cache: int,
+    tokens: int,
+    num_query_heads: int,
+    num_key_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    query_token_stride: int,
+    query_head_stride: int,
+    key_token_stride: int,
+    key_head_stride: int,
+    cache_stride: int,
+    max_position: int,
+    interleaved: bool,
+    /,
+) -> None: ...
+def silu_and_mul(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def kv_cache_layout(
+    storage: Storage, num_kv_heads: int, head_dim: int, block_size: int, /
+) -> tuple[int, int, int, str]: ...
+def write_kv_cache(
+    storage: Storage,
+    key: int,
+    value: int,
+    cache: int,
+    slot_mapping: int,
+    tokens: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    num_blocks: int,
+    key_token_stride: int,
+    key_head_stride: int,
+    value_token_stride: int,
+    value_head_stride: int,
+    /,
+) -> None: ...
+def paged_attention(
+    storage: Storage,
+    out: int,
+    query: int,
+    cache: int,
+    block_tables: int,
+    query_start_loc: int,
+    seq_lens: int,
+    num_tokens: int,
+    num_seqs: int,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    num_blocks: int,
+    max_blocks: int,
+    block_table_stride: int,
+    out_token_stride: int,
+    out_head_stride: int,
+    query_token_stride: int,
+    query_head_stride: int,
+    scale: float,
+    /,
+) -> None: ...
+def report() -> dict[str, dict[str, str]]: ...
+def targets() -> list[str]: ...
+def problem() -> str: ...
+def set_num_threads(threads: int, /) -> None: ...
+def get_num_threads() -> int: ...
+def thread_backend() -> str: ...

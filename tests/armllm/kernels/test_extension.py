@@ -1,0 +1,99 @@
+"""The choice of targets, ARMLLM_ISA, threads, importing without the extension or without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from armbuild.isa import kernel_targets
+from armllm import kernels
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ARMLLM_", "OMP_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean | environment, check=False
+    )
+
+
+def test_report_names_a_compiled_target_and_a_reason_for_every_op():
+    report = kernels.report()
+    assert {"rms_norm_f32", "paged_attention_bf16"} <= set(report)
+    for entry in report.values():
+        assert entry["target"] in kernels.targets()
+        assert entry["why"]
+
+
+def test_the_cap_holds_every_op_down_and_says_so():
+    done = python(
+        "from armllm import kernels\n"
+        "for op, entry in kernels.report().items(): print(op, entry['target'], entry['why'])",
+        ARMLLM_ISA="scalar",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(kernels.report())
+    for line in lines:
+        assert line.split()[1] == "scalar"
+        assert "capped by ARMLLM_ISA=scalar" in line
+
+
+def test_an_unknown_cap_is_reported_with_the_names_there_are_and_stops_nothing():
+    code = "from armllm import kernels; print(kernels.report()['rms_norm_f32']['target'])"
+    done = python(code, ARMLLM_ISA="warp9")
+    assert done.returncode == 0
+    assert "ARMLLM_ISA=warp9" in done.stderr
+    assert "scalar" in done.stderr
+    assert done.stdout == python(code).stdout
+
+
+def test_a_missing_extension_is_explained_in_a_sentence():
+    done = python("import sys; sys.modules['armllm._kernels'] = None; import armllm.kernels")
+    assert done.returncode == 1
+    assert "compiled kernels (armllm._kernels) are not available" in done.stderr.splitlines()[-1]
+    assert "pip install" in done.stderr.splitlines()[-1]
+
+
+def test_threads_are_those_of_the_openmp_that_torch_loaded():
+    code = (
+        "import torch, armllm.kernels as k\n"
+        "torch.set_num_threads(3)\n"
+        "libraries = {l.split()[-1] for l in open('/proc/self/maps') if 'gomp' in l or 'libomp' in l}\n"
+        "print(k.thread_backend(), k.get_num_threads(), len(libraries))\n"
+    )
+    done = python(code)
+    assert done.stdout.split() == ["libgomp", "3", "1"], done.stderr
+
+
+def test_without_torch_the_extension_brings_threads_of_its_own():
+    code = (
+        "import sys\n"
+        "import armllm._kernels as e\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(e.thread_backend(), e.get_num_threads())\n"
+    )
+    assert python(code, OMP_NUM_THREADS="3").stdout.split() == ["pool", "3"]
+    assert python(code, ARMLLM_NUM_THREADS="5", OMP_NUM_THREADS="3").stdout.split() == ["pool", "5"]
+
+
+def test_the_number_of_threads_can_be_set_and_given_back():
+    default = kernels.get_num_threads()
+    assert default == torch.get_num_threads()
+    kernels.set_num_threads(7)
+    assert kernels.get_num_threads() == 7
+    kernels.set_num_threads(0)
+    assert kernels.get_num_threads() == default
+    with pytest.raises(ValueError, match="threads is -1"):
+        kernels.set_num_threads(-1)
+
+
+def test_kernels_toml_and_the_extension_agree_on_the_ops_there_are():
+    scalar, *others = kernel_targets()
+    assert set(scalar.ops) == set(kernels.report())
+    for target in others:
+        assert set(target.ops) <= set(scalar.ops)

@@ -1,0 +1,143 @@
+"""The conformance runner passes, natively and on emulated cores, and fails when a kernel is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from armbuild import qemu
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("conformance_tool", ROOT / "tools" / "conformance.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+tool = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tool)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory):
+    return tool.build(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="session")
+def arm64(tmp_path_factory):
+    return tool.build(tmp_path_factory.mktemp("aarch64"), arm64=True)
+
+
+@pytest.mark.slow
+def test_every_target_of_this_machine_conforms(native):
+    done = run(native)
+    assert done.returncode == 0, done.stdout
+    for op in ("rms_norm_f32", "paged_attention_bf16", "dispatch", "threads", "rejects", "exp"):
+        assert re.search(rf"^{op} +\S+ +ok ", done.stdout, re.MULTILINE), op
+
+
+@pytest.mark.slow
+def test_another_seed_conforms_too(native):
+    done = run(native, "--seed", 20261120)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_the_runner_knows_its_options(native):
+    listed = run(native, "--list")
+    assert listed.returncode == 0
+    assert "chosen here" in listed.stdout
+    only = run(native, "--target", "scalar", "--op", "rms_norm_f32")
+    assert [line.split()[:2] for line in only.stdout.splitlines()[:-1]] == [["rms_norm_f32", "scalar"]]
+    for wrong in (["--target", "warp9"], ["--op", "no_op"], ["--seed", "x"], ["--seed"], ["--frobnicate"]):
+        assert run(native, *wrong).returncode == 2, wrong
+
+
+@pytest.mark.slow
+def test_no_kernel_reads_or_writes_outside_its_buffers(tmp_path):
+    done = run(tool.build(tmp_path, sanitize=True))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@pytest.mark.parametrize("cpu", tool.CPUS)
+def test_every_target_conforms_on_emulated_arm_cores(arm64, cpu):
+    done = run(qemu.find((cpu,)), "-cpu", cpu, arm64)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^paged_attention_f32 +neon +ok ", done.stdout, re.MULTILINE)
+    has_bf16 = cpu in {"neoverse-v1", "max"}
+    assert bool(re.search(r"^paged_attention_bf16 +bf16 +ok ", done.stdout, re.MULTILINE)) is has_bf16
+
+
+MUTANTS = {
+    "attention forgets what earlier keys weighed": (
+        "csrc/kernels/softmax.h",
+        "sum = sum * factor + reduce_add(total);",
+        "sum = sum + reduce_add(total);",
+    ),
+    "a query sees one token of the future": (
+        "csrc/kernels/softmax.h",
+        "- queries + row / group + 1;",
+        "- queries + row / group + 2;",
+    ),
+    "rotation turns the wrong way": (
+        "csrc/kernels/rotary.h",
+        "a = sub(mul(x, cosine), mul(b, sine));",
+        "a = add(mul(x, cosine), mul(b, sine));",
+    ),
+    "a norm reads one element too far": (
+        "csrc/kernels/norm.h",
+        "const Vf v = load_first(x + i, n - i);",
+        "const Vf v = load_first(x + i, n - i + 1);",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def copy(tmp_path_factory):
+    """A copy of the sources to break, built once so that a mutant compiles only what it touches."""
+    folder = tmp_path_factory.mktemp("mutants")
+    for name in ("csrc", "cmake", "tests/csrc"):
+        shutil.copytree(ROOT / name, folder / "source" / name)
+    for name in ("CMakeLists.txt", "pyproject.toml", "src/armbuild/data/kernels.toml"):
+        target = folder / "source" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    tool.build(folder / "build", source=folder / "source")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "line", "broken"), MUTANTS.values(), ids=MUTANTS.keys())
+def test_one_broken_line_fails_the_runner(copy, file, line, broken):
+    path = copy / "source" / file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(line) == 1
+    path.write_text(text.replace(line, broken), encoding="utf-8")
+    try:
+        done = run(tool.build(copy / "build", source=copy / "source"))
+    finally:
+        path.write_text(text, encoding="utf-8")
+    assert done.returncode != 0, done.stdout
+
+
+def test_a_missing_emulator_is_named_and_nothing_is_built(tmp_path):
+    """No PATH, no cache, no Debian archive: exit status 3, one line that says what to do."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "conformance.py", "--cpu", "neoverse-v1"],
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert "qemu" in done.stderr.lower()
+    assert len(done.stderr.splitlines()) <= 2

@@ -1,0 +1,151 @@
+"""Build the kernels' conformance runner and run it: natively, and under QEMU on several Arm cores.
+
+    tools/conformance.py                      natively (x86-64), then the default cores
+    tools/conformance.py --native             natively only
+    tools/conformance.py --cpu neoverse-v1    on this core only (may be repeated; "max,sve256=on" works too)
+    tools/conformance.py --keep DIR           leave the builds in DIR, where the next run finds them
+    tools/conformance.py -- --op exp          what follows goes to the runner
+
+The AArch64 runner is built by zig, static, so that QEMU needs no root file system. Exit status: 0 every run
+passed, 1 one failed, 3 a tool is missing, 4 a build failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from armbuild import qemu
+from armbuild.errors import ArmbuildError, BuildError, MissingError
+
+ROOT = Path(__file__).resolve().parent.parent
+CPUS = ("cortex-a72", "neoverse-n1", "neoverse-v1", "max")
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
+
+
+def _require(module: str) -> None:
+    if subprocess.run(
+        [sys.executable, "-c", f"import {module}"], capture_output=True, check=False
+    ).returncode:
+        raise MissingError(f"Python package {module} is missing: pip install {module}")
+
+
+def _toolchain(folder: Path) -> Path:
+    """Write programs that call zig for static AArch64 code, and the CMake toolchain file that names them."""
+    _require("ziglang")
+    arguments = {
+        "c++": "c++ -target aarch64-linux-musl -fno-sanitize=undefined -g0",
+        "ar": "ar",
+        "ranlib": "ranlib",
+    }
+    for name, call in arguments.items():
+        program = folder / f"zig-{name}"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {call} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+    file = folder / "toolchain.cmake"
+    file.write_text(
+        "set(CMAKE_SYSTEM_NAME Linux)\n"
+        "set(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
+        f'set(CMAKE_CXX_COMPILER "{folder}/zig-c++")\n'
+        f'set(CMAKE_AR "{folder}/zig-ar" CACHE FILEPATH "")\n'
+        f'set(CMAKE_RANLIB "{folder}/zig-ranlib" CACHE FILEPATH "")\n'
+        "set(CMAKE_EXE_LINKER_FLAGS_INIT -static)\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def build(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> Path:
+    """Build the runner of ``source`` in ``folder`` and return its path. Raises BuildError, MissingError."""
+    _require("cmake")
+    _require("ninja")
+    folder.mkdir(parents=True, exist_ok=True)
+    configure = [
+        sys.executable, "-m", "cmake", "-G", "Ninja", "-S", str(source), "-B", str(folder),
+        f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or Path(sys.executable).parent / 'ninja'}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        "-DCMAKE_BUILD_TYPE=Release", "-DARMLLM_PYTHON=OFF", "-DARMLLM_CONFORMANCE=ON", "-DARMLLM_WERROR=ON",
+    ]  # fmt: skip
+    if arm64:
+        configure.append(f"-DCMAKE_TOOLCHAIN_FILE={_toolchain(folder)}")
+    if sanitize:
+        configure.append(f"-DCMAKE_CXX_FLAGS={SANITIZERS}")
+    for command in (configure, [sys.executable, "-m", "cmake", "--build", str(folder), "--parallel", "2"]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            output = done.stdout + done.stderr
+            lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()[
+                -5:
+            ]
+            log = folder / "build.log"
+            log.write_text(output, encoding="utf-8")
+            raise BuildError(
+                f"the runner did not build: {lines[0].strip() if lines else 'no output'} (log: {log})"
+            )
+    return folder / "conformance" / "conformance"
+
+
+def run(name: str, command: list[str]) -> bool:
+    """Run one runner, show its output, return whether it passed."""
+    print(f"== {name}", flush=True)
+    start = time.monotonic()
+    status = subprocess.run(command, check=False).returncode
+    seconds = time.monotonic() - start
+    what = "passed" if status == 0 else f"FAILED with status {status}"
+    print(f"== {name}: {what} in {seconds:.0f} s", flush=True)
+    return status == 0
+
+
+def main() -> int:
+    """Parse the command line, build, run, sum up."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--native", action="store_true", help="run natively only")
+    parser.add_argument("--cpu", action="append", default=[], metavar="NAME", help="a core that QEMU knows")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="build here and leave it")
+    parser.add_argument("--sanitize", action="store_true", help="native run under AddressSanitizer and UBSan")
+    parser.add_argument("runner", nargs="*", help="arguments for the runner, after --")
+    options = parser.parse_args()
+    native = options.native or options.sanitize or not options.cpu
+    cpus = (
+        tuple(options.cpu) if options.cpu else () if native and (options.native or options.sanitize) else CPUS
+    )
+
+    with tempfile.TemporaryDirectory(prefix="conformance-") as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        passed = {}
+        # Whatever is missing is said before anything is built.
+        emulator = qemu.find(tuple(cpu.partition(",")[0] for cpu in cpus)) if cpus else None
+        if native:
+            name = f"{platform.machine()}, native" + (", sanitized" if options.sanitize else "")
+            runner = build(
+                folder / ("sanitized" if options.sanitize else "native"), sanitize=options.sanitize
+            )
+            passed[name] = run(name, [str(runner), *options.runner])
+        if emulator is not None:
+            runner = build(folder / "aarch64", arm64=True)
+            for cpu in cpus:
+                passed[cpu] = run(cpu, [str(emulator), "-cpu", cpu, str(runner), *options.runner])
+    failed = [name for name, ok in passed.items() if not ok]
+    print(
+        f"{len(passed) - len(failed)} of {len(passed)} runs passed"
+        + (f"; failed: {', '.join(failed)}" if failed else "")
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("ARMLLM_ISA", None)  # the runner tests the cap itself
+    try:
+        sys.exit(main())
+    except ArmbuildError as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        sys.exit(error.status)
