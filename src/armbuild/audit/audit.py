@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -78,11 +81,20 @@ class _Run:
             self._name()
             self._texts()
         self.own = "armllm/build_info.json" in self.contents.texts
-        with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as folder:
-            for member, stream in members_with_content(self.archive):
-                self._member(member.name, member.mode, stream, Path(folder) / "member.elf")
-        self.errors[:0] = self.archive.problems
         policy = None
+        with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as name:
+            folder = Path(name)
+            # auditwheel unpacks the whole wheel; one that holds the ELF files alone says the same and costs less.
+            elves = folder / self.archive.path.with_suffix(".whl").name
+            with zipfile.ZipFile(elves, "w") as copy:
+                for member, stream in members_with_content(self.archive):
+                    self._member(member.name, member.mode, stream, folder / "member.elf", copy)
+                records = csv.writer(buffer := io.StringIO())
+                records.writerows((item.filename, "", "") for item in copy.infolist())
+                copy.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
+            if self.wheel and not self.archive.problems:
+                policy = self._policy(self.wheel, elves)
+        self.errors[:0] = self.archive.problems
         info: dict[str, Any] | None = None
         if is_wheel:
             if self.wheel:
@@ -90,8 +102,6 @@ class _Run:
             self.errors.extend(wheel.check_record(self.contents))
             info, problems = wheel.build_info(self.contents)
             self.errors.extend(problems)
-            if self.wheel and not self.archive.problems:
-                policy = self._policy(self.wheel)
         elif not self.files:
             self.warnings.append("no ELF file in it")
         targets = tuple(sorted({name for item in self.files for name in item.kernel_targets}))
@@ -159,7 +169,9 @@ class _Run:
                 except Exception:  # noqa: BLE001, S112 - the main pass meets the same member and says what is wrong
                     continue
 
-    def _member(self, name: str, mode: int, stream: IO[bytes], temporary: Path) -> None:
+    def _member(
+        self, name: str, mode: int, stream: IO[bytes], temporary: Path, elves: zipfile.ZipFile
+    ) -> None:
         head = stream.read(_BLOCK)
         is_elf = head[:4] == b"\x7fELF"
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
@@ -182,6 +194,8 @@ class _Run:
             self.warnings.append(f"{name}: writable by everybody")
         if is_elf:
             self._elf(name, temporary, size)
+            if self.wheel:
+                elves.write(temporary, name)
 
     def _elf(self, name: str, path: Path, size: int) -> None:
         try:
@@ -263,7 +277,7 @@ class _Run:
                 if library.startswith(_FOREIGN):
                     self.errors.append(f"{name}: {library} must be neither inside nor linked")
 
-    def _policy(self, name: wheel.FileName) -> Any:
+    def _policy(self, name: wheel.FileName, elves: Path) -> Any:
         platforms = frozenset(tag.platform for tag in name.tags)
         machine = self._machine()
         if (
@@ -274,7 +288,7 @@ class _Run:
             if not self.files and platforms != {"any"}:
                 self.errors.append("no ELF file in a wheel whose tag names a machine")
             return None
-        policy, errors, warnings = check_policy(self.archive.path, platforms, machine)
+        policy, errors, warnings = check_policy(elves, platforms, machine)
         self.errors.extend(errors)
         self.warnings.extend(warnings)
         return policy

@@ -26,14 +26,16 @@ _MAX_DEPTH = 64
 def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uint64]:
     """Return the addresses of instructions that run whenever the file is loaded.
 
-    Follows branches and calls from every initialiser up to the first conditional branch of each function; what lies
+    Calls through the PLT lead to other files and are taken to return. Follows branches and calls from every initialiser up to the first conditional branch of each function; what lies
     behind a condition may be dispatch, so it proves nothing.
     """
     if elf.type not in ("ET_DYN", "ET_EXEC"):
         return np.empty(0, np.uint64)
     visited: set[int] = set()
+    plt = elf.section(".plt")
+    foreign = range(plt.address, plt.address + plt.size) if plt else range(0)
     for root in _roots(data, elf):
-        _walk(root, data, elf, visited)
+        _walk(root, data, elf, foreign, visited)
     return np.array(sorted(visited), np.uint64)
 
 
@@ -75,10 +77,10 @@ def _find_all(haystack: bytes, needle: bytes) -> list[int]:
     return found
 
 
-def _walk(root: int, data: Bytes, elf: Elf, visited: set[int]) -> None:
+def _walk(root: int, data: Bytes, elf: Elf, foreign: range, visited: set[int]) -> None:
     address, calls = root, list[int]()
     for _ in range(_MAX_STEPS):
-        word = None if address in visited else _word(address, data, elf)
+        word = None if address in visited or address in foreign else _word(address, data, elf)
         if word is None:
             if not calls:
                 return
@@ -114,8 +116,6 @@ def _leaves(word: int) -> bool:
 def _word(address: int, data: Bytes, elf: Elf) -> int | None:
     for start, offset, size in elf.code:
         if start <= address < start + size - 3:
-            if any(s.name == ".plt" and s.address <= address < s.address + s.size for s in elf.sections):
-                return None  # another file's function
             place = offset + address - start
             return int.from_bytes(data[place : place + 4].tobytes(), "little")
     return None

@@ -231,7 +231,8 @@ def find_target(name: str) -> CoreType | Product:
 
 def target_names() -> tuple[str, ...]:
     """Return the names that ``Isa.from_target`` takes, cores first, in the spelling of the command line."""
-    return tuple(entry.name.lower().replace(" ", "-") for entry in (*core_types(), *products()))
+    entries: tuple[CoreType | Product, ...] = (*core_types(), *products())
+    return tuple(dict.fromkeys(entry.name.lower().replace(" ", "-") for entry in entries))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,147 @@
+"""A wheel that is wrong in one way fails with a sentence that names that way; a right one passes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from armbuild.audit import audit
+from armbuild.errors import UsageError
+
+SUFFIX = ".cpython-311-aarch64-linux-gnu.so"
+
+
+def only_error(path, word, **options):
+    report = audit(path, **options)
+    assert not report.ok
+    assert len(report.errors) == 1, report.errors
+    assert word in report.errors[0]
+
+
+def test_a_right_wheel_passes(wheel, elf):
+    report = audit(wheel({f"demo/x{SUFFIX}": elf()}))
+    assert report.errors == ()
+    assert report.tag == "cp311-cp311-manylinux_2_28_aarch64"
+    assert report.policy.name.startswith("manylinux")
+    assert report.lowest_core == "any Armv8.0-A core"
+
+
+def test_a_pure_wheel_passes(wheel):
+    assert audit(wheel({"demo/__init__.py": b""}, tag="py3-none-any")).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("x.cpython-311-x86_64-linux-gnu.so", "another machine"),
+        ("x.cpython-313-aarch64-linux-gnu.so", "another Python"),
+        ("x.cpython-311t-aarch64-linux-gnu.so", "free threading"),
+    ],
+)
+def test_suffix_must_fit_tag_and_machine(wheel, elf, name, word):
+    only_error(wheel({f"demo/{name}": elf()}), word)
+
+
+def test_elf_of_another_machine_is_found(wheel, elf):
+    report = audit(wheel({"demo/x.so": elf(machine=62)}))
+    assert "an ELF file for x86_64 in a wheel for aarch64" in report.errors[0]
+
+
+def test_elf_in_a_wheel_for_any_machine_is_found(wheel, elf):
+    only_error(wheel({"demo/x.so": elf()}, tag="py3-none-any"), "any machine")
+
+
+def test_machine_wheel_without_elf_is_found(wheel):
+    only_error(wheel({"demo/__init__.py": b""}), "no ELF file")
+
+
+def test_renamed_wheels_are_found(wheel, elf, tmp_path):
+    path = wheel({f"demo/x{SUFFIX}": elf()})
+    other = tmp_path / "demo-2.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+    shutil.copy(path, other)
+    only_error(other, "METADATA says 1.0")
+    other = tmp_path / "other-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+    shutil.copy(path, other)
+    only_error(other, "METADATA says demo")
+    other = tmp_path / "demo-1.0-cp311-cp311-manylinux_2_17_aarch64.whl"
+    shutil.copy(path, other)
+    only_error(other, "are not those of WHEEL")
+    other = tmp_path / "whatever.whl"
+    shutil.copy(path, other)
+    assert "not a wheel's file name" in audit(other).errors[0]
+
+
+def test_record_must_list_every_file_with_its_hash(wheel, elf):
+    files = {f"demo/x{SUFFIX}": elf()}
+
+    def swapped(column, value):
+        return lambda rows: [
+            [*row[:column], value, *row[column + 1 :]] if row[0].startswith("demo/x") else row for row in rows
+        ]
+
+    only_error(wheel(files, record=swapped(1, "sha256=AAAA")), "does not match its hash")
+    only_error(wheel(files, record=swapped(1, "")), "no usable hash")
+    only_error(wheel(files, record=swapped(1, "md5=AAAA")), "no usable hash")
+    only_error(wheel(files, record=swapped(2, 5)), "RECORD says 5 bytes")
+    only_error(wheel(files, record=lambda rows: rows[1:]), "not listed in RECORD")
+    only_error(wheel(files, record=lambda rows: [*rows, ["gone.py", "sha256=AA", 1]]), "not in the wheel")
+    only_error(wheel(files, record=lambda rows: [*rows, rows[0]]), "twice")
+
+
+def test_alignment_for_the_largest_pages(wheel, elf):
+    only_error(wheel({f"demo/x{SUFFIX}": elf(align=0x1000)}), "64 KiB")
+
+
+def test_executable_stack_and_writable_code(wheel, elf):
+    only_error(wheel({f"demo/x{SUFFIX}": elf(stack_flags=7)}), "executable stack")
+    only_error(wheel({f"demo/x{SUFFIX}": elf(load_flags=7)}), "writable and executable")
+
+
+def test_debug_information_is_an_error_in_our_own_wheel_only(wheel, own_wheel, elf):
+    report = audit(wheel({f"demo/x{SUFFIX}": elf(debug=True)}))
+    assert report.ok
+    assert "debug information" in report.warnings[0]
+    only_error(own_wheel(debug=True), "debug information")
+
+
+def test_our_wheel_is_right(own_wheel):
+    report = audit(own_wheel(), expect_targets={"neon"})
+    assert report.errors == ()
+    assert report.kernel_targets == ("neon",)
+    assert report.floor == "armv8-a"
+
+
+def test_our_wheel_must_hold_the_targets_that_it_states(own_wheel):
+    only_error(own_wheel(info={"targets": ["neon", "bf16"]}), "build_info.json says bf16, neon")
+    only_error(own_wheel(), "expected neon, scalar", expect_targets={"neon", "scalar"})
+    only_error(own_wheel(info={"machine": "x86_64"}), "build_info.json says x86_64")
+    only_error(own_wheel(info={"version": "9"}), "version 9")
+
+
+def test_our_wheel_must_be_labelled_with_its_baseline(own_wheel):
+    only_error(own_wheel(info={"baseline": "neoverse-v1"}), "local label")
+    assert audit(own_wheel(info={"baseline": "neoverse-v1"}, version="1.0+neoverse.v1")).errors == ()
+
+
+def test_our_wheel_must_not_bundle_what_torch_brings(own_wheel, elf):
+    only_error(own_wheel(extra={"armllm.libs/libgomp-1234.so.1": elf()}), "libgomp")
+
+
+def test_two_openmp_runtimes_are_warned_of(wheel, elf):
+    report = audit(
+        wheel({f"demo/x{SUFFIX}": elf(), "demo.libs/libgomp-1.so.1": elf(), "demo.libs/libomp.so": elf()})
+    )
+    assert any("more than one OpenMP" in warning for warning in report.warnings)
+
+
+def test_unknown_paths_and_floors_are_usage_errors(tmp_path, wheel):
+    for action in (
+        lambda: audit(tmp_path / "missing.whl"),
+        lambda: audit(wheel({}), floor="armv99-a"),
+        lambda: audit(wheel({}), floor="neoverse-q1"),
+        lambda: audit(wheel({}), floor="armv8-a+nothing"),
+        lambda: audit(wheel({}), guards=["no equals sign"]),
+    ):
+        with pytest.raises(UsageError) as caught:
+            action()
+        assert len(str(caught.value).splitlines()) <= 2
