@@ -35,6 +35,7 @@ class Tokenizer:
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.folder = folder
         self.settings = _read_settings(folder / "tokenizer_config.json")
         self.bos_token_id = self._special("bos_token")
         self.eos_token_id = self._special("eos_token")
@@ -56,6 +57,11 @@ class Tokenizer:
         """Text of token ids."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def special_texts(self) -> dict[str, str]:
+        """What tokenizer_config.json calls bos_token, eos_token and so on."""
+        texts = {name: self._text(name) for name in self.settings if name.endswith("_token")}
+        return {name: text for name, text in texts.items() if text is not None}
 
     def _special(self, name: str) -> int | None:
         text = self._text(name)

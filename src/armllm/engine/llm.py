@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tqdm import tqdm
 
@@ -16,6 +16,7 @@ from armllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from armllm.chat import Message
     from armllm.outputs import RequestOutput
     from armllm.tokenizer import Tokenizer
 
@@ -79,6 +80,46 @@ class LLM:
             self.llm_engine.abort(request_ids)
             raise
         return [outputs[request_id] for request_id in request_ids]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of several, put into words by the checkpoint's chat template.
+
+        A message is a dict with ``role`` and ``content``. ``chat_template`` is the source of another
+        template; ``chat_template_kwargs`` are further variables for it.
+        """
+        from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415 - only chat needs jinja2
+
+        tokenizer = self.get_tokenizer()
+        source = chat_template or find_template(tokenizer.folder, tokenizer.settings, tools=bool(tools))
+        template = ChatTemplate(source, tokenizer.special_texts())
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [
+            template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **chat_template_kwargs or {},
+            )
+            for conversation in cast("Sequence[Sequence[Message]]", conversations)
+        ]
+        # a template writes the begin token itself
+        token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        outputs = self.generate(token_ids, sampling_params, use_tqdm=use_tqdm)
+        for output, prompt in zip(outputs, prompts, strict=True):
+            output.prompt = prompt
+        return outputs
 
     def _run(self, num_requests: int, use_tqdm: bool | Callable[..., Any]) -> dict[str, RequestOutput]:
         outputs: dict[str, RequestOutput] = {}

@@ -76,5 +76,5 @@ def test_this_machine_has_some():
 
 
 def test_sizes_are_readable():
-    sizes = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 20: "5 MiB", 123 << 30: "123 GiB", 5 << 40: "5 TiB"}
+    sizes = {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 5 << 20: "5 MiB", 123 << 30: "123 GiB"}
     assert {size: readable(size) for size in sizes} == sizes

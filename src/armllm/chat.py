@@ -1,0 +1,141 @@
+"""Messages to a prompt, by the checkpoint's own chat template.
+
+Templates are programs that come with a checkpoint; they run in jinja2's sandbox, with the names that
+transformers gives them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from armllm.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from jinja2.parser import Parser
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """One template. ``tokens``: texts of the special tokens, under the names that templates use."""
+
+    def __init__(self, source: str, tokens: dict[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+        self.tokens = tokens
+        try:
+            self.template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the chat template can't be compiled: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation; RequestError when the template refuses it.
+
+        ``add_generation_prompt`` ends it where the assistant speaks; ``continue_final_message`` ends it
+        within the last message instead, for the model to go on.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError("continue_final_message needs add_generation_prompt=False")
+        conversation = [_plain(message) for message in messages]
+        if not conversation:
+            raise RequestError("a conversation needs at least one message")
+        given = {"messages": conversation, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            text = self.template.render(**self.tokens | variables | given)
+        except Exception as error:  # noqa: BLE001 - a template is someone else's program
+            raise RequestError(f"the chat template fails on these messages: {error}") from None
+        return _cut(text, conversation[-1]["content"]) if continue_final_message else text
+
+
+def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str:
+    """The template's source, from chat_template.jinja, tokenizer_config.json or chat_template.json."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    path = folder / "chat_template.json"
+    if found is None and path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+        except (ValueError, AttributeError):
+            raise CheckpointError(f"{path} must be a JSON object with a chat_template") from None
+    if isinstance(found, list):
+        named = {entry["name"]: entry["template"] for entry in found}
+        found = (named.get("tool_use") if tools else None) or named.get("default")
+    if not isinstance(found, str):
+        raise RequestError(f"{folder} has no chat template; pass one as chat_template, or use generate")
+    return found
+
+
+def _plain(message: Message) -> Message:
+    """The message with its content as one text; parts that are not text are refused."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(f"a message must be a dict with a role, not {message!r:.80}")
+    content = message.get("content")
+    if isinstance(content, list):
+        for part in content:
+            if (
+                not isinstance(part, dict)
+                or part.get("type") != "text"
+                or not isinstance(part.get("text"), str)
+            ):
+                kind = part.get("type") if isinstance(part, dict) else part
+                raise RequestError(f"message content of type {kind!r} is not supported, only text")
+        return message | {"content": "\n".join(part["text"] for part in content)}
+    if content is not None and not isinstance(content, str):
+        raise RequestError(f"message content must be text or a list of parts, not {type(content).__name__}")
+    return dict(message)
+
+
+def _cut(text: str, final: str | None) -> str:
+    """The text up to the end of the final message's content, with its trailing space if that was kept."""
+    kept = (final or "").lstrip()
+    for ending in (kept, kept.rstrip()):
+        at = text.rfind(ending)
+        if ending and at >= 0:
+            return text[: at + len(ending)]
+    raise RequestError("continue_final_message: the template does not show the last message as it is")
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return dt.datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Without the HTML escapes of jinja2's own."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks what an assistant said, for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
