@@ -235,7 +235,7 @@ class _Run:
                 functions=tuple(found.functions),
                 words=found.words,
                 known_functions=found.known_functions,
-                outline_atomics=found.outline_atomics,
+                self_checked=found.self_checked,
             )
         )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # compiler-rt and libgcc: each helper checks for LSE itself before it uses one of its instructions.
 _OUTLINE_ATOMICS = re.compile(r"__aarch64_(cas|swp|ldadd|ldclr|ldeor|ldset)\d+_(relax|acq|rel|acq_rel|sync)")
+_STG = 0xD9200800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Code:
     functions: list[Function] = field(default_factory=list)
     words: int = 0
     known_functions: int = 0
-    outline_atomics: int = 0
+    self_checked: int = 0
 
 
 def scan(path: Path, elf: Elf) -> Code:
@@ -140,7 +141,7 @@ def _scan_section(
     order = np.lexsort((hits, rows[hits], owner))
     hits, owner, address, helpers = hits[order], owner[order], address[order], helpers[order]
     kept = ~helpers
-    code.outline_atomics += int(helpers.sum())
+    code.self_checked += int(helpers.sum())
     hits, owner, address = hits[kept], owner[kept], address[kept]
     row = rows[hits]
     new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row.astype(np.int64), prepend=-2) != 0))
@@ -160,8 +161,8 @@ def _scan_section(
     on_start = set(owner[np.isin(address, certain)].tolist())
     for index, found in uses.items():
         names[index] = known.label(index)
-        if _OUTLINE_ATOMICS.fullmatch(names[index]):
-            code.outline_atomics += sum(use.count for use in found)
+        if _OUTLINE_ATOMICS.fullmatch(names[index]) or _retags_a_frame(found):
+            code.self_checked += sum(use.count for use in found)
             continue
         needs = frozenset[str]().union(*(use.extensions for use in found))
         code.functions.append(
@@ -195,6 +196,20 @@ def _streaming(needs: frozenset[str]) -> frozenset[str]:
         if "sve2p1" in needs:
             needs = needs - {"sve2p1"} | {"sme2"}
     return needs
+
+
+def _retags_a_frame(uses: list[Use]) -> bool:
+    """Return whether a function's one use is ``stg xN, [xN]``: LLVM's unwinder, which wipes the tags of a frame.
+
+    It does so only for frames whose unwind table says that they were tagged ("G"), so on cores that have tags.
+    """
+    register = uses[0].word & 0x1F
+    return (
+        len(uses) == 1
+        and uses[0].count == 1
+        and register != 31  # the stack pointer: code compiled for stack tagging
+        and uses[0].word == _STG | register << 5 | register
+    )
 
 
 def _outline_atomics(

@@ -29,7 +29,7 @@ class ElfReport:
     functions: tuple[Function, ...]
     words: int
     known_functions: int
-    outline_atomics: int
+    self_checked: int
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -46,7 +46,7 @@ class ElfReport:
             "kernel_targets": list(self.kernel_targets),
             "instructions": self.words,
             "known_functions": self.known_functions,
-            "outline_atomics": self.outline_atomics,
+            "self_checked": self.self_checked,
             "functions": [function_dict(function) for function in self.functions],
         }
 

@@ -222,7 +222,15 @@ def test_outline_atomics_helpers_do_not_count(elf, tmp_path):
         path.write_bytes(elf(functions, symbols=symbols))
         report = audit(path, floor="armv8-a")
         assert report.ok, report.offences
-        assert report.files[0].outline_atomics == 1
+        assert report.files[0].self_checked == 1
+
+
+def test_the_unwinder_that_retags_tagged_frames_does_not_count(elf, tmp_path):
+    path = tmp_path / "lib.so"
+    path.write_bytes(elf([("unwind", ".text", [0xD9200908, RET])]))  # stg x8, [x8]
+    assert audit(path, floor="armv8-a").ok
+    path.write_bytes(elf([("tagged", ".text", [0xD9200BFF, RET])]))  # stg sp, [sp]
+    assert not audit(path, floor="armv8-a").ok
 
 
 def test_kernel_sections_are_guarded_by_their_targets_features(own_wheel):
