@@ -18,10 +18,14 @@ class EngineConfig:
     """What `LLM` takes; names and meanings are vLLM's.
 
     model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
+    skip_tokenizer_init: token ids in, token ids out, no text.
     dtype: "float32", "bfloat16", or "auto": bfloat16 where the CPU computes in it, else float32.
-    block_size: tokens per block of the KV cache. num_gpu_blocks_override: how many blocks, whatever memory
-    there is. max_model_len: prompt and output together; by default what the checkpoint allows. max_num_seqs,
-    max_num_batched_tokens: sequences and tokens per step. seed: of requests that have none.
+    seed: of the seeds of requests that bring none.
+    max_model_len: prompt and output together; by default as much as the checkpoint allows, and as
+    num_gpu_blocks_override holds where that is given.
+    block_size: tokens per block of the KV cache. num_gpu_blocks_override: how many blocks.
+    max_num_seqs, max_num_batched_tokens: sequences and tokens per step.
+    enable_prefix_caching: keep the blocks of old prompts for new ones that begin alike.
     """
 
     model: str

@@ -46,6 +46,8 @@ class ModelRunner:
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
                 " max_position_embeddings and sliding_window in config.json limit it"
             )
+        if config.max_model_len is None and config.num_gpu_blocks_override is not None:
+            self.max_model_len = min(self.max_model_len, config.num_gpu_blocks_override * config.block_size)
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
         kernels.set_num_threads(torch.get_num_threads())
@@ -70,7 +72,6 @@ class ModelRunner:
                 f"the weights take {readable(weights.num_bytes)} as {self.dtype},"
                 f" and {readable(left)} of memory are left"
             )
-
         try:
             layouts = [layer.cache_layout(self.dtype, self.block_size) for layer in model.attention_layers]
         except ValueError as error:
@@ -97,6 +98,11 @@ class ModelRunner:
                 f"the KV cache can't hold one sequence: {origin} allows {fits} tokens"
                 f" ({readable(num_blocks * block_bytes)}), max_model_len {self.max_model_len} needs"
                 f" {readable(needed * block_bytes)}; {advice}"
+            )
+        if num_blocks * block_bytes > left:
+            raise MemoryLimitError(
+                f"the KV cache that {origin} asks for takes {readable(num_blocks * block_bytes)}, and after"
+                f" the weights {readable(max(0, left))} of memory are left"
             )
         return num_blocks
 

@@ -164,12 +164,33 @@ def test_bad_options_are_named(folder, options, words):
 
 def test_a_cache_too_small_for_one_sequence_is_refused(folder, monkeypatch):
     with pytest.raises(MemoryLimitError, match="num_gpu_blocks_override allows 240 tokens") as caught:
-        LLM(folder, dtype="float32", num_gpu_blocks_override=15)
+        LLM(folder, dtype="float32", num_gpu_blocks_override=15, max_model_len=256)
     assert "lower max_model_len to at most 240" in str(caught.value)
     LLM(folder, dtype="float32", num_gpu_blocks_override=15, max_model_len=240)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.0001")
     with pytest.raises(MemoryLimitError, match="VLLM_CPU_KVCACHE_SPACE"):
         LLM(folder, dtype="float32")
+
+
+def test_few_blocks_limit_the_length_unless_it_is_asked_for(folder):
+    llm = LLM(folder, dtype="float32", num_gpu_blocks_override=2)
+    with pytest.raises(RequestError, match=r"32 tokens; .* max_model_len 32"):
+        llm.generate(list(range(2, 34)), GREEDY, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    outputs = llm.generate([list(range(2, 22)), [3, 4]], params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 30]
+    llm.llm_engine.check_integrity()
+
+
+@pytest.mark.parametrize("origin", ["num_gpu_blocks_override", "VLLM_CPU_KVCACHE_SPACE"])
+def test_a_cache_larger_than_memory_is_refused(folder, monkeypatch, origin):
+    options = {}
+    if origin == "num_gpu_blocks_override":
+        options[origin] = 1 << 40
+    else:
+        monkeypatch.setenv(origin, "1000000")
+    with pytest.raises(MemoryLimitError, match=f"{origin} asks for takes .* of memory are left"):
+        LLM(folder, dtype="float32", **options)
 
 
 def test_kv_cache_space_is_honoured(folder, monkeypatch):
