@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import lzma
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Literal, cast
@@ -17,16 +20,35 @@ from typing import IO, TYPE_CHECKING, Literal, cast
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from hashlib import _Hash as Hash
+
+    from typing_extensions import Self
 
 Kind = Literal["wheel", "elf", "folder", "oci"]
 
+_BLOCK = 1 << 20
 MAX_FILES = 200_000
 MAX_TOTAL = 16 << 30
 # Deflate reaches 1,032:1 on zeros; real shared objects stay below 20:1, sparse tables below 200:1.
 MAX_RATIO = 200
 RATIO_MATTERS_ABOVE = 256 << 20
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, KeyError)
+# What zipfile, tarfile and json raise on hostile input, beyond their own errors.
+_BROKEN = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    struct.error,
+    TypeError,
+    ValueError,
+)
 
 
 class BrokenArchive(Exception):  # noqa: N818 - becomes an error of the report, is not raised to the user
@@ -51,14 +73,13 @@ class Archive:
     kind: Kind
     members: list[Member]
     problems: list[str] = field(default_factory=list)
-    _close: list[Callable[[], None]] = field(default_factory=list)
+    _close: ExitStack = field(default_factory=ExitStack)
 
-    def __enter__(self) -> Archive:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for close in self._close:
-            close()
+        self._close.close()
 
 
 def open_archive(path: Path) -> Archive:
@@ -118,11 +139,9 @@ def _folder(path: Path) -> list[Member]:
 def _zip(path: Path) -> Archive:
     try:
         archive = zipfile.ZipFile(path)
-        entries = archive.infolist()
     except _BROKEN as error:
         raise BrokenArchive(f"not a readable zip archive ({error}): truncated, or not a wheel") from error
-    except NotImplementedError as error:
-        raise BrokenArchive(f"a zip archive of an unsupported kind: {error}") from error
+    entries = archive.infolist()
     problems = []
     total = sum(entry.file_size for entry in entries)
     size = max(path.stat().st_size, 1)
@@ -157,41 +176,49 @@ def _zip(path: Path) -> Archive:
                 )
             )
         seen.add(entry.filename)
-    return Archive(path=path, kind="wheel", members=members, problems=problems, _close=[archive.close])
+    stack = ExitStack()
+    stack.callback(archive.close)
+    return Archive(path=path, kind="wheel", members=members, problems=problems, _close=stack)
 
 
 def _opened(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
     try:
         return archive.open(entry)
-    except (*_BROKEN, NotImplementedError, RuntimeError) as error:
+    except _BROKEN as error:
         raise BrokenArchive(f"{entry.filename}: {error}") from error
 
 
 def _oci(path: Path) -> Archive:
     """Open an OCI image archive: the files that remain after every layer has been laid over those below it."""
+    stack = ExitStack()
     try:
-        outer = tarfile.open(path)  # noqa: SIM115 - closed by Archive
+        outer = stack.enter_context(tarfile.open(path))
         blobs = {member.name.removeprefix("./"): member for member in outer.getmembers() if member.isfile()}
-        layers = _layers(outer, blobs)
-    except (*_BROKEN, OSError) as error:
+        files = _unpacked(outer, blobs, stack)
+    except BrokenArchive:
+        stack.close()
+        raise
+    except _BROKEN as error:
+        stack.close()
         raise BrokenArchive(f"not a readable OCI archive: {error}") from error
+    return Archive(path=path, kind="oci", members=[files[name] for name in sorted(files)], _close=stack)
+
+
+def _unpacked(
+    outer: tarfile.TarFile, blobs: dict[str, tarfile.TarInfo], stack: ExitStack
+) -> dict[str, Member]:
     files: dict[str, Member] = {}
-    close: list[Callable[[], None]] = [outer.close]
     total = 0
-    for name in layers:
+    for name in _layers(outer, blobs):
         if name not in blobs:
             raise BrokenArchive(f"layer {name} is missing from the archive")
-        layer = _layer(outer, blobs[name])
-        close.append(layer.close)
-        try:
-            for member in layer:
-                total += member.size
-                if total > MAX_TOTAL or len(files) > MAX_FILES:
-                    raise BrokenArchive("refused: the layers unpack to more than an image plausibly holds")
-                _lay(files, layer, member)
-        except (*_BROKEN, OSError) as error:
-            raise BrokenArchive(f"layer {name}: {error}") from error
-    return Archive(path=path, kind="oci", members=[files[name] for name in sorted(files)], _close=close)
+        layer = stack.enter_context(_layer(outer, blobs[name]))
+        for member in layer:
+            total += member.size
+            if total > MAX_TOTAL or len(files) > MAX_FILES:
+                raise BrokenArchive("refused: the layers unpack to more than an image plausibly holds")
+            _lay(files, layer, member)
+    return files
 
 
 def _layers(outer: tarfile.TarFile, blobs: dict[str, tarfile.TarInfo]) -> list[str]:
@@ -246,13 +273,27 @@ def _lay(files: dict[str, Member], layer: tarfile.TarFile, member: tarfile.TarIn
         files.pop(name, None)
 
 
-def members_with_content(archive: Archive) -> Iterator[tuple[Member, IO[bytes]]]:
-    """Yield every member with an open stream; a member that can't be read becomes a problem of the archive."""
-    for member in archive.members:
-        try:
-            with member.open() as stream:
-                yield member, stream
-        except BrokenArchive as error:
-            archive.problems.append(str(error))
-        except (*_BROKEN, NotImplementedError, OSError) as error:
-            archive.problems.append(f"{member.name}: can't be read: {error}")
+def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None) -> int | None:
+    """Write ``member`` to ``target`` if it is an ELF file, else leave that empty; feed its content to ``hashing``.
+
+    Returns its true size in bytes; None when it can't be read, which becomes a problem of the archive.
+    """
+    size = 0
+    try:
+        with member.open() as stream, target.open("wb") as file:
+            while block := stream.read(_BLOCK):
+                is_elf = block[:4] == b"\x7fELF" if size == 0 else is_elf
+                size += len(block)
+                if hashing:
+                    hashing.update(block)
+                if is_elf:
+                    file.write(block)
+    except BrokenArchive as error:
+        archive.problems.append(str(error))
+        return None
+    except _BROKEN as error:
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            raise
+        archive.problems.append(f"{member.name}: can't be read: {error}".splitlines()[0])
+        return None
+    return size

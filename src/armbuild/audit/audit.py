@@ -8,10 +8,10 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from armbuild.audit import code, wheel
-from armbuild.audit.archive import Archive, BrokenArchive, members_with_content, open_archive
+from armbuild.audit.archive import Archive, BrokenArchive, Member, copy, open_archive
 from armbuild.audit.elf import LARGEST_PAGE, BrokenElf, Elf, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.policy import check_policy
@@ -22,7 +22,6 @@ from armbuild.isa.tables import key
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_BLOCK = 1 << 20
 _TEXT_LIMIT = 64 << 20
 _OPENMP = ("libgomp", "libomp", "libiomp5")
 # What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
@@ -86,12 +85,12 @@ class _Run:
             folder = Path(name)
             # auditwheel unpacks the whole wheel; one that holds the ELF files alone says the same and costs less.
             elves = folder / self.archive.path.with_suffix(".whl").name
-            with zipfile.ZipFile(elves, "w") as copy:
-                for member, stream in members_with_content(self.archive):
-                    self._member(member.name, member.mode, stream, folder / "member.elf", copy)
+            with zipfile.ZipFile(elves, "w") as kept:
+                for member in self.archive.members:
+                    self._member(member, folder / "member.elf", kept)
                 records = csv.writer(buffer := io.StringIO())
-                records.writerows((item.filename, "", "") for item in copy.infolist())
-                copy.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
+                records.writerows((item.filename, "", "") for item in kept.infolist())
+                kept.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
             if self.wheel and not self.archive.problems:
                 policy = self._policy(self.wheel, elves)
         self.errors[:0] = self.archive.problems
@@ -169,33 +168,23 @@ class _Run:
                 except Exception:  # noqa: BLE001, S112 - the main pass meets the same member and says what is wrong
                     continue
 
-    def _member(
-        self, name: str, mode: int, stream: IO[bytes], temporary: Path, elves: zipfile.ZipFile
-    ) -> None:
-        head = stream.read(_BLOCK)
-        is_elf = head[:4] == b"\x7fELF"
+    def _member(self, member: Member, temporary: Path, kept: zipfile.ZipFile) -> None:
+        name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
-        size = 0
-        with temporary.open("wb") as copy:
-            block = head
-            while block:
-                size += len(block)
-                if hashing:
-                    hashing.update(block)
-                if is_elf:
-                    copy.write(block)
-                block = stream.read(_BLOCK)
+        size = copy(self.archive, member, temporary, hashing)
+        if size is None:
+            return
         self.contents.sizes[name] = size
         if hashing:
             self.contents.digests[name] = wheel.encoded(hashing.digest())
         part = name.partition("/")[0] if "/" in name else "."
         self.parts[part] = self.parts.get(part, 0) + size
-        if mode & 0o002:
+        if member.mode & 0o002:
             self.warnings.append(f"{name}: writable by everybody")
-        if is_elf:
+        if temporary.stat().st_size:
             self._elf(name, temporary, size)
             if self.wheel:
-                elves.write(temporary, name)
+                kept.write(temporary, name)
 
     def _elf(self, name: str, path: Path, size: int) -> None:
         try:
