@@ -11,6 +11,7 @@ from tqdm import tqdm
 from armllm.engine.config import EngineConfig
 from armllm.engine.llm_engine import LLMEngine
 from armllm.errors import RequestError
+from armllm.models.generation import read_default_sampling
 from armllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class LLM:
             raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
         return self.llm_engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when given none: generation_config.json of the checkpoint, then defaults."""
+        return read_default_sampling(self.llm_engine.config.model_folder)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -53,13 +58,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; the outputs are in the prompts' order.
 
-        ``sampling_params``: one for all, or one each. All prompts are checked before the first is started:
-        RequestError (a ValueError) names what is wrong. ``use_tqdm``: a progress bar on stderr, or a factory
-        of bars.
+        ``sampling_params``: one for all, one each, or None for the checkpoint's own. All prompts are
+        checked before the first is started: RequestError (a ValueError) names what is wrong. ``use_tqdm``:
+        a progress bar on stderr, or a factory of bars.
         """
         batch = _as_batch(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(batch)
+            params = [sampling_params or self.get_default_sampling_params()] * len(batch)
         else:
             params = list(sampling_params)
             if len(params) != len(batch):

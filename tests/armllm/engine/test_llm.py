@@ -135,6 +135,22 @@ def test_sampling_parameters_out_of_range_are_named(name, value):
         SamplingParams(**{name: value})
 
 
+def test_without_sampling_params_the_checkpoint_s_own_hold(folder, tmp_path):
+    assert LLM(folder, dtype="float32").get_default_sampling_params() == SamplingParams()
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    given = {"temperature": 0.0, "top_k": 7, "top_p": 0.8, "max_new_tokens": 3, "repetition_penalty": 1.2}
+    (copy / "generation_config.json").write_text(json.dumps({"do_sample": True, "min_p": None, **given}))
+    llm = LLM(copy, dtype="float32")
+    expected = SamplingParams(temperature=0, top_k=7, top_p=0.8, max_tokens=3, repetition_penalty=1.2)
+    assert llm.get_default_sampling_params() == expected
+    (ours,) = llm.generate("hello", use_tqdm=False)
+    (same,) = llm.generate("hello", expected, use_tqdm=False)
+    assert ours.outputs[0].token_ids == same.outputs[0].token_ids
+    (copy / "generation_config.json").write_text(json.dumps({"top_p": 7}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: top_p must be"):
+        LLM(copy, dtype="float32").generate("hello")
+
+
 def test_unknown_parameters_are_refused_by_name(folder):
     with pytest.raises(TypeError, match="best_of"):
         SamplingParams(best_of=2)
