@@ -130,6 +130,10 @@ class AuditReport:
                 {"file": item.file, "missing": sorted(item.missing), **function_dict(item.function)}
                 for item in self.offences
             ],
+            "doubts": [
+                {"file": item.file, "missing": sorted(item.missing), **function_dict(item.function)}
+                for item in self.doubts
+            ],
             "policy": None
             if self.policy is None
             else {

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from armbuild.cli import main
+
+ROOT = Path(__file__).parents[3]
+SDOT, RET = 0x4E829420, 0xD65F03C0
+
+
+def load(path):
+    """Import a neighbour's helpers by path: test folders are no packages."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make = load(ROOT / "tests/armbuild/audit/conftest.py")
+check = load(Path(__file__).with_name("test_detect.py")).check
+SCHEMA = json.loads((ROOT / "docs/schema/audit.json").read_text())
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    functions = [("fast_dotprod", ".text", [SDOT, RET]), ("plain", ".text", [RET])]
+    return str(make.make_wheel(tmp_path, {"demo/x.cpython-311-aarch64-linux-gnu.so": make.make_elf(functions)}))
+
+
+def run(capsys, *arguments):
+    status = main(["audit", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_without_a_floor_instructions_are_reported_and_pass(capsys, wheel):
+    status, out, _ = run(capsys, wheel)
+    assert status == 0
+    assert "passed" in out
+    assert "fast_dotprod" in out
+    assert "4e829420" in out
+    assert "only if dispatched" in out
+
+
+def test_floor_makes_it_a_check(capsys, wheel):
+    assert run(capsys, wheel, "--floor", "armv8-a")[0] == 1
+    assert run(capsys, wheel, "--floor", "armv8.2-a+dotprod")[0] == 0
+    assert run(capsys, wheel, "--floor", "neoverse-n1")[0] == 0
+    assert run(capsys, wheel, "--floor", "armv8-a", "--guard", "*_dotprod=dotprod")[0] == 0
+
+
+def test_json_keeps_its_schema(capsys, wheel):
+    status, out, _ = run(capsys, wheel, wheel, "--floor", "armv8-a", "--json")
+    assert status == 1
+    document = json.loads(out)
+    check(document, SCHEMA)
+    assert len(document["reports"]) == 2
+    assert document["reports"][0]["offences"][0]["function"] == "fast_dotprod"
+
+
+def test_sarif_names_function_and_extension(capsys, wheel, tmp_path):
+    run(capsys, wheel, "--floor", "armv8-a", "--sarif", str(tmp_path / "out.sarif"))
+    log = json.loads((tmp_path / "out.sarif").read_text())
+    assert log["version"] == "2.1.0"
+    results = {result["ruleId"]: result for result in log["runs"][0]["results"]}
+    assert {"packaging", "needs-dotprod"} <= set(results)
+    assert results["needs-dotprod"]["level"] == "error"
+    assert results["needs-dotprod"]["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "fast_dotprod"
+    assert {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]} == set(results)
+
+
+def test_guards_and_floor_come_from_pyproject(capsys, wheel, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.armbuild.audit]\nfloor = "armv8-a"\n')
+    assert run(capsys, wheel)[0] == 1
+    other = tmp_path / "other.toml"
+    other.write_text('[tool.armbuild.audit]\nfloor = "armv8-a"\nguards = { "fast_*" = "dotprod" }\n')
+    assert run(capsys, wheel, "--config", str(other))[0] == 0
+
+
+@pytest.mark.parametrize("text", ["[tool.armbuild.audit]\nflor = 1\n", "[tool.armbuild.audit]\nfloor = 1\n", "not toml", "[tool.armbuild.audit]\nguards = []\n"])
+def test_bad_configuration_is_a_sentence(capsys, wheel, tmp_path, text):
+    (tmp_path / "pyproject.toml").write_text(text)
+    status, _, err = run(capsys, wheel)
+    assert status == 2
+    assert "pyproject.toml" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["missing.whl"], "no such file"),
+        ([], "Missing argument"),
+        (["missing.whl", "--floor", "armv7-a"], "unknown architecture"),
+        (["missing.whl", "--floor", "neoverse-v12"], "neoverse-v1"),
+        (["missing.whl", "--floor", "armv8-a+dotproduct"], "dotprod"),
+        (["missing.whl", "--guard", "x"], "PATTERN=FEATURES"),
+        (["missing.whl", "--guard", "x=sbe"], "unknown extension"),
+    ],
+)
+def test_wrong_use_is_a_sentence_and_status_2(capsys, tmp_path, monkeypatch, arguments, word):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    assert word in err
+    assert len(err.strip().splitlines()) <= 2
+
+
+def test_broken_wheel_fails_with_status_1(capsys, tmp_path):
+    path = tmp_path / "demo-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+    path.write_bytes(b"junk")
+    status, out, _ = run(capsys, str(path), "--json")
+    assert status == 1
+    check(json.loads(out), SCHEMA)
