@@ -4,5 +4,5 @@
 need_packages 'command -v git' git ca-certificates
 environment
 # The factory itself needs no compiled kernels on this machine.
-python -m pip install --quiet -Cwheel.cmake=false '.[build]'
+python -m pip install --quiet --config-settings=wheel.cmake=false '.[build]'
 exec armbuild wheel "$@"
