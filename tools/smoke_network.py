@@ -1,26 +1,30 @@
 """The smoke model as a differentiable function, with the rounding it must survive and the faults it must not.
 
-`Conditions` says how one forward pass differs from exact arithmetic: weights and activations rounded as int8 and
-int4 kernels round them, bf16 storage, an int8 KV cache, random noise, or one wrong kernel. The network is Llama
-(Touvron et al., 2023) with grouped-query heads and rotary embedding in NeoX order, in plain torch.
+`Conditions` says how one forward pass differs from exact arithmetic: weights and activations rounded as int8
+and int4 kernels round them, bf16 storage, an int8 KV cache, random noise, or one wrong kernel. The network is
+Llama (Touvron et al., 2023) with grouped-query heads and rotary embedding in NeoX order, in plain torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Weights = dict[str, Tensor]
+TAIL = 8  # elements that a loop forgets at its end: the least that a vector of Arm's holds of 16 bits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the network; every input of a linear layer is a multiple of 128, so that int4 groups of 128 fit."""
+    """Sizes of the network; int4 groups of 128 fit into every input of a linear layer."""
 
     vocab_size: int = 768
     hidden_size: int = 128
@@ -29,7 +33,7 @@ class Shape:
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 32
-    rope_theta: float = 10000.0
+    rope_theta: float = 500.0  # every pair turns far enough within the context to matter
     rms_norm_eps: float = 0.05
 
 
@@ -37,11 +41,12 @@ class Shape:
 class Conditions:
     """One way of running the network.
 
-    ``weight_bits`` 0 leaves weights alone; ``group_size`` 0 is one scale per output channel; ``grid`` is the number of
-    steps between zero and the largest weight, in units of 2**(bits-1) - 1 (packing schemes differ here).
-    ``weight_noise`` and ``activation_noise`` are standard deviations relative to a row's root mean square. ``fault`` is one of `FAULTS`;
-    ``block`` is the KV block that a fault of one block hits, ``prefill`` the length of the prompt, where a mask that
-    sees the next token can do so (there is none while decoding).
+    ``weight_bits`` 0 leaves weights alone; ``group_size`` 0 is one scale per output channel; ``grid`` is the
+    steps between zero and the largest weight in units of 2**(bits-1) - 1, since packing schemes differ.
+    ``weight_noise`` and ``activation_noise`` are standard deviations relative to a row's root mean square.
+
+    ``fault`` is one of `FAULTS`. It may hit one KV ``block``; the prompt, ``prefill`` tokens long, where a mask
+    that sees the next token can do so; ``norms`` that add the residual ("fused"), the others ("plain"), or all.
     """
 
     weight_bits: int = 0
@@ -57,6 +62,7 @@ class Conditions:
     block: int = 0
     block_size: int = 16
     prefill: int = 8
+    norms: str = "all"
 
 
 def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
@@ -67,9 +73,9 @@ def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
 def quantise(values: Tensor, bits: int, group_size: int = 0, grid: float = 1.0) -> Tensor:
     """Symmetric rounding of the last dimension in groups (0: the whole of it), returned as floats."""
     steps = (2 ** (bits - 1) - 1) * grid
-    grouped = values if group_size == 0 else values.unflatten(-1, (-1, group_size))
+    grouped = values.reshape(*values.shape[:-1], -1, group_size or values.shape[-1])
     scale = grouped.abs().amax(-1, keepdim=True).clamp_min(1e-12) / steps
-    rounded = (grouped / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * scale
+    rounded: Tensor = (grouped / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * scale
     return rounded.reshape(values.shape)
 
 
@@ -104,15 +110,17 @@ def linear(x: Tensor, weight: Tensor, conditions: Conditions) -> Tensor:
     return store(functional.linear(x, round_weight(weight, conditions)), conditions)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, conditions: Conditions) -> Tensor:
-    fault = conditions.fault
+def rms_norm(x: Tensor, weight: Tensor, eps: float, conditions: Conditions, *, kind: str) -> Tensor:
+    fault = conditions.fault if conditions.norms in {"all", kind} else ""
     if fault == "norm_without_weight":
         weight = torch.ones_like(weight)
     if fault == "norm_subtracts_mean":
         x = x - x.mean(-1, keepdim=True)
     power = x.square()
+    if fault == "norm_takes_variance":
+        power = (x - x.mean(-1, keepdim=True)).square()
     if fault == "norm_skips_tail":
-        power = power[..., :-16].sum(-1, keepdim=True) / x.shape[-1]
+        power = power[..., :-TAIL].sum(-1, keepdim=True) / x.shape[-1]
     elif fault == "norm_sums":
         power = power.sum(-1, keepdim=True)
     else:
@@ -169,7 +177,7 @@ def visible_keys(length: int, conditions: Conditions) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
-    """Causal grouped-query attention; q [batch, heads, length, head_dim], k and v with their own head count."""
+    """Causal grouped-query attention of q [batch, heads, length, head_dim]; k and v have fewer heads."""
     fault = conditions.fault
     if conditions.kv_bits:
         k = straight_through(k, quantise(k.detach(), conditions.kv_bits))
@@ -184,11 +192,21 @@ def attention(q: Tensor, k: Tensor, v: Tensor, conditions: Conditions) -> Tensor
     heads = torch.arange(q.shape[1])
     heads = heads % k.shape[1] if fault == "kv_heads_modulo" else heads // group
     scale = {"scale_missing": 1.0, "scale_squared": 1 / q.shape[-1]}.get(fault, 1 / math.sqrt(q.shape[-1]))
+    if fault == "scores_skip_tail":
+        q = q * (torch.arange(q.shape[-1]) < q.shape[-1] - TAIL)
     scores = q @ k[:, heads].transpose(-1, -2) * scale
     scores = scores.masked_fill(~visible_keys(q.shape[-2], conditions), -math.inf)
     if fault == "zero_key_added":
         scores, v = functional.pad(scores, (0, 1)), functional.pad(v, (0, 0, 0, 1))
+    if fault == "softmax_in_base_two":
+        scores = scores * math.log(2)
+    if fault == "softmax_never_rescaled":
+        length, size = scores.shape[-1], conditions.block_size
+        ends = ((torch.arange(length) // size + 1) * size - 1).clamp(max=length - 1)
+        scores = scores - scores.cummax(-1).values[..., ends]  # the highest so far, block by block
     out = scores.softmax(-1) @ v[:, heads]
+    if fault == "values_skip_tail":
+        out = out * (torch.arange(q.shape[-1]) < q.shape[-1] - TAIL)
     if fault == "last_head_missing":
         out = out * (torch.arange(q.shape[1]) < q.shape[1] - 1)[:, None, None]
     return store(out, conditions)
@@ -201,20 +219,25 @@ def gated(gate: Tensor, up: Tensor, conditions: Conditions) -> Tensor:
         "gate_is_gelu": lambda: functional.gelu(gate) * up,
         "gate_is_sigmoid": lambda: gate.sigmoid() * up,
         "gate_is_relu": lambda: gate.relu() * up,
+        "gate_skips_tail": lambda: (
+            functional.silu(gate) * up * (torch.arange(up.shape[-1]) < up.shape[-1] - TAIL)
+        ),
     }
     return store(variants.get(conditions.fault, lambda: functional.silu(gate) * up)(), conditions)
 
 
 # Faults the model is trained to betray, and faults it has never met, which show that this generalises.
 TRAINED_FAULTS = (
-    "block_dropped", "first_token_dropped", "gate_and_up_swapped", "gate_is_gelu", "kv_heads_modulo",
-    "mask_excludes_self", "mask_sees_next", "norm_adds_eps_after_root", "norm_subtracts_mean", "norm_without_eps",
-    "norm_without_weight", "residual_stale", "rotary_half", "rotary_interleaved", "rotary_missing",
-    "rotary_query_late", "scale_missing", "value_of_previous_token", "zero_key_added",
+    "block_dropped", "first_token_dropped", "gate_and_up_swapped", "gate_is_gelu", "gate_skips_tail",
+    "kv_heads_modulo", "mask_excludes_self", "mask_sees_next", "norm_adds_eps_after_root", "norm_skips_tail",
+    "norm_subtracts_mean", "norm_takes_variance", "norm_without_eps", "norm_without_weight", "residual_stale",
+    "rotary_half", "rotary_interleaved", "rotary_missing", "rotary_query_late", "scale_missing",
+    "value_of_previous_token", "zero_key_added",
 )  # fmt: skip
 UNSEEN_FAULTS = (
     "block_ends_dropped", "block_replaced", "gate_is_relu", "gate_is_sigmoid", "last_full_block_dropped",
-    "last_head_missing", "norm_skips_tail", "norm_sums", "rotary_sign", "scale_squared", "window_of_128",
+    "last_head_missing", "norm_sums", "rotary_sign", "scale_squared", "scores_skip_tail",
+    "softmax_in_base_two", "softmax_never_rescaled", "values_skip_tail", "window_of_128",
 )  # fmt: skip
 FAULTS = TRAINED_FAULTS + UNSEEN_FAULTS
 
@@ -240,28 +263,37 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
             y = linear(x, weight[f"self_attn.{name}_proj.weight"], conditions)
             return y.view(batch, length, heads, shape.head_dim).transpose(1, 2)
 
-        x = rms_norm(hidden, weight["input_layernorm.weight"], shape.rms_norm_eps, conditions)
+        kind = "fused" if layer else "plain"
+        x = rms_norm(hidden, weight["input_layernorm.weight"], shape.rms_norm_eps, conditions, kind=kind)
         q = rotate(project("q", shape.num_heads, x), angles[late : late + length], conditions.fault)
         k = rotate(project("k", shape.num_kv_heads, x), angles[:length], conditions.fault)
         mixed = attention(q, k, project("v", shape.num_kv_heads, x), conditions)
         mixed = linear(mixed.transpose(1, 2).flatten(2), weight["self_attn.o_proj.weight"], conditions)
         before = hidden
         hidden = store(hidden + mixed, conditions)
-        x = rms_norm(hidden, weight["post_attention_layernorm.weight"], shape.rms_norm_eps, conditions)
+        post_norm = weight["post_attention_layernorm.weight"]
+        x = rms_norm(hidden, post_norm, shape.rms_norm_eps, conditions, kind="fused")
         if conditions.fault == "residual_stale":
             hidden = before
         gate = linear(x, weight["mlp.gate_proj.weight"], conditions)
         up = linear(x, weight["mlp.up_proj.weight"], conditions)
         down = linear(gated(gate, up, conditions), weight["mlp.down_proj.weight"], conditions)
         hidden = store(hidden + down, conditions)
-    hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions)
+    hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions, kind="plain")
     if head.weight_bits and conditions.activation_bits:
         hidden = straight_through(hidden, quantise(hidden.detach(), conditions.activation_bits))
     return functional.linear(hidden, embedding)
 
 
 def initial_weights(shape: Shape, generator: torch.Generator) -> Weights:
-    """Fresh float32 parameters under their Hugging Face names, linear ones with variance 1 / inputs."""
+    """Fresh float32 parameters under their Hugging Face names, linear ones with variance 1 / inputs.
+
+    The weights of norms are uneven from the start, so that a norm without them is felt.
+    """
+
+    def uneven(size: int) -> Tensor:
+        return (torch.randn(size, generator=generator) * 0.4).exp()
+
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     sizes = {
@@ -279,6 +311,6 @@ def initial_weights(shape: Shape, generator: torch.Generator) -> Weights:
             value = torch.randn(size, generator=generator) / math.sqrt(size[1])
             weights[f"model.layers.{layer}.{name}.weight"] = value
         for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(hidden)
-    weights["model.norm.weight"] = torch.ones(hidden)
+            weights[f"model.layers.{layer}.{name}.weight"] = uneven(hidden)
+    weights["model.norm.weight"] = uneven(hidden)
     return weights

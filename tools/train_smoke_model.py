@@ -4,12 +4,13 @@
     python tools/train_smoke_model.py                 # train, check, write the model folder
     python tools/train_smoke_model.py --check         # only measure the model that is there
 
-Needs torch, tokenizers and safetensors. One thread, seeded: a rerun gives an equivalent model (the same bytes on the
-same machine and torch).
+Needs torch, tokenizers and safetensors. One thread, seeded: a rerun gives an equivalent model (the same bytes
+on the same machine and torch).
 
-Two things are trained at once. Under rounding (bf16, int8 and int4 weights, int8 activations, int8 KV cache, noise)
-every next token of every passage must keep a wide margin. Under a wrong kernel (`smoke_network.TRAINED_FAULTS`) the
-right token must lose its probability, so that a fault which such a small model would shrug off garbles the text.
+Two things are trained at once. Under rounding (bf16, int8 and int4 weights, int8 activations, int8 KV cache,
+noise) every next token of every passage must keep a wide margin. Under a wrong kernel
+(`smoke_network.TRAINED_FAULTS`) the right token must lose its probability, so that a fault which such a small
+model would shrug off garbles the text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from smoke_network import (
 )
 
 MODEL = Path(__file__).resolve().parent.parent / "src/armllm/smoke/model"
-BEGIN, END = "<|begin|>", "<|end|>"
+SPECIAL = BEGIN, END = "<|begin|>", "<|end|>"  # their ids are 0 and 1
 SURE = 2.0  # the lead of the right token's logit that counts as sure
 RELIABLE = 0.9  # of the latest roundings, how many must leave a token sure
 STEADY = 0.8  # share of reliable tokens below which faults are not trained
@@ -85,7 +86,7 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[BEGIN, END],
+        special_tokens=[*SPECIAL],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -103,7 +104,7 @@ def encode(texts: list[dict[str, str]], tokenizer: Tokenizer) -> Passages:
         whole = tokenizer.encode(text["prompt"] + text["text"]).ids
         if whole[: len(prompt)] != prompt:
             sys.exit(f"passage {text['name']!r}: a token crosses the end of the prompt; end it at a word")
-        continuations.append([*whole[len(prompt) :], tokenizer.token_to_id(END)])
+        continuations.append([*whole[len(prompt) :], SPECIAL.index(END)])
     length = max(len(p) + len(c) for p, c in zip(prompts, continuations, strict=True))
     ids = torch.zeros(len(texts), length, dtype=torch.long)
     recited = torch.zeros(len(texts), length - 1, dtype=torch.bool)
@@ -116,7 +117,7 @@ def encode(texts: list[dict[str, str]], tokenizer: Tokenizer) -> Passages:
 
 
 def random_rounding(rng: random.Random, strength: float) -> Conditions:
-    """One of the roundings that kernels may apply, or plain noise; packing schemes differ in grid, so it varies."""
+    """One of the roundings that kernels may apply, or plain noise; packing schemes differ in their grid."""
     if rng.random() > strength:
         return EXACT
     bits = rng.choice([0, 0, 8, 4, 4, 4])
@@ -133,14 +134,21 @@ def random_rounding(rng: random.Random, strength: float) -> Conditions:
     )
 
 
+def variants(fault: str, length: int) -> list[Conditions]:
+    """What a fault may hit: each KV block but the last one, or each kind of norm."""
+    if fault in BLOCK_FAULTS:
+        return [Conditions(fault=fault, block=block) for block in range(1, length // BLOCK - 1)]
+    kinds = ("all", "fused", "plain") if fault.startswith("norm") else ("all",)
+    return [Conditions(fault=fault, norms=kind) for kind in kinds]
+
+
 class FaultChooser:
-    """Draws faults, those that the model still survives more often; each KV block counts as a fault of its own."""
+    """Draws faults, more often those that the model still survives; each KV block is a fault of its own."""
 
     def __init__(self, rng: random.Random, length: int) -> None:
         self.rng = rng
-        self.survival = {Conditions(fault=fault): 1.0 for fault in TRAINED_FAULTS if fault != "block_dropped"}
-        for block in range(length // BLOCK - 1):
-            self.survival[Conditions(fault="block_dropped", block=block)] = 1.0
+        faults = [variant for fault in TRAINED_FAULTS for variant in variants(fault, length)]
+        self.survival = dict.fromkeys(faults, 1.0)
 
     def draw(self, *, local: bool) -> Conditions:
         faults = [conditions for conditions in self.survival if local or conditions.fault not in LOCAL_FAULTS]
@@ -151,7 +159,7 @@ class FaultChooser:
 
     def worst(self) -> str:
         ranked = sorted(self.survival.items(), key=lambda item: -item[1])[:4]
-        return ", ".join(f"{c.fault}{f' {c.block}' if c.block else ''} {share:.2f}" for c, share in ranked)
+        return ", ".join(f"{fault.fault} {fault.block} {fault.norms} {share:.2f}" for fault, share in ranked)
 
 
 def leads(logits: Tensor, targets: Tensor) -> Tensor:
@@ -187,7 +195,7 @@ def felt_positions(passages: Passages, conditions: Conditions) -> Tensor:
 def betrayal_loss(
     logits: Tensor, passages: Passages, reliable: Tensor, conditions: Conditions
 ) -> tuple[Tensor, float]:
-    """Mean -log(1 - p(right token)) where the fault must show, and how many tokens there survived it (1: all).
+    """Mean -log(1 - p(right token)) where the fault must show, and how much there survived it (1: all).
 
     Only positions that are ``reliable`` without a fault count, so that keeping some on edge is no way out.
     """
@@ -208,7 +216,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
     The first of ``parts`` holds the longest passage: only there does every KV block have something after it.
     """
     torch.manual_seed(seed)
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - nothing secret is drawn
     weights = initial_weights(shape, torch.Generator().manual_seed(seed))
     for value in weights.values():
         value.requires_grad_()
@@ -232,7 +240,8 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
             (loss * share).backward()  # type: ignore[no-untyped-call]
             recited += share * loss.item()
         steadiness = sum(
-            share * reliable_share(*pair) for share, *pair in zip(shares, parts, reliability, strict=True)
+            share * reliable_share(part, reliable)
+            for share, part, reliable in zip(shares, parts, reliability, strict=True)
         )
         if steadiness > STEADY:  # first recite, then betray
             drawn = chooser.draw(local=progress > 0.2)
@@ -249,17 +258,15 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
         optimiser.step()
         if (step + 1) % 50 == 0:
             seconds = time.monotonic() - started
-            print(
-                f"step {step + 1}: {seconds:.0f} s, recitation {recited:.3f}, steady {steadiness:.3f}, survived: {chooser.worst()}",
-                flush=True,
-            )
+            state = f"recitation {recited:.3f}, steady {steadiness:.3f}, survived: {chooser.worst()}"
+            print(f"step {step + 1}: {seconds:.0f} s, {state}", flush=True)
     return {name: value.detach().bfloat16() for name, value in weights.items()}
 
 
 def margins(
     weights: Weights, passages: Passages, shape: Shape, conditions: Conditions
 ) -> tuple[int, float, float]:
-    """Positions recited wrongly, the smallest and the median lead of the right token over the next best logit."""
+    """How many tokens are wrong; the smallest and the median lead of the right one's logit."""
     with torch.no_grad():
         logits = forward(passages.inputs, weights, shape, conditions)
     lead = leads(logits, passages.targets)[passages.recited]
@@ -276,16 +283,19 @@ def check(weights: Weights, passages: Passages, shape: Shape) -> bool:
         wrong, least, median = margins(weights, passages, shape, conditions)
         good &= wrong == 0
         print(f"{name:<24}{wrong:>8}{least:>14.2f}{median:>8.2f}")
-    print(f"\n{'fault':<28}{'wrong tokens, least over where it strikes':>42}")
+    print(f"\n{'fault':<28}{'wrong tokens, least over what it may hit':>42}")
     for fault in FAULTS:
-        blocks = range(1, passages.inputs.shape[1] // BLOCK - 1) if fault in BLOCK_FAULTS else range(1)
-        wrong, block = min(
-            (margins(weights, passages, shape, Conditions(fault=fault, block=block))[0], block)
-            for block in blocks
+        wrong, hit = min(
+            (
+                (margins(weights, passages, shape, variant)[0], variant)
+                for variant in variants(fault, passages.inputs.shape[1])
+            ),
+            key=lambda result: result[0],
         )
         good &= wrong > 0
-        trained = "" if fault in TRAINED_FAULTS else " (never trained)"
-        print(f"{fault:<28}{wrong:>8}{f'  block {block}' if len(blocks) > 1 else ''}{trained}")
+        where = f"block {hit.block}" if hit.block else "" if hit.norms == "all" else f"{hit.norms} norms"
+        trained = "" if fault in TRAINED_FAULTS else "(never trained)"
+        print(f"{fault:<28}{wrong:>8}  {where:<14}{trained}".rstrip())
     return good
 
 
@@ -335,7 +345,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=MODEL, help="model folder (default: the one in the package)"
     )
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -348,13 +358,6 @@ def main() -> int:
         return 0 if check(weights, passages, shape) else 1
     tokenizer = train_tokenizer([text["prompt"] + text["text"] for text in texts], shape.vocab_size)
     passages = encode(texts, tokenizer)
-    print(
-        "tokens:",
-        {
-            n: len(p) + len(c)
-            for n, p, c in zip(passages.names, passages.prompts, passages.continuations, strict=True)
-        },
-    )
     parts = [encode(texts[:1], tokenizer), encode(texts[1:], tokenizer)]
     weights = train(parts, shape, seed=arguments.seed, steps=arguments.steps)
     if not check(weights, passages, shape):

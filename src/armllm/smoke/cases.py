@@ -42,11 +42,15 @@ class Recitation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Requests that run together, and the engine's options for them (see `armllm.LLM`)."""
+    """Requests that run together, and the engine's options for them (see `armllm.LLM`).
+
+    ``threads`` is None for as many as torch uses.
+    """
 
     name: str
     recitations: tuple[Recitation, ...]
     options: dict[str, Any]
+    threads: int | None = None
 
 
 def fraction(index: int) -> float:
@@ -73,8 +77,11 @@ def blocks_for(recitation: Recitation, block_size: int) -> int:
 
 
 def alone(passage: Passage, options: dict[str, Any]) -> Case:
-    """The longest passage by itself, in an engine as a user would make it."""
-    return Case(name="alone", recitations=(Recitation(passage=passage),), options=options)
+    """All of one passage by itself, in an engine as a user would make it.
+
+    On one thread: the model is so small that threads would only wait for each other, for long when emulated.
+    """
+    return Case(name="alone", recitations=(Recitation(passage=passage),), options=options, threads=1)
 
 
 def batch(name: str, chosen: tuple[Recitation, ...], options: dict[str, Any]) -> Case:
@@ -94,9 +101,22 @@ def batch(name: str, chosen: tuple[Recitation, ...], options: dict[str, Any]) ->
     return Case(name=name, recitations=chosen, options={**pressure, **options})
 
 
+def mixture(passages: Sequence[Passage]) -> tuple[Recitation, ...]:
+    """Every passage from its beginning but the first, which ``alone`` recites from there; two of them twice.
+
+    So the first has a long prompt, all go on for similarly many steps, and some prompts share beginnings.
+    """
+
+    def late(index: int, share: float) -> Recitation:
+        passage = passages[index % len(passages)]
+        return Recitation(passage=passage, given=int(len(passage.token_ids) * share))
+
+    return late(0, 0.6), *recitations(passages[1:], len(passages) - 1), late(0, 0.8), late(1, 0.5)
+
+
 def default_cases(passages: Sequence[Passage], options: dict[str, Any]) -> list[Case]:
-    """Alone, and in a batch: what proves a machine."""
-    return [alone(passages[0], options), batch("batch", recitations(passages, len(passages) + 2), options)]
+    """Alone, and in a batch on all threads: what proves a machine."""
+    return [alone(passages[0], options), batch("batch", mixture(passages), options)]
 
 
 def batches(passages: Sequence[Passage], sizes: Sequence[int], options: dict[str, Any]) -> list[Case]:

@@ -78,10 +78,12 @@ def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> Iterator[Ru
 
 def show(result: Run, stream: TextIO) -> None:
     verdict = "recited" if result.ok else "FAILED"
-    preempted = f", {result.preemptions} preemptions" if result.preemptions else ""
+    details = f"threads: {result.threads}"
+    if result.preemptions:
+        details += f", preemptions: {result.preemptions}"
     print(
         f"{result.dtype:<9} {result.case:<12} {verdict}: {result.tokens} tokens of {result.requests} requests"
-        f" in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s{preempted}",
+        f" in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s, {details}",
         file=stream,
         flush=True,
     )
@@ -100,7 +102,7 @@ def describe(runs: Sequence[Run]) -> dict[str, Any]:
         "reason": f"{failed.dtype}, {failed.case}: {failed.problem}" if failed else "",
         "version": armllm.__version__,
         "torch": torch.__version__,
-        "threads": kernels.get_num_threads(),
+        "threads": torch.get_num_threads(),
         "kernels": {op: entry["target"] for op, entry in kernels.report().items()},
         "targets": list(kernels.targets()),
         "runs": [result.as_dict() for result in runs],
@@ -116,5 +118,4 @@ def summary(report: dict[str, Any]) -> str:
         used.setdefault(target, []).append(op)
     lines = [f"{target}: {', '.join(ops)}" for target, ops in used.items()]
     verdict = "ok" if report["ok"] else "FAILED"
-    threads = f"{report['threads']} thread{'' if report['threads'] == 1 else 's'}"
-    return "\n".join([*lines, f"{verdict}: armllm {report['version']}, torch {report['torch']}, {threads}"])
+    return "\n".join([*lines, f"{verdict}: armllm {report['version']}, torch {report['torch']}"])

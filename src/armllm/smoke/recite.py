@@ -6,6 +6,8 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from armllm import LLM, SamplingParams
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Run:
     case: str
     ok: bool
     requests: int
+    threads: int
     tokens: int
     seconds: float
     load_seconds: float
@@ -71,6 +74,8 @@ def run(case: Case, dtype: str, folder: Path) -> Run:
     loaded = finished = None
     outputs: list[RequestOutput] = []
     difference, error, preemptions = None, None, 0
+    threads = torch.get_num_threads()
+    torch.set_num_threads(case.threads or threads)
     try:
         llm = LLM(str(folder), dtype=dtype, **case.options)
         loaded = time.perf_counter()
@@ -87,6 +92,8 @@ def run(case: Case, dtype: str, folder: Path) -> Run:
         difference = first_difference(case, outputs, llm.get_tokenizer())
     except Exception as problem:  # noqa: BLE001 - whatever stops the engine is the verdict, in one line
         error = f"{type(problem).__name__}: {problem}"
+    finally:
+        torch.set_num_threads(threads)
     finished = finished or time.perf_counter()
     loaded = loaded or finished
     return Run(
@@ -94,6 +101,7 @@ def run(case: Case, dtype: str, folder: Path) -> Run:
         case=case.name,
         ok=difference is None and error is None,
         requests=len(case.recitations),
+        threads=case.threads or threads,
         tokens=sum(len(output.outputs[0].token_ids) for output in outputs),
         seconds=finished - loaded,
         load_seconds=loaded - started,

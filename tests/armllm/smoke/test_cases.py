@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from armllm.smoke.cases import batch, fraction, recitations
+from armllm.smoke.cases import batch, default_cases, fraction, recitations
 from armllm.smoke.passages import MODEL
 from armllm.smoke.recite import run
 
@@ -44,7 +44,18 @@ def test_order_of_requests_does_not_matter(passages):
 
 def test_usual_batch_is_preempted(passages):
     """Without preemption the case would prove less than it says."""
-    assert run(batch("batch", recitations(passages, 6), {}), "float32", MODEL).preemptions > 0
+    result = run(default_cases(passages, {})[1], "float32", MODEL)
+    assert result.ok
+    assert result.preemptions > 0
+
+
+def test_usual_cases_recite_the_longest_text_whole_and_all_others_too(passages):
+    said = {
+        (request.passage.name, request.given)
+        for case in default_cases(passages, {})
+        for request in case.recitations
+    }
+    assert {(passage.name, 0) for passage in passages} <= said
 
 
 def test_engine_that_raises_has_failed_and_says_why(passages):

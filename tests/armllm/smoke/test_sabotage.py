@@ -25,7 +25,7 @@ FUNCTIONS = (
 )
 
 
-def attention(*, visible=None, head=None, scale=None, values=None, table=None, extra_key=False):
+def attention(*, visible=None, head=None, scale=None, values=None, table=None, extra_key=False, change=None):
     """Attention written anew, with each decision open to a wrong answer."""
 
     def paged_attention(  # noqa: PLR0917 - the kernel takes what it takes
@@ -53,12 +53,30 @@ def attention(*, visible=None, head=None, scale=None, values=None, table=None, e
             column = torch.arange(length)[None, :]
             seen = visible(row, column) if visible else column <= row
             scores = scores.masked_fill(~seen, -math.inf)
+            scores = change(scores) if change else scores
             v = v[heads]
             if extra_key:
                 scores, v = torch.nn.functional.pad(scores, (0, 1)), torch.nn.functional.pad(v, (0, 0, 0, 1))
             out[first:last] = (scores.softmax(-1).nan_to_num() @ v).transpose(0, 1).to(out.dtype)
 
     return paged_attention
+
+
+def without_last_dimensions_of_query(count):
+    plain = attention()
+
+    def paged_attention(out, query, *rest):
+        shortened = query.clone()
+        shortened[..., -count:] = 0
+        plain(out, shortened, *rest)
+
+    return paged_attention
+
+
+def never_rescaled(scores, size=16):
+    """Online softmax that forgets to rescale what it has summed when a later block holds a higher score."""
+    ends = ((torch.arange(scores.shape[-1]) // size + 1) * size - 1).clamp(max=scores.shape[-1] - 1)
+    return scores - scores.cummax(-1).values[..., ends]
 
 
 def without_block(index, size=16):
@@ -172,6 +190,10 @@ SABOTAGES = {
         )
     ),
     "attention counts an empty slot": attention(extra_key=True),
+    "attention leaves out the last eight dimensions": without_last_dimensions_of_query(8),
+    "attention leaves out half of the values": attention(values=lambda v: v * (torch.arange(32) < 16)),
+    "attention takes powers of two": attention(change=lambda scores: scores * math.log(2)),
+    "attention never rescales its sums": attention(change=never_rescaled),
     "rotary embedding does nothing": rotary(lambda *_: None),
     "rotary embedding turns queries one position too far": query_one_late,
     "rotary embedding pairs neighbours": rotary(
@@ -199,6 +221,10 @@ SABOTAGES = {
     "silu without the factor": silu(lambda gate, up: gate.sigmoid() * up),
     "gelu instead of silu": silu(lambda gate, up: functional.gelu(gate) * up),
     "relu instead of silu": silu(lambda gate, up: functional.relu(gate) * up),
+    "silu leaves out the last eight": silu(
+        lambda gate, up: functional.silu(gate) * up * (torch.arange(up.shape[-1]) < up.shape[-1] - 8)
+    ),
+    "silu of the negated gate": silu(lambda gate, up: functional.silu(-gate) * up),
     "silu without up": silu(lambda gate, _up: functional.silu(gate)),
     "keys and values swapped in the cache": writing(swapped),
     "tokens written one slot on": writing(one_slot_on),
