@@ -16,13 +16,16 @@ __all__ = [
     "KVCacheLayout",
     "allocate_kv_cache",
     "fused_add_rms_norm",
+    "get_num_threads",
     "kv_cache_layout",
     "paged_attention",
     "report",
     "rms_norm",
     "rotary_embedding",
+    "set_num_threads",
     "silu_and_mul",
     "targets",
+    "thread_backend",
     "write_kv_cache",
 ]
 
@@ -166,3 +169,21 @@ def report() -> dict[str, dict[str, str]]:
 def targets() -> tuple[str, ...]:
     """The one target that this module is."""
     return ("reference",)
+
+
+def get_num_threads() -> int:
+    """Torch's number."""
+    return torch.get_num_threads()
+
+
+def set_num_threads(threads: int) -> None:
+    """Set torch's number; 0 leaves it."""
+    if threads < 0:
+        raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def thread_backend() -> str:
+    """Whose threads work here."""
+    return "torch"
