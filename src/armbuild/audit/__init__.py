@@ -1,4 +1,4 @@
-"""What a wheel holds and what it needs: packaging, symbol versions, and every instruction against a CPU floor."""
+"""What a wheel holds and needs: packaging, symbol versions, and instructions against a CPU floor."""
 
 from __future__ import annotations
 

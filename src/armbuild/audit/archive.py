@@ -1,4 +1,4 @@
-"""The files inside a wheel, a folder, an OCI archive or a lone ELF, one after another, in bounded time and space."""
+"""The files inside a wheel, a folder, an OCI archive or a lone ELF, in bounded time and space."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Archive:
 
 
 def open_archive(path: Path) -> Archive:
-    """Open ``path``; raises UsageError for what can't be audited at all and BrokenArchive for a broken container."""
+    """Open ``path``; raises UsageError for what can't be audited, BrokenArchive for a broken container."""
     if path.is_dir():
         return Archive(path=path, kind="folder", members=_folder(path))
     if not path.exists():
@@ -189,10 +189,10 @@ def _opened(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
 
 
 def _oci(path: Path) -> Archive:
-    """Open an OCI image archive: the files that remain after every layer has been laid over those below it."""
+    """Open an OCI archive: the files that remain when every layer has been laid over those below it."""
     stack = ExitStack()
     try:
-        outer = stack.enter_context(tarfile.open(path))
+        outer = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - it is one, of the stack
         blobs = {member.name.removeprefix("./"): member for member in outer.getmembers() if member.isfile()}
         files = _unpacked(outer, blobs, stack)
     except BrokenArchive:
@@ -274,15 +274,16 @@ def _lay(files: dict[str, Member], layer: tarfile.TarFile, member: tarfile.TarIn
 
 
 def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None) -> int | None:
-    """Write ``member`` to ``target`` if it is an ELF file, else leave that empty; feed its content to ``hashing``.
+    """Write ``member`` to ``target`` if it is an ELF file, else leave that empty; hash its content.
 
     Returns its true size in bytes; None when it can't be read, which becomes a problem of the archive.
     """
     size = 0
+    is_elf = False
     try:
         with member.open() as stream, target.open("wb") as file:
             while block := stream.read(_BLOCK):
-                is_elf = block[:4] == b"\x7fELF" if size == 0 else is_elf
+                is_elf |= size == 0 and block[:4] == b"\x7fELF"
                 size += len(block)
                 if hashing:
                     hashing.update(block)

@@ -37,10 +37,11 @@ def audit(
 ) -> AuditReport:
     """Audit a wheel, an ELF file, a folder or an OCI archive.
 
-    ``floor`` (a core, product, or compiler-style architecture) turns instructions above it into errors, unless a guard
-    (``PATTERN=FEATURES``) covers their function or section; armllm's own wheel is always held to the baseline that its
-    build_info.json states. ``expect_targets`` are the kernel targets that it must hold, no more and no fewer.
-    Raises UsageError for a path, floor or guard that makes no sense; whatever is wrong with the content is in ``errors``.
+    ``floor`` (a core, product, or compiler-style architecture) turns instructions above it into errors,
+    unless a guard (``PATTERN=FEATURES``) covers their function or section; armllm's own wheel is always held
+    to the baseline that its build_info.json states. ``expect_targets`` are the kernel targets that it must
+    hold, no more and no fewer. Raises UsageError for a path, floor or guard that makes no sense; whatever is
+    wrong with the content is in ``errors``.
     """
     path = Path(path)
     parsed = (*built_in_guards(), *(parse_guard(item) if isinstance(item, str) else item for item in guards))
@@ -83,7 +84,7 @@ class _Run:
         policy = None
         with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as name:
             folder = Path(name)
-            # auditwheel unpacks the whole wheel; one that holds the ELF files alone says the same and costs less.
+            # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
             elves = folder / self.archive.path.with_suffix(".whl").name
             with zipfile.ZipFile(elves, "w") as kept:
                 for member in self.archive.members:
@@ -130,11 +131,11 @@ class _Run:
         if floor and offences:
             lacking = sorted({name for item in offences for name in item.missing})
             self.errors.append(
-                f"{len(offences)} functions go beyond the floor {floor} without a guard: they need {', '.join(lacking)}"
+                f"{len(offences)} functions go beyond the floor {floor} unguarded, to {', '.join(lacking)}"
             )
         if doubts:
             self.warnings.append(
-                f"{len(doubts)} places look like instructions above the floor and like data among code: not counted"
+                f"{len(doubts)} places look like instructions above the floor among data: not counted"
             )
         arm = any(item.machine == "aarch64" for item in self.files)
         return replace(
@@ -229,7 +230,7 @@ class _Run:
         )
 
     def _place(self, name: str, elf: Elf) -> None:
-        """Check that this machine's code belongs here: the wheel's tag and the module's suffix must say so too."""
+        """Check that this machine's code belongs here: tag and module suffix must say so too."""
         if self.wheel:
             if not self.wheel.machines:
                 self.errors.append(
@@ -256,15 +257,17 @@ class _Run:
             (self.errors if self.own else self.warnings).append(f"{name}: debug information is not stripped")
         if elf.dynamic and not elf.relro:
             self.warnings.append(f"{name}: no RELRO, its relocated data stays writable")
-        for entry in elf.runpath:
-            if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}")):
-                (self.errors if self.own else self.warnings).append(
-                    f"{name}: RPATH {entry!r} is a place of the build machine"
-                )
-        if self.own:
-            for library in (*elf.needed, name.rpartition("/")[2]):
-                if library.startswith(_FOREIGN):
-                    self.errors.append(f"{name}: {library} must be neither inside nor linked")
+        (self.errors if self.own else self.warnings).extend(
+            f"{name}: RPATH {entry!r} is a place of the build machine"
+            for entry in elf.runpath
+            if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}"))
+        )
+        foreign = (*elf.needed, name.rpartition("/")[2]) if self.own else ()
+        self.errors.extend(
+            f"{name}: {library} must be neither inside nor linked"
+            for library in foreign
+            if library.startswith(_FOREIGN)
+        )
 
     def _policy(self, name: wheel.FileName, elves: Path) -> Any:
         platforms = frozenset(tag.platform for tag in name.tags)
@@ -297,7 +300,7 @@ class _Run:
         stated = info.get("targets")
         if isinstance(stated, list) and set(map(str, stated)) != set(targets):
             self.errors.append(
-                f"kernel targets: build_info.json says {_list(map(str, stated))}, the sections hold {_list(targets)}"
+                f"kernel targets: build_info.json says {_list(map(str, stated))}, the code {_list(targets)}"
             )
         if info.get("machine") != self._machine():
             self.errors.append(
@@ -310,7 +313,7 @@ class _Run:
             )
         if self.wheel and self._machine() == "aarch64" and key(local or "armv8-a") != key(baseline):
             self.errors.append(
-                f"the baseline is {baseline} and the version's local label {local or 'missing'}: they must agree"
+                f"the baseline is {baseline}, the version's local label {local or 'missing'}: they must agree"
             )
 
     def _openmp(self) -> None:
@@ -319,7 +322,7 @@ class _Run:
         )
         if len(runtimes) > 1:
             self.warnings.append(
-                f"more than one OpenMP runtime inside ({', '.join(runtimes)}): their threads fight over the cores"
+                f"more than one OpenMP runtime inside ({', '.join(runtimes)}): their threads compete"
             )
 
 

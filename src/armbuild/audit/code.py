@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,18 @@ _STG = 0xD9200800
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """Instructions of one row of the table in one function: how many, the first one's address and word."""
+    """Instructions of one row of the table in one function.
+
+    How many, the first one's address and word, the last one's address, and whether loading the file runs
+    one of them for certain.
+    """
 
     row: int
     count: int
     address: int
+    last: int
     word: int
+    certain: bool
 
     @property
     def extensions(self) -> frozenset[str]:
@@ -50,8 +57,8 @@ class Use:
 class Function:
     """A function that needs more than Armv8.0-A.
 
-    ``needs`` are extensions; ``doubt`` says why its words may be data, None when they are code; ``starts_up`` whether
-    loading the file runs one of the instructions for certain.
+    ``needs`` are extensions; ``doubt`` says why its words may be data, None when they are code;
+    ``starts_up`` whether loading the file runs one of the instructions for certain.
     """
 
     name: str
@@ -75,17 +82,11 @@ class Code:
 
 def scan(path: Path, elf: Elf) -> Code:
     """Return what the code of the little-endian AArch64 file ``path`` needs; streams through a memory map."""
-    code = Code()
-    if path.stat().st_size == 0:
-        return code
-    data = np.memmap(path, np.uint8, "r")
-    known = bounds.functions(data, elf)
-    code.known_functions = len(known.start)
-    certain = startup.certain_words(data, elf, known)
+    scanner = _Scanner(np.memmap(path, np.uint8, "r"), elf)
     for section in _code_sections(elf):
-        _scan_section(code, data, elf, section, known, certain)
-    code.functions.sort(key=lambda function: function.address)
-    return code
+        scanner.section(section)
+    scanner.code.functions.sort(key=lambda function: function.address)
+    return scanner.code
 
 
 def _code_sections(elf: Elf) -> Iterator[Section]:
@@ -105,84 +106,107 @@ def _code_sections(elf: Elf) -> Iterator[Section]:
         )
 
 
-def _scan_section(
-    code: Code,
-    data: npt.NDArray[np.uint8],
-    elf: Elf,
-    section: Section,
-    known: bounds.Functions,
-    certain: npt.NDArray[np.uint64],
-) -> None:
-    skip = -section.address % 4
-    count = max(section.size - skip, 0) // 4
-    begin = section.offset + skip
-    words = np.frombuffer(data[begin : begin + count * 4], "<u4")
-    code.words += count
-    rows = classify(words)
-    base = np.uint64(section.address + skip)
-    marks = bounds.mapping(data, elf, section)
-    needing = np.array([bool(needs_of_row(index)) for index in range(len(table()))])
-    hits = np.flatnonzero(rows)
-    undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
-    hits = hits[rows[hits] != UNDEFINED]
-    hits = hits[needing[rows[hits]]]
-    if marks is not None:
-        hits = hits[marks.is_code(base + hits.astype(np.uint64) * np.uint64(4))]
-    elif len(hits):
-        hits = hits[~np.isin(hits, bounds.literals(words))]
-    if not len(hits):
-        return
-    address = base + hits.astype(np.uint64) * np.uint64(4)
-    owner = known.find(address)
-    helpers = _outline_atomics(words, hits, rows)
-    names: dict[int, str] = {}
-    broken = set(np.unique(known.find(base + undefined.astype(np.uint64) * np.uint64(4))).tolist())
-    # Group by function, then by row: one Use for each pair.
-    order = np.lexsort((hits, rows[hits], owner))
-    hits, owner, address, helpers = hits[order], owner[order], address[order], helpers[order]
-    kept = ~helpers
-    code.self_checked += int(helpers.sum())
-    hits, owner, address = hits[kept], owner[kept], address[kept]
-    row = rows[hits]
-    new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row.astype(np.int64), prepend=-2) != 0))
-    uses: dict[int, list[Use]] = {}
-    for start, end in zip(new, np.append(new[1:], len(hits)), strict=True) if len(new) else ():
-        uses.setdefault(int(owner[start]), []).append(
-            Use(
+class _Scanner:
+    """Goes through a file's sections and gathers what their functions need."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], elf: Elf) -> None:
+        self.data = data
+        self.elf = elf
+        self.known = bounds.functions(data, elf)
+        self.certain = startup.certain_words(data, elf)
+        self.code = Code(known_functions=len(self.known.start))
+
+    def section(self, section: Section) -> None:
+        """Add the functions of one section."""
+        skip = -section.address % 4
+        begin = section.offset + skip
+        count = max(section.size - skip, 0) // 4
+        base = section.address + skip
+        words = np.frombuffer(self.data[begin : begin + count * 4], "<u4")
+        self.code.words += count
+        rows = classify(words)
+        marks = bounds.mapping(self.data, self.elf, section)
+        hits = np.flatnonzero(rows)
+        undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
+        hits = hits[rows[hits] != UNDEFINED]
+        hits = hits[_needing()[rows[hits]]]
+        if marks is not None:
+            hits = hits[marks.is_code(_addresses(base, hits))]
+        elif len(hits):
+            hits = hits[~np.isin(hits, bounds.literals(words))]
+        helpers = _outline_atomics(words, hits, rows)
+        self.code.self_checked += int(helpers.sum())
+        hits = hits[~helpers]
+        if not len(hits):
+            return
+        broken = set(self.known.find(_addresses(base, undefined)).tolist()) if marks is None else set()
+        for index, uses in self._uses(words, rows, hits, base).items():
+            self._function(index, uses, section, stripped=marks is None, broken=index in broken)
+
+    def _uses(
+        self,
+        words: npt.NDArray[np.uint32],
+        rows: npt.NDArray[np.uint16],
+        hits: npt.NDArray[Any],
+        base: int,
+    ) -> dict[int, list[Use]]:
+        """Return for each function its uses, one for each row of the table."""
+        owner = self.known.find(_addresses(base, hits))
+        order = np.lexsort((hits, rows[hits], owner))
+        hits, owner = hits[order], owner[order]
+        row = rows[hits].astype(np.int64)
+        new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row, prepend=-2) != 0))
+        found: dict[int, list[Use]] = {}
+        for start, end in zip(new, np.append(new[1:], len(hits)), strict=True):
+            use = Use(
                 row=int(row[start]),
                 count=int(end - start),
-                address=int(address[start]),
+                address=base + 4 * int(hits[start]),
+                last=base + 4 * int(hits[end - 1]),
                 word=int(words[hits[start]]),
+                certain=bool(np.isin(_addresses(base, hits[start:end]), self.certain).any()),
             )
-        )
-    lasts = {
-        int(index): int(address[owner == index].max()) for index in uses if index >= 0 and known.size[index]
-    }
-    on_start = set(owner[np.isin(address, certain)].tolist())
-    for index, found in uses.items():
-        names[index] = known.label(index)
-        if _OUTLINE_ATOMICS.fullmatch(names[index]) or _retags_a_frame(found):
-            code.self_checked += sum(use.count for use in found)
-            continue
-        needs = frozenset[str]().union(*(use.extensions for use in found))
-        code.functions.append(
+            found.setdefault(int(owner[start]), []).append(use)
+        return found
+
+    def _function(
+        self, index: int, uses: list[Use], section: Section, *, stripped: bool, broken: bool
+    ) -> None:
+        name = self.known.label(index)
+        if _OUTLINE_ATOMICS.fullmatch(name) or _retags_a_frame(uses):
+            self.code.self_checked += sum(use.count for use in uses)
+            return
+        last = max(use.last for use in uses)
+        self.code.functions.append(
             Function(
-                name=names[index],
+                name=name,
                 section=section.name,
-                address=int(known.start[index]) if index >= 0 else found[0].address,
-                uses=tuple(sorted(found, key=lambda use: use.address)),
-                needs=_streaming(needs),
-                doubt=None if marks is not None else _doubt(index, known, lasts.get(index), index in broken),
-                starts_up=index in on_start,
+                address=int(self.known.start[index]) if index >= 0 else uses[0].address,
+                uses=tuple(sorted(uses, key=lambda use: use.address)),
+                needs=_streaming(frozenset[str]().union(*(use.extensions for use in uses))),
+                doubt=_doubt(index, self.known, last, broken=broken) if stripped else None,
+                starts_up=any(use.certain for use in uses),
             )
         )
 
 
-def _doubt(index: int, known: bounds.Functions, last: int | None, broken: bool) -> str | None:
+def _addresses(base: int, words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return the addresses of the words with these indices."""
+    addresses: npt.NDArray[np.uint64] = np.uint64(base) + words.astype(np.uint64) * np.uint64(4)
+    return addresses
+
+
+@functools.cache
+def _needing() -> npt.NDArray[np.bool_]:
+    """Return for each row of the table whether it needs anything."""
+    return np.array([bool(row.extensions) for row in table()])
+
+
+def _doubt(index: int, known: bounds.Functions, last: int, *, broken: bool) -> str | None:
     """Return why words of this function may be data, in a file without mapping symbols."""
     if index < 0:
         return "outside of any function" if len(known.start) else None
-    if last is not None and last >= int(known.start[index]) + int(known.size[index]):
+    if known.size[index] and last >= int(known.start[index]) + int(known.size[index]):
         return "behind the function's end"
     if broken:
         return "between words that are no instructions"
@@ -190,7 +214,7 @@ def _doubt(index: int, known: bounds.Functions, last: int | None, broken: bool) 
 
 
 def _streaming(needs: frozenset[str]) -> frozenset[str]:
-    """Return the needs of a function that switches to streaming mode: SME brings its own SVE (Arm ARM, B1.4.6)."""
+    """Return the needs of a function in streaming mode: SME brings its own SVE (Arm ARM, B1.4.6)."""
     if any(name.startswith(("sme", "ssve")) for name in needs):
         needs -= {"sve", "sve2", "sve-bf16", "sve-i8mm"}
         if "sve2p1" in needs:
@@ -199,9 +223,10 @@ def _streaming(needs: frozenset[str]) -> frozenset[str]:
 
 
 def _retags_a_frame(uses: list[Use]) -> bool:
-    """Return whether a function's one use is ``stg xN, [xN]``: LLVM's unwinder, which wipes the tags of a frame.
+    """Return whether a function's one use is ``stg xN, [xN]``: LLVM's unwinder wipes a frame's tags so.
 
-    It does so only for frames whose unwind table says that they were tagged ("G"), so on cores that have tags.
+    It does so only for frames whose unwind table says that they were tagged ("G"), so on cores that have
+    tags.
     """
     register = uses[0].word & 0x1F
     return (
@@ -217,7 +242,8 @@ def _outline_atomics(
 ) -> npt.NDArray[np.bool_]:
     """Return which hits are the LSE instruction of an outline-atomics helper whose name was stripped.
 
-    Such a helper is ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and compiler-rt alike.
+    Such a helper is ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and
+    compiler-rt alike.
     """
     lse = np.array([needs_of_row(index) == {"lse"} for index in range(len(table()))])
     result = np.zeros(len(hits), np.bool_)

@@ -29,7 +29,7 @@ class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section's name, address, place in the file, size in bytes, and whether it is code (or holds nothing)."""
+    """A section's name, address, place in the file, size in bytes, and whether it is code."""
 
     name: str
     address: int
@@ -42,7 +42,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Elf:
-    """The headers of one ELF file; ``machine`` is Linux's name or the number, ``alignment`` the weakest segment's."""
+    """One ELF file's headers; ``machine`` in Linux's spelling, ``alignment`` the weakest segment's."""
 
     machine: str
     bits: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Functions or sections whose name matches ``pattern`` (shell style) may use ``extensions`` above the floor."""
+    """Functions or sections that match ``pattern`` (shell style) may use ``extensions`` above the floor."""
 
     pattern: str
     extensions: frozenset[str]
@@ -38,8 +38,8 @@ class Guard:
 def parse_floor(text: str) -> frozenset[str]:
     """Return the extensions that a floor allows.
 
-    ``text`` is a core or product (``neoverse-n1``), an architecture level (``armv8.2-a``), or a level with extensions
-    (``armv8.2-a+dotprod+fp16``), as in compilers' -march. Raises UsageError for anything else.
+    ``text`` is a core or product (``neoverse-n1``), an architecture level (``armv8.2-a``), or a level with
+    extensions (``armv8.2-a+dotprod+fp16``), as in compilers' -march. Raises UsageError for anything else.
     """
     name, *added = [part.strip() for part in text.split("+")]
     levels = {
@@ -72,7 +72,7 @@ def make_guard(pattern: str, names: Iterable[str]) -> Guard:
 
 
 def built_in_guards() -> tuple[Guard, ...]:
-    """Return the guards of armllm's own kernels: the section of each target may use what the target requires."""
+    """Return the guards of armllm's own kernels: a target's section may use what the target requires."""
     return tuple(
         Guard(
             pattern=f"armllm.{target.name}",
@@ -84,7 +84,7 @@ def built_in_guards() -> tuple[Guard, ...]:
 
 
 def _closed(names: Iterable[str]) -> frozenset[str]:
-    """Return ``names`` with what they imply, the way compilers understand them: +sve+bf16 allows SVE's bf16 too."""
+    """Return ``names`` with what they imply to compilers: +sve+bf16 allows SVE's bf16 too."""
     found = implied(names)
     if "sve" in found:
         found |= {f"sve-{base}" for base in ("bf16", "i8mm") if base in found}

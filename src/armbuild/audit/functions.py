@@ -1,4 +1,4 @@
-"""Where functions begin and end: from .symtab, .dynsym and .eh_frame_hdr, and which words of code are data."""
+"""Where functions begin and end (.symtab, .dynsym, .eh_frame_hdr), and which words of code are data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _NOTYPE, _FUNC, _IFUNC = 0, 2, 10
-# DWARF exception header encodings (LSB, "Exception Frames"): sdata4 relative to the header, udata4, sdata4 relative to pc
+# DWARF exception header encodings (LSB, "Exception Frames"): sdata4 relative to the header, and udata4
 _HDR_TABLE, _HDR_COUNT, _PC_SDATA4 = 0x3B, 0x03, 0x1B
 
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """Functions sorted by address; ``size`` is 0 where no source tells it, ``name`` an offset into ``strings``."""
+    """Functions by address; ``size`` is 0 where no source tells it, ``name`` an offset into ``strings``."""
 
     start: Addresses
     size: Addresses
@@ -57,13 +57,13 @@ class Mapping:
     code: npt.NDArray[np.bool_]
 
     def is_code(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
-        """Return for each address whether the mapping symbols call it code (what precedes all of them is code)."""
+        """Return for each address whether it is code; so is what precedes all mapping symbols."""
         index = np.searchsorted(self.address, addresses, side="right").astype(np.int64) - 1
-        return np.where(index >= 0, self.code[index], True)  # noqa: FBT003
+        return np.where(index >= 0, self.code[index], True)
 
 
 def symbols(data: Bytes, elf: Elf, table: str) -> tuple[npt.NDArray[Any], bytes]:
-    """Return the entries of ``.symtab`` or ``.dynsym`` and their string table; empty when the file has none."""
+    """Return the entries and the strings of ``.symtab`` or ``.dynsym``; empty when the file has none."""
     kind = {".symtab": "SHT_SYMTAB", ".dynsym": "SHT_DYNSYM"}[table]
     section = next((item for item in elf.sections if item.type == kind), None)
     if section is None or section.link >= len(elf.sections):
@@ -97,7 +97,7 @@ def functions(data: Bytes, elf: Elf) -> Functions:
 
 
 def mapping(data: Bytes, elf: Elf, section: Section) -> Mapping | None:
-    """Return the mapping symbols ($x, $d) of ``section`` (AAELF64, "Mapping symbols"), None when it has none."""
+    """Return the mapping symbols of ``section`` (AAELF64, "Mapping symbols"), None when it has none."""
     entries, names = symbols(data, elf, ".symtab")
     if section not in elf.sections or not len(entries):
         return None
@@ -128,7 +128,7 @@ def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
 
 
 def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:
-    """Return starts and sizes from .eh_frame_hdr's search table and the entries of .eh_frame that it points to."""
+    """Return starts and sizes from .eh_frame_hdr's search table and the .eh_frame entries it points to."""
     nothing = np.empty(0, np.uint64), np.empty(0, np.uint64)
     header, frame = elf.section(".eh_frame_hdr"), elf.section(".eh_frame")
     if header is None or frame is None or header.size < 12:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 # The value in `classify`'s result for a word that no instruction has.
 UNDEFINED = 0xFFFF
-# Bits 28 to 25 (Arm ARM, C4.1): reserved and SME, unallocated, SVE, unallocated. All that is allocated there has a row.
+# Bits 28 to 25 (Arm ARM, C4.1): reserved and SME, unallocated, SVE, unallocated; what is allocated has a row.
 _SPARSE = np.array([True, True, True, True] + [False] * 12)
 
 
@@ -42,7 +42,7 @@ class _Table:
 
 @functools.cache
 def table() -> tuple[Row, ...]:
-    """Return the rows of instructions.toml in order; the first that matches a word decides. Row 0 matches nothing."""
+    """Return the rows of instructions.toml; the first that matches a word decides. Row 0 matches nothing."""
     rows = [Row(extensions=frozenset(), mask=0, value=1, instructions="")]
     for group in load("instructions").values():
         for needs, encoding, instructions in group["rows"]:
@@ -63,7 +63,7 @@ def table() -> tuple[Row, ...]:
 
 @functools.cache
 def _compiled() -> _Table:
-    """Prepare the table: which upper halves of a word any row can match, and the rows per group (bits 28 to 25)."""
+    """Prepare the table: which upper halves of words any row matches; the rows by bits 28 to 25."""
     rows = table()
     halves = np.arange(1 << 16, dtype=np.uint32)
     interesting = _SPARSE[(halves >> 9) & 0xF]
@@ -81,7 +81,7 @@ def _compiled() -> _Table:
 
 
 def classify(words: Words) -> Rows:
-    """Return for each word the index of the row of ``table()`` that decides, 0 for none, UNDEFINED for no instruction.
+    """Return for each word the row of ``table()`` that decides, 0 for none, UNDEFINED for no instruction.
 
     Only what lies in an encoding group that is sparsely used is ever called UNDEFINED.
     """
@@ -98,7 +98,7 @@ def classify(words: Words) -> Rows:
 def _match(words: Words) -> Rows:
     compiled = _compiled()
     group = (words >> np.uint32(25)) & np.uint32(0xF)
-    result = np.where(_SPARSE[group], np.uint16(UNDEFINED), np.uint16(0))
+    result: Rows = np.where(_SPARSE[group], UNDEFINED, 0).astype(np.uint16)
     for number in np.unique(group):
         selected = np.flatnonzero(group == number)
         subset = words[selected]

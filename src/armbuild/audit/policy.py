@@ -20,7 +20,7 @@ EXCLUDED = frozenset({"libtorch*.so*", "libc10*.so*", "libgomp*.so*", "libshm.so
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The strictest policy that the wheel keeps, the versions that it needs, and the libraries that it expects outside."""
+    """The strictest policy that the wheel keeps, the versions it needs, the libraries it expects outside."""
 
     name: str
     versions: dict[str, tuple[str, ...]]

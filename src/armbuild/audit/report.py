@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ElfReport:
-    """One ELF file: its headers' facts, its functions that need more than Armv8.0-A, its offences against the floor."""
+    """One ELF file: what its headers say, and its functions that need more than Armv8.0-A."""
 
     name: str
     size: int
@@ -53,7 +53,7 @@ class ElfReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Offence:
-    """A function with code above the floor that no guard covers; ``missing`` are the extensions that it lacks."""
+    """A function above the floor that no guard covers; ``missing`` are the extensions it may not use."""
 
     file: str
     function: Function
@@ -73,8 +73,9 @@ class CoreVerdict:
 class AuditReport:
     """The result of ``audit()``.
 
-    ``errors`` make the check fail, ``warnings`` don't; ``kernel_targets`` are armllm's compiled-in targets; ``tag`` is
-    the wheel's tag as in its file name; sizes are in bytes; ``floor`` is the text that was asked for.
+    ``errors`` make the check fail, ``warnings`` don't; ``kernel_targets`` are armllm's compiled-in targets;
+    ``tag`` is the wheel's tag as in its file name; sizes are in bytes; ``floor`` is the text that was asked
+    for.
     """
 
     path: Path

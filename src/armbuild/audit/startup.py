@@ -1,4 +1,4 @@
-"""Which instructions loading a file runs for certain: the straight line of its initialisers and module entry points."""
+"""Which instructions loading a file runs for certain: the straight lines from its initialisers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from armbuild.audit.elf import Elf
-    from armbuild.audit.functions import Functions
 
     Bytes = npt.NDArray[np.uint8]
 
@@ -23,11 +22,12 @@ _MAX_STEPS = 20_000
 _MAX_DEPTH = 64
 
 
-def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uint64]:
+def certain_words(data: Bytes, elf: Elf) -> npt.NDArray[np.uint64]:
     """Return the addresses of instructions that run whenever the file is loaded.
 
-    Calls through the PLT lead to other files and are taken to return. Follows branches and calls from every initialiser up to the first conditional branch of each function; what lies
-    behind a condition may be dispatch, so it proves nothing.
+    Calls through the PLT lead to other files and are taken to return. Follows branches and calls from every
+    initialiser up to the first conditional branch of each function; what lies behind a condition may be
+    dispatch, so it proves nothing.
     """
     if elf.type not in ("ET_DYN", "ET_EXEC"):
         return np.empty(0, np.uint64)
@@ -69,7 +69,7 @@ def _roots(data: Bytes, elf: Elf) -> list[int]:
 
 
 def _find_all(haystack: bytes, needle: bytes) -> list[int]:
-    found = []
+    found: list[int] = []
     place = haystack.find(needle)
     while place >= 0 and len(found) < 1000:
         found.append(place)
@@ -103,7 +103,7 @@ def _walk(root: int, data: Bytes, elf: Elf, foreign: range, visited: set[int]) -
 
 
 def _leaves(word: int) -> bool:
-    """Return whether a walk along certain instructions ends here: a condition, a return, or a computed jump."""
+    """Return whether what runs for certain ends here: a condition, a return, or a computed jump."""
     return (
         word & 0x7E000000 in (0x34000000, 0x36000000)  # CBZ, CBNZ, TBZ, TBNZ
         or word & 0xFE000000 == 0x54000000  # B.cond

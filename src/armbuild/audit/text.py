@@ -14,7 +14,7 @@ _WIDTH = 110
 
 
 def describe(report: AuditReport, show: int = 10) -> Iterator[str]:
-    """Yield the lines of ``armbuild audit``: verdict, packaging, needs, cores, the first ``show`` offending functions."""
+    """Yield verdict, packaging, needs, cores and the first ``show`` offending functions as lines of text."""
     yield f"{report.path}: {'passed' if report.ok else 'FAILED'}"
     for error in report.errors:
         yield from _wrapped("  error:      ", error)
@@ -68,11 +68,11 @@ def _needs(report: AuditReport) -> Iterator[str]:
     for verdict in report.cores:
         groups.setdefault((verdict.verdict, verdict.missing), []).append(verdict.core)
     order = {"yes": 0, "only if dispatched": 1, "no": 2}
-    for (answer, missing), names in sorted(
+    for (answer, missing), cores in sorted(
         groups.items(), key=lambda item: (order[item[0][0]], len(item[0][1]))
     ):
         lacks = f" [lacks {', '.join(missing)}]" if missing else ""
-        yield from _wrapped(f"  {answer}: ", f"{', '.join(names)}{lacks}")
+        yield from _wrapped(f"  {answer}: ", f"{', '.join(cores)}{lacks}")
 
 
 def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[str]:
@@ -84,7 +84,8 @@ def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[
         use = next((use for use in function.uses if use.extensions & item.missing), function.uses[0])
         yield f"    {item.file}: {function.name} ({function.section}, {function.address:#x})"
         doubt = f"; {function.doubt}" if function.doubt else ""
-        yield f"      {use.address:#x}: {use.word:08x}  {use.instructions} [{', '.join(sorted(item.missing))}]{doubt}"
+        missing = ", ".join(sorted(item.missing))
+        yield f"      {use.address:#x}: {use.word:08x}  {use.instructions} [{missing}]{doubt}"
 
 
 def _bytes(size: int) -> str:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from armbuild.audit.floor import Guard
 
 _BASE = frozenset({"fp", "simd"})
-# A feature in every fifth of many functions was allowed to the compiler for the whole file: nothing dispatches that.
+# What every fifth of many functions uses, the compiler was allowed for the whole file: nothing dispatches it.
 _THROUGHOUT = 0.2
 _ENOUGH_FUNCTIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Extensions by how they are reached: for certain, perhaps behind dispatch, behind a guard that was named."""
+    """Extensions by how they are reached: for certain, perhaps behind dispatch, behind a named guard."""
 
     everywhere: frozenset[str]
     dispatched: frozenset[str]
@@ -32,7 +32,7 @@ class Needs:
 def judge(
     files: Iterable[ElfReport], floor: frozenset[str] | None, guards: tuple[Guard, ...]
 ) -> tuple[Needs, tuple[Offence, ...], tuple[Offence, ...]]:
-    """Return the needs of ``files``, the offences against ``floor`` (Armv8.0-A when None), and the doubtful ones."""
+    """Return the needs of ``files``, the offences against ``floor`` (None: Armv8.0-A), the doubtful ones."""
     allowed = (floor if floor is not None else frozenset()) | _BASE
     everywhere: set[str] = set()
     dispatched: set[str] = set()
@@ -68,7 +68,7 @@ def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
 
 
 def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
-    """Return the extensions that so many functions of a file use that the whole file must have been compiled so."""
+    """Return what so many functions use that the whole file must have been compiled for it."""
     counts: dict[str, int] = {}
     for function in file.functions:
         if not function.doubt:

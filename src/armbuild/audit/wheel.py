@@ -43,7 +43,7 @@ class FileName:
 
 @dataclass(kw_only=True)
 class Contents:
-    """What was gathered of the members: each one's size and digest, and the few texts that are looked into."""
+    """What was gathered of the members: sizes, digests, and the few texts that are looked into."""
 
     digests: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Contents:
         return {}
 
     def hasher(self, name: str) -> Any:
-        """Return a fresh hash object of the algorithm that RECORD names for this file, SHA-256 without one."""
+        """Return a fresh hash object of the algorithm that RECORD names for this file, else SHA-256."""
         algorithm = self.algorithms.get(name, "")
         return hashlib.new(algorithm if algorithm in _HASHES else "sha256")
 
@@ -86,7 +86,7 @@ def parse_name(name: str) -> FileName | str:
 
 
 def machine_of(platform: str) -> str | None:
-    """Return the machine type of a platform tag (``manylinux_2_28_aarch64`` -> ``aarch64``), None for ``any``."""
+    """Return the machine of a platform tag (``manylinux_2_28_aarch64``: aarch64), None for ``any``."""
     if platform == "any":
         return None
     match = re.fullmatch(
@@ -97,7 +97,7 @@ def machine_of(platform: str) -> str | None:
 
 
 def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | None:
-    """Return what is wrong with an extension module's suffix for this ELF machine and wheel, None when nothing is."""
+    """Return what is wrong with an extension module's suffix here, None when nothing is."""
     match = _EXTENSION.search(name)
     if match is None or match["abi3"]:
         return None
@@ -196,7 +196,7 @@ def encoded(digest: bytes) -> str:
 
 
 def build_info(contents: Contents) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return armllm's build_info.json, None when this is another project's wheel, and what is wrong with it."""
+    """Return armllm's build_info.json (None: another project's wheel) and what is wrong with it."""
     text = contents.text("armllm/build_info.json")
     if text is None:
         return None, []

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command("audit")(audit)
 
 
-def audit(
+def audit(  # noqa: PLR0917 - the options of the command line
     paths: Annotated[
         list[Path], typer.Argument(metavar="WHEEL...", help="Wheels, ELF files, folders or OCI archives.")
     ],
@@ -75,18 +75,13 @@ def audit(
 
 def _settings(config: Path | None) -> dict[str, Any]:
     """Return ``floor`` and ``guards`` from [tool.armbuild.audit], checked; empty without that table."""
-    import sys  # noqa: PLC0415
-
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-    else:
-        import tomli as tomllib  # noqa: PLC0415
+    from armbuild.isa.tables import parse_toml  # noqa: PLC0415
 
     path = config or Path("pyproject.toml")
     if config is None and not path.is_file():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from error
     found = table.get("tool", {}).get("armbuild", {}).get("audit", {})

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command("detect")(detect)
 
 
-def detect(
+def detect(  # noqa: PLR0917 - the options of the command line
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Describe this core or product.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the names that --target takes.")] = False,
     cpuinfo: Annotated[

@@ -1,4 +1,4 @@
-"""What a CPU can do: this one, one described by a captured file, or one known by name. Standard library only."""
+"""What a CPU can do: this one, a captured one, or one known by name. Standard library only."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ MAX_SIZE = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class CpuInfo:
-    """What the file says: one MIDR_EL1 value per CPU block that has one, and the features shared by all blocks."""
+    """What the file says: MIDR_EL1 of each block that has one, and the features that all blocks share."""
 
     machine: str
     midrs: tuple[int, ...]
@@ -73,13 +73,13 @@ def _arm(blocks: list[dict[str, str]], model: str | None) -> CpuInfo:
             broken += 1
         if "features" in block:
             lists.append(_words(block["features"]))
-    # 32-bit Linux lists half, thumb, vfpv4; a 64-bit kernel answers so to 32-bit programs, with "CPU architecture: 8".
+    # 32-bit Linux lists half, thumb, vfpv4, and so does a 64-bit kernel to 32-bit programs.
     everything = frozenset().union(*lists) if lists else frozenset()
     if (everything & {"thumb", "vfpv3", "vfpv4", "half"} and "asimd" not in everything) or any(
         re.match(r"[4-7]\b|[4-7][A-Z]", block.get("cpu architecture", "")) for block in blocks
     ):
         raise UsageError(
-            "this cpuinfo is from a 32-bit Arm system: armbuild is for AArch64, use a 64-bit kernel and user space"
+            "this cpuinfo is from a 32-bit Arm system: armbuild needs a 64-bit kernel and user space"
         )
     features = frozenset.intersection(*lists) if lists else frozenset()
     if broken:

@@ -16,7 +16,8 @@ from armbuild.isa.model import Isa, assemble, reconcile
 def detect(root: Path = Path("/")) -> Isa:
     """Return what this machine's CPU can do; raises UsageError on anything but AArch64 and x86-64 Linux.
 
-    Reads the auxiliary vector, prctl, and /proc and /sys below ``root``; what is missing or contradictory is noted.
+    Reads the auxiliary vector, prctl, and /proc and /sys below ``root``; what is missing or contradictory is
+    noted.
     """
     machine = host.machine()
     if machine not in ("aarch64", "x86_64"):
@@ -87,7 +88,7 @@ def _measured(
     page = host.page_size()
     if page and page > 4096:
         notes.append(
-            f"pages are {page >> 10} KiB: shared objects need segments aligned to that, which `armbuild audit` checks"
+            f"pages are {page >> 10} KiB: shared objects need such segments, which `armbuild audit` checks"
         )
     measured: dict[str, Any] = {
         "page_size": page,
@@ -109,7 +110,7 @@ def _measured(
 
 
 def _threads(root: Path, nodes: dict[int, tuple[int, ...]], notes: list[str]) -> dict[str, Any]:
-    """Return the thread count to set and the CPUs to bind to: performance cores of one NUMA node, one thread each."""
+    """Return the thread count to set and the CPUs to bind to: performance cores of one NUMA node."""
     cpus = host.online(root)
     allowed = host.affinity()
     quota = host.cpu_quota(root)

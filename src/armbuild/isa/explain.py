@@ -52,7 +52,7 @@ def _identity(isa: Isa) -> Iterator[str]:
         " (emulated)" if isa.emulated else ""
     )
     if isa.machine == "x86_64":
-        yield "          not an Arm CPU: armllm runs its development kernels here; --target NAME describes an Arm CPU"
+        yield "          not an Arm CPU: development kernels run here; --target NAME describes an Arm CPU"
     mixed = len({core.performance for core in isa.cores}) > 1
     for core in isa.cores:
         kind = "" if not mixed else ", performance cores" if core.performance else ", efficiency cores"
@@ -88,13 +88,11 @@ def _kernels(isa: Isa) -> Iterator[str]:
     by_target: dict[str, list[str]] = {}
     for op, target in isa.kernels().items():
         by_target.setdefault(target, []).append(op)
-    for target in reversed(kernel_targets()):
-        ops = by_target.get(target.name)
+    for target in [entry.name for entry in reversed(kernel_targets())]:
+        ops = by_target.get(target)
         if ops:
-            yield from _wrapped(f"kernels:  {target.name:<9} ", ", ".join(ops))
-            for why in sorted(
-                {why_not_better(op, target.name, isa.features, isa.machine) for op in ops} - {""}
-            ):
+            yield from _wrapped(f"kernels:  {target:<9} ", ", ".join(ops))
+            for why in sorted({why_not_better(op, target, isa.features, isa.machine) for op in ops} - {""}):
                 yield f"          {'':<9} better: {why}"
 
 
@@ -109,7 +107,7 @@ def _advice(isa: Isa) -> Iterator[str]:
     if isa.memory_bytes:
         fits = max(isa.memory_bytes - _RESERVE, 0) >> 30
         yield (
-            f"memory:   {isa.memory_bytes / (1 << 30):.1f} GiB: weights and KV cache together fit in {fits} GiB"
+            f"memory:   {isa.memory_bytes / (1 << 30):.1f} GiB: weights and KV cache fit in {fits} GiB"
             " (set the cache's part with VLLM_CPU_KVCACHE_SPACE)"
         )
     for compiler in COMPILERS:

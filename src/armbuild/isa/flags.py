@@ -25,8 +25,8 @@ X86_LEVELS = (
 def compiler_flags(isa: Isa, compiler: str) -> str:
     """Return the flags with which ``compiler`` ("gcc", "clang", "zig" or "cmake") may use what ``isa`` has.
 
-    gcc and clang flags are for GCC 12 and clang 15 or newer, zig's for ``zig cc``; "cmake" gives the definitions that
-    hand the flags common to gcc and clang to CMake. Raises UsageError for another compiler.
+    gcc and clang flags are for GCC 12 and clang 15 or newer, zig's for ``zig cc``; "cmake" gives the
+    definitions that hand the flags common to gcc and clang to CMake. Raises UsageError for another compiler.
     """
     if compiler not in COMPILERS:
         raise UsageError(f"unknown compiler {compiler!r}: choose from {', '.join(COMPILERS)}")
@@ -84,7 +84,7 @@ def _mtune(isa: Isa) -> list[str]:
 
 
 def _usable(features: frozenset[str]) -> frozenset[str]:
-    """Return the extensions to switch on: bf16 and i8mm beside sve allow their SVE forms too, which must be there."""
+    """Return the extensions to switch on: bf16 and i8mm beside sve only if their SVE forms are there."""
     has = extensions_of(features)
     if "sve" in has:
         has -= {base for base in ("bf16", "i8mm") if f"sve-{base}" not in has}

@@ -1,4 +1,4 @@
-"""What this machine says about itself: the auxiliary vector, prctl, /proc and /sys. Every source may be missing."""
+"""What this machine says about itself: auxiliary vector, prctl, /proc, /sys. Each may be missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import platform
 import re
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Linux, include/uapi/linux/auxvec.h
 _AUXV = {"hwcap": 16, "hwcap2": 26, "hwcap3": 29}
@@ -24,7 +27,7 @@ def machine() -> str:
 
 
 def hwcaps() -> dict[str, int | None]:
-    """Return the auxiliary vector's capability words of this process; None for one that the C library can't give."""
+    """Return the auxiliary vector's capability words; None for one that the C library can't give."""
     words: dict[str, int | None] = dict.fromkeys(_AUXV)
     try:
         getauxval = ctypes.CDLL(None).getauxval
@@ -39,7 +42,7 @@ def hwcaps() -> dict[str, int | None]:
 
 
 def vector_bits(unit: str) -> int | None:
-    """Return the vector length in bits of "sve" or "sme" that this process runs with, None without the unit."""
+    """Return this process's vector length in bits of "sve" or "sme", None without the unit."""
     try:
         prctl = ctypes.CDLL(None).prctl
     except (AttributeError, OSError):
@@ -129,7 +132,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> int | None:
-    """Return the bytes of memory that this process may use: the control group's limit or the machine's memory."""
+    """Return the bytes of memory that this process may use: the machine's, or its control group's limit."""
     limits = []
     match = re.search(r"^MemTotal:\s*(\d+) kB", text(root, "proc/meminfo") or "", re.MULTILINE)
     if match:

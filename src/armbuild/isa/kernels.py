@@ -57,7 +57,7 @@ def select_kernels(
 
 
 def why_not_better(op: str, chosen: str, features: Collection[str], machine: str) -> str:
-    """Return what the next better target of ``op`` would need, or an empty text when the best one was chosen."""
+    """Return what the next better target of ``op`` would need, "" when the best one was chosen."""
     names = [target.name for target in kernel_targets()]
     for target in kernel_targets()[names.index(chosen) + 1 :]:
         if op in target.ops and target.machine in ("any", machine):

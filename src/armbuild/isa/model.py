@@ -13,7 +13,7 @@ from armbuild.isa.kernels import select_kernels
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """``count`` equal cores; numbers are MIDR_EL1's fields, ``name`` is None for a part that no table knows."""
+    """``count`` equal cores; numbers are MIDR_EL1's fields, ``name`` is None where no table knows them."""
 
     implementer: int
     part: int
@@ -33,9 +33,9 @@ class Core:
 class Isa:
     """What a CPU can do.
 
-    ``features`` are the names of /proc/cpuinfo that all cores share; vector lengths are in bits, None where there is
-    no such unit; ``threads`` is the number of compute threads to use, 0 when unknown; ``page_size`` and
-    ``memory_bytes`` are in bytes, None when unknown.
+    ``features`` are the names of /proc/cpuinfo that all cores share; vector lengths are in bits, None where
+    there is no such unit; ``threads`` is the number of compute threads to use, 0 when unknown; ``page_size``
+    and ``memory_bytes`` are in bytes, None when unknown.
     """
 
     machine: str
@@ -56,14 +56,15 @@ class Isa:
 
     @classmethod
     def from_target(cls, name: str) -> Isa:
-        """Return what the core or product ``name`` has; raises UsageError with suggestions for an unknown one.
+        """Return what the core or product ``name`` has; raises UsageError with suggestions.
 
-        Spelling is free: neoverse-v1, neoverse_v1, "Neoverse V1"; products: graviton3, "Raspberry Pi 4"; ``max`` is QEMU's.
+        Spelling is free: neoverse-v1, "Neoverse V1", graviton3, "Raspberry Pi 4"; ``max`` is QEMU's.
         """
         target = tables.find_target(name)
+        products: tuple[str, ...] = ()
         if isinstance(target, tables.CoreType):
             types, counts, title = [target], [0], target.name
-            features, products = target.features, ()
+            features = target.features
         else:
             types = [core for wanted in target.cores for core in tables.core_types() if core.name == wanted]
             counts, title = list(target.cores.values()), target.name
@@ -156,10 +157,10 @@ class Isa:
 
 
 def reconcile(listed: frozenset[str], words: dict[str, int | None]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the features that cpuinfo's list and the auxiliary vector prove together, and notes on disagreement.
+    """Return the features that cpuinfo and the auxiliary vector prove, and notes on disagreement.
 
-    The auxiliary vector is the kernel's promise to programs, so it decides for the words that are given; cpuinfo is text
-    that containers and emulators replace.
+    The auxiliary vector is the kernel's promise to programs, so it decides for the words that are given;
+    cpuinfo is text that containers and emulators replace.
     """
     bits = tables.hwcap_bits()
     features = set(listed)
@@ -196,8 +197,8 @@ def assemble(
 ) -> Isa:
     """Put names to numbers: cores, performance cores, products and architecture level from what was read.
 
-    ``midrs`` and ``capacities`` (Linux's cpu_capacity) have one entry per CPU; either may be empty. ``measured`` are
-    further fields of Isa, which win over what the tables say.
+    ``midrs`` and ``capacities`` (Linux's cpu_capacity) have one entry per CPU; either may be empty.
+    ``measured`` are further fields of Isa, which win over what the tables say.
     """
     if machine == "x86_64":
         return Isa(
@@ -243,7 +244,7 @@ def _cores(midrs: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[Core, .
             capacity[midr] = max(capacity.get(midr, 0), capacities[index])
     types = {midr: tables.find_core(midr >> 24 & 0xFF, midr >> 4 & 0xFFF) for midr in counts}
     little = {midr for midr, core in types.items() if core and core.little}
-    # Unknown parts fall back on the scheduler's view: below half of the fastest core's capacity is an efficiency core.
+    # Of unknown parts the scheduler's view decides: below half of the fastest core's capacity is little.
     fastest = max(capacity.values(), default=0)
     little |= {
         midr for midr, core in types.items() if core is None and capacity.get(midr, fastest) * 2 < fastest

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 def load(name: str) -> dict[str, Any]:
     """Return the parsed table ``armbuild/data/<name>.toml``."""
     text = (resources.files("armbuild") / "data" / f"{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return parse_toml(text)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the content of a TOML document; raises ValueError."""
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +51,7 @@ class CoreType:
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A chip or machine on the market; ``cores`` maps core names to their count (0: sold in several sizes)."""
+    """A chip or machine on the market; ``cores``: core name -> count (0: sold in several sizes)."""
 
     name: str
     aliases: tuple[str, ...]
@@ -202,7 +208,7 @@ def extensions_of(features: Iterable[str]) -> frozenset[str]:
 
 
 def architecture_of(features: Iterable[str]) -> str | None:
-    """Return the highest architecture level whose visible features are all in ``features``; None below Armv8.0."""
+    """Return the highest level whose visible features are all in ``features``; None below Armv8.0."""
     present = frozenset(features)
     fitting = [level.name for level in architectures().values() if level.linux <= present]
     return fitting[-1] if fitting else None

@@ -9,9 +9,12 @@ import io
 import json
 import struct
 import zipfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RET = 0xD65F03C0
 AARCH64, X86_64 = 183, 62
@@ -29,7 +32,7 @@ def make_elf(
     load_flags=5,
     kind=3,
 ):
-    """Return a shared object: ``functions`` are (name, section, words); ``mapping`` are (mark, section, byte offset)."""
+    """Return a shared object of functions (name, section, words) and mapping symbols (mark, section, offset)."""
     code: dict[str, bytearray] = {}
     places = []
     for name, section, words in functions:
@@ -97,7 +100,7 @@ def _base(sections, wanted):
     raise KeyError(wanted)
 
 
-def make_wheel(  # noqa: PLR0913
+def make_wheel(
     folder: Path,
     files,
     *,
@@ -164,7 +167,7 @@ def wheel(tmp_path):
 
 @pytest.fixture
 def own_wheel(tmp_path):
-    """Make an armllm wheel: kernel code in section armllm.neon, everything consistent unless told otherwise."""
+    """Make an armllm wheel: kernel code in section armllm.neon, consistent unless told otherwise."""
 
     def make(
         *,

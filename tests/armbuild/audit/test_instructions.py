@@ -1,9 +1,10 @@
-"""The table of instructions: one of each kind is found in its function, with the right extension, and nothing else is."""
+"""The table of instructions: one of each kind is found in its function, and nothing else is."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from armbuild.audit import audit, parse_floor
 from armbuild.audit.instructions import UNDEFINED, classify, table
 from armbuild.isa import Isa

@@ -1,4 +1,4 @@
-"""The instruction table against LLVM 19: on random words, both must name the same extension (needs Debian's llvm-19)."""
+"""The instruction table against LLVM 19 on random words (needs Debian's llvm-19)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
+
 from armbuild.audit.instructions import UNDEFINED, classify, table
 
 pytestmark = pytest.mark.slow
@@ -99,10 +100,22 @@ class Disassembler:
             getattr(library, f"LLVMInitializeAArch64{part}")()
         create = library.LLVMCreateDisasmCPUFeatures
         create.restype = ctypes.c_void_p
-        create.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        create.argtypes = [ctypes.c_char_p] * 3 + [
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
         self.decode = library.LLVMDisasmInstruction
         self.decode.restype = ctypes.c_size_t
-        self.decode.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+        self.decode.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+        ]
         self.text = ctypes.create_string_buffer(256)
         self.everything = create(b"aarch64-linux-gnu", b"generic", b"+all", None, 0, None, None)
         self.contexts = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+
 from armbuild.audit import audit
 from armbuild.errors import UsageError
 

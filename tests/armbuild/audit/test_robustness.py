@@ -1,3 +1,4 @@
+# ruff: noqa: S311 - seeded, so that a failure comes back
 """Broken and hostile input: always a report or a sentence, never a traceback, within bounded memory."""
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tarfile
 import zipfile
 
 import pytest
+
 from armbuild.audit import audit
 from armbuild.errors import UsageError
 
@@ -49,7 +51,10 @@ def test_corrupted_content_is_found(wheel, elf):
 
 def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     path = tmp_path / NAME
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("demo/zeros", "w", force_zip64=True) as file:
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("demo/zeros", "w", force_zip64=True) as file,
+    ):
         for _ in range(400):
             file.write(bytes(1 << 20))
     broken(path, "zip bomb")
@@ -84,7 +89,9 @@ def test_big_endian_and_32_bit_are_refused_by_name(wheel, elf):
 
 def test_mutated_elf_files_never_raise(elf, tmp_path):
     random.seed(7)
-    whole = elf([("f", ".text", [0x4E829420, RET] * 8), ("k", "armllm.neon", [RET])], mapping=[("$x", ".text", 0)])
+    whole = elf(
+        [("f", ".text", [0x4E829420, RET] * 8), ("k", "armllm.neon", [RET])], mapping=[("$x", ".text", 0)]
+    )
     path = tmp_path / "x.so"
     for _ in range(700):
         content = bytearray(whole)
@@ -167,7 +174,9 @@ def test_oci_archives_are_looked_into_layer_by_layer(tmp_path, elf):
     assert audit(path, floor="armv8-a").ok
 
 
-@pytest.mark.parametrize("index", [b"{}", b"[]", b"nonsense", b'{"manifests": [{"digest": "sha256:0"}]}', b'{"manifests": []}'])
+@pytest.mark.parametrize(
+    "index", [b"{}", b"[]", b"nonsense", b'{"manifests": [{"digest": "sha256:0"}]}', b'{"manifests": []}']
+)
 def test_broken_oci_archives_are_reported(tmp_path, index):
     path = tmp_path / "image.tar"
     oci(path, [{}], index=index)

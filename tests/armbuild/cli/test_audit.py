@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from armbuild.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +29,9 @@ SCHEMA = json.loads((ROOT / "docs/schema/audit.json").read_text())
 def wheel(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     functions = [("fast_dotprod", ".text", [SDOT, RET]), ("plain", ".text", [RET])]
-    return str(make.make_wheel(tmp_path, {"demo/x.cpython-311-aarch64-linux-gnu.so": make.make_elf(functions)}))
+    return str(
+        make.make_wheel(tmp_path, {"demo/x.cpython-311-aarch64-linux-gnu.so": make.make_elf(functions)})
+    )
 
 
 def run(capsys, *arguments):
@@ -69,7 +72,10 @@ def test_sarif_names_function_and_extension(capsys, wheel, tmp_path):
     results = {result["ruleId"]: result for result in log["runs"][0]["results"]}
     assert {"packaging", "needs-dotprod"} <= set(results)
     assert results["needs-dotprod"]["level"] == "error"
-    assert results["needs-dotprod"]["locations"][0]["logicalLocations"][0]["fullyQualifiedName"] == "fast_dotprod"
+    assert (
+        results["needs-dotprod"]["locations"][0]["logicalLocations"][0]["fullyQualifiedName"]
+        == "fast_dotprod"
+    )
     assert {rule["id"] for rule in log["runs"][0]["tool"]["driver"]["rules"]} == set(results)
 
 
@@ -81,7 +87,15 @@ def test_guards_and_floor_come_from_pyproject(capsys, wheel, tmp_path):
     assert run(capsys, wheel, "--config", str(other))[0] == 0
 
 
-@pytest.mark.parametrize("text", ["[tool.armbuild.audit]\nflor = 1\n", "[tool.armbuild.audit]\nfloor = 1\n", "not toml", "[tool.armbuild.audit]\nguards = []\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.armbuild.audit]\nflor = 1\n",
+        "[tool.armbuild.audit]\nfloor = 1\n",
+        "not toml",
+        "[tool.armbuild.audit]\nguards = []\n",
+    ],
+)
 def test_bad_configuration_is_a_sentence(capsys, wheel, tmp_path, text):
     (tmp_path / "pyproject.toml").write_text(text)
     status, _, err = run(capsys, wheel)

@@ -9,11 +9,19 @@ import types
 from pathlib import Path
 
 import pytest
+
 from armbuild.cli import main
 from armbuild.isa import target_names
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "detect.json").read_text())
-KINDS = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": types.NoneType}
+KINDS = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+    "null": types.NoneType,
+}
 PI4 = "processor : 0\nFeatures : fp asimd evtstrm crc32 cpuid\nCPU implementer : 0x41\nCPU part : 0xd08\n"
 
 
@@ -22,7 +30,18 @@ def check(value, schema, where="$", root=None):
     root = root or schema
     if "$ref" in schema:
         schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
-    known = {"$schema", "$defs", "title", "description", "type", "const", "enum", "pattern", "items", "properties"}
+    known = {
+        "$schema",
+        "$defs",
+        "title",
+        "description",
+        "type",
+        "const",
+        "enum",
+        "pattern",
+        "items",
+        "properties",
+    }
     assert set(schema) <= known | {"required", "additionalProperties"}, where
     if "const" in schema:
         assert value == schema["const"], where
@@ -61,7 +80,16 @@ def test_json_keeps_its_schema(capsys, target):
 def test_text_explains_a_core(capsys):
     status, out, _ = run(capsys, "--target", "graviton3")
     assert status == 0
-    for part in ("Neoverse-V1", "AWS Graviton3", "armv8.4-a", "256 bits", "SMMLA", "lacks:", "kernels:", "OMP_NUM_THREADS"):
+    for part in (
+        "Neoverse-V1",
+        "AWS Graviton3",
+        "armv8.4-a",
+        "256 bits",
+        "SMMLA",
+        "lacks:",
+        "kernels:",
+        "OMP_NUM_THREADS",
+    ):
         assert part in out
 
 
@@ -131,12 +159,24 @@ def test_binary_file_is_refused(capsys, tmp_path):
     assert "binary" in err
 
 
-@pytest.mark.parametrize("target", ["cortex-a53", "neoverse-v1", "neoverse-v2", "a64fx", "ampereone", "apple-m4", "max"])
+@pytest.mark.parametrize(
+    "target", ["cortex-a53", "neoverse-v1", "neoverse-v2", "a64fx", "ampereone", "apple-m4", "max"]
+)
 def test_zig_accepts_the_flags(capsys, tmp_path, target):
     _, out, _ = run(capsys, "--target", target, "--flags", "zig")
     source = tmp_path / "empty.c"
     source.write_text("int x;\n")
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.28", "-E", "-o", str(tmp_path / "out.c")]
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-target",
+        "aarch64-linux-gnu.2.28",
+        "-E",
+        "-o",
+        str(tmp_path / "out.c"),
+    ]
     subprocess.run([*command, *out.split(), str(source)], check=True)
 
 

@@ -10,7 +10,7 @@ CAPTURES = sorted((Path(__file__).parent / "cpuinfo").glob("qemu-*.txt"))
 
 @dataclass(frozen=True)
 class Capture:
-    """/proc/cpuinfo, auxiliary vector and vector lengths in bytes as a program saw them under `qemu-aarch64 -cpu`."""
+    """/proc/cpuinfo, auxiliary vector and vector lengths in bytes as seen under `qemu-aarch64 -cpu`."""
 
     name: str
     cpuinfo: str

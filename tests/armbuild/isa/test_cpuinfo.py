@@ -1,4 +1,5 @@
-"""Captured cpuinfo files: what the kernel says is what comes out, and nothing that a file may hold breaks it."""
+# ruff: noqa: S311 - seeded, so that a failure comes back
+"""Captured cpuinfo files: what the kernel says comes out, and nothing that a file may hold breaks it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import random
 import time
 
 import pytest
+
 from armbuild.errors import UsageError
 from armbuild.isa import Isa
 from armbuild.isa.tables import hwcap_bits
@@ -28,7 +30,8 @@ COMMON = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid 
 
 def block(number, part, features=COMMON, implementer="0x41"):
     return (
-        f"processor\t: {number}\nFeatures\t: {features}\nCPU implementer\t: {implementer}\nCPU architecture: 8\n"
+        f"processor\t: {number}\nFeatures\t: {features}\nCPU implementer\t: {implementer}\n"
+        "CPU architecture: 8\n"
         f"CPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 2\n\n"
     )
 
@@ -62,7 +65,7 @@ def test_hwcap_alone_proves_what_cpuinfo_lists(capture):
     ],
 )
 def test_table_entry_has_what_the_emulated_core_has(name, captures):
-    """A core's entry may promise no feature that decides over kernels and that the core then lacks, nor miss one."""
+    """Of the features that decide over kernels, a core's entry has exactly those of the core."""
     table = Isa.from_target(name)
     seen = captures[name]
     features = Isa.from_cpuinfo(seen.cpuinfo).features
@@ -137,11 +140,11 @@ def test_vector_length_from_the_table_is_called_so(captures):
         ("\0\1\2ELF", "binary"),
         ("hello world\n", "no CPU"),
         (
-            "processor\t: 0\nFeatures\t: half thumb fastmult vfp neon vfpv4 crc32\nCPU architecture: 7\nCPU part\t: 0xd03\n",
+            "processor\t: 0\nFeatures\t: half thumb vfp neon vfpv4\nCPU architecture: 7\nCPU part\t: 0xd03\n",
             "32-bit",
         ),
         (
-            "processor\t: 0\nFeatures\t: half thumb neon\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd08\n",
+            "processor\t: 0\nFeatures\t: half thumb neon\nCPU architecture: 8\nCPU part\t: 0xd08\n",
             "32-bit",
         ),
         ("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t: fpu sse\n", "32-bit x86"),
@@ -202,6 +205,6 @@ def test_five_thousand_mutations_end_in_an_answer_or_a_sentence(captures):
             json.dumps(Isa.from_cpuinfo(text.decode("utf-8", "replace")).as_dict())
             answers += 1
         except UsageError as error:
-            assert 1 <= len(str(error).splitlines()) <= 2
+            assert 1 <= len(str(error).splitlines()) <= 2  # noqa: PT017 - either outcome is right
     assert answers > 1000
     assert time.monotonic() - started < 600  # hangs only; no promise about speed

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from armbuild import arm64_root, qemu
 from armbuild.isa import Isa
 

@@ -1,27 +1,88 @@
 from __future__ import annotations
 
 import pytest
+
 from armbuild.errors import UsageError
 from armbuild.isa import Isa, kernel_targets, select_kernels, target_names
 from armbuild.isa.tables import architecture_of, core_types, extensions, implied, products, what_it_buys
 
-WANTED = """
-cortex-a53 cortex-a55 cortex-a57 cortex-a72 cortex-a76 cortex-a78 cortex-x1 cortex-x2 cortex-x3 cortex-x4 cortex-x925
-neoverse-n1 neoverse-n2 neoverse-n3 neoverse-v1 neoverse-v2 neoverse-v3 a64fx ampereone ampereone-m altra kunpeng-920
-graviton1 graviton2 graviton3 graviton3e graviton4 grace cobalt-100 axion raspberry-pi-3 raspberry-pi-4 raspberry-pi-5
-apple-m1 apple-m2 apple-m3 apple-m4 snapdragon-x orin thor max neoverse_v1 Neoverse-V1 GRAVITON3
-""".split()
+WANTED = [
+    "cortex-a53",
+    "cortex-a55",
+    "cortex-a57",
+    "cortex-a72",
+    "cortex-a76",
+    "cortex-a78",
+    "cortex-x1",
+    "cortex-x2",
+    "cortex-x3",
+    "cortex-x4",
+    "cortex-x925",
+    "neoverse-n1",
+    "neoverse-n2",
+    "neoverse-n3",
+    "neoverse-v1",
+    "neoverse-v2",
+    "neoverse-v3",
+    "a64fx",
+    "ampereone",
+    "ampereone-m",
+    "altra",
+    "kunpeng-920",
+    "graviton1",
+    "graviton2",
+    "graviton3",
+    "graviton3e",
+    "graviton4",
+    "grace",
+    "cobalt-100",
+    "axion",
+    "raspberry-pi-3",
+    "raspberry-pi-4",
+    "raspberry-pi-5",
+    "apple-m1",
+    "apple-m2",
+    "apple-m3",
+    "apple-m4",
+    "snapdragon-x",
+    "orin",
+    "thor",
+    "max",
+    "neoverse_v1",
+    "Neoverse-V1",
+    "GRAVITON3",
+]
 
 # Linux, arch/arm64/include/asm/cputype.h
 PARTS = {
-    "Cortex-A53": (0x41, 0xD03), "Cortex-A55": (0x41, 0xD05), "Cortex-A57": (0x41, 0xD07), "Cortex-A72": (0x41, 0xD08),
-    "Cortex-A76": (0x41, 0xD0B), "Cortex-A78": (0x41, 0xD41), "Cortex-A78AE": (0x41, 0xD42), "Cortex-X1": (0x41, 0xD44),
-    "Cortex-X2": (0x41, 0xD48), "Cortex-X3": (0x41, 0xD4E), "Cortex-X4": (0x41, 0xD82), "Cortex-X925": (0x41, 0xD85),
-    "Neoverse-N1": (0x41, 0xD0C), "Neoverse-N2": (0x41, 0xD49), "Neoverse-N3": (0x41, 0xD8E), "Neoverse-V1": (0x41, 0xD40),
-    "Neoverse-V2": (0x41, 0xD4F), "Neoverse-V3": (0x41, 0xD84), "Neoverse-V3AE": (0x41, 0xD83), "A64FX": (0x46, 0x001),
-    "TSV110": (0x48, 0xD01), "Ampere-1": (0xC0, 0xAC3), "Ampere-1A": (0xC0, 0xAC4), "Oryon": (0x51, 0x001),
-    "Firestorm": (0x61, 0x023), "Avalanche": (0x61, 0x033), "Azure Cobalt 100 core": (0x6D, 0xD49),
-}  # fmt: skip
+    "Cortex-A53": (0x41, 0xD03),
+    "Cortex-A55": (0x41, 0xD05),
+    "Cortex-A57": (0x41, 0xD07),
+    "Cortex-A72": (0x41, 0xD08),
+    "Cortex-A76": (0x41, 0xD0B),
+    "Cortex-A78": (0x41, 0xD41),
+    "Cortex-A78AE": (0x41, 0xD42),
+    "Cortex-X1": (0x41, 0xD44),
+    "Cortex-X2": (0x41, 0xD48),
+    "Cortex-X3": (0x41, 0xD4E),
+    "Cortex-X4": (0x41, 0xD82),
+    "Cortex-X925": (0x41, 0xD85),
+    "Neoverse-N1": (0x41, 0xD0C),
+    "Neoverse-N2": (0x41, 0xD49),
+    "Neoverse-N3": (0x41, 0xD8E),
+    "Neoverse-V1": (0x41, 0xD40),
+    "Neoverse-V2": (0x41, 0xD4F),
+    "Neoverse-V3": (0x41, 0xD84),
+    "Neoverse-V3AE": (0x41, 0xD83),
+    "A64FX": (0x46, 0x001),
+    "TSV110": (0x48, 0xD01),
+    "Ampere-1": (0xC0, 0xAC3),
+    "Ampere-1A": (0xC0, 0xAC4),
+    "Oryon": (0x51, 0x001),
+    "Firestorm": (0x61, 0x023),
+    "Avalanche": (0x61, 0x033),
+    "Azure Cobalt 100 core": (0x6D, 0xD49),
+}
 
 
 @pytest.mark.parametrize("name", WANTED)
