@@ -18,10 +18,16 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PROBE = """\
 import importlib.util, json, os, sys, sysconfig
 include = sysconfig.get_path("include")
+folder, name = os.path.split(include)
+own = os.path.join(include, "pyconfig.h")
+arm = os.path.join(folder, "aarch64-linux-gnu", name, "pyconfig.h")
+found = os.path.isfile(os.path.join(include, "Python.h")) and os.path.isfile(own)
+# Debian's pyconfig.h includes the one of the machine compiled for, which is there only on that machine.
+usable = found and ("aarch64-linux-gnu" not in open(own).read() or os.path.isfile(arm))
 print(json.dumps({
     "version": "%d.%d" % sys.version_info[:2],
     "executable": os.path.abspath(sys.executable),
-    "include": include if os.path.isfile(os.path.join(include, "Python.h")) else None,
+    "include": include if usable else None,
     "magic": importlib.util.MAGIC_NUMBER.hex(),
     "implementation": sys.implementation.name,
     "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
@@ -37,7 +43,7 @@ class HostPython:
     """Such as "3.11"."""
     executable: Path
     include: Path | None
-    """The folder with its Python.h, None where the development package is not installed."""
+    """The folder with a Python.h that serves AArch64, None where there is none."""
     magic: str
     """The bytecode's magic number in hex; files compiled under it serve every interpreter that shares it."""
 

@@ -18,6 +18,8 @@ try:  # typer carries its own click since 0.26
 except ImportError:
     from click.exceptions import ClickException  # type: ignore[assignment]
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="armbuild",
     help="Build, audit and prove AArch64 wheels on any Linux machine.",
@@ -35,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         result = app(arguments, standalone_mode=False)
+        if result == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -57,7 +61,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         case ClickException():
             return error.format_message(), 2
         case KeyboardInterrupt() | typer.Abort():
-            return "interrupted; nothing was written to the output folder", 130
+            return "interrupted; nothing was written to the output folder", INTERRUPTED
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return f"no space left on the device while writing {error.filename or 'a file'}", 3
         case OSError():
