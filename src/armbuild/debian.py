@@ -258,6 +258,8 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     path = merged(member.name)
+    if not path.parts:
+        return  # ./, the root itself
     target = root / path
     if ".." in path.parts or not target.parent.resolve().is_relative_to(root.resolve()):
         raise BuildError(f"a package writes outside its root: {shlex.quote(member.name)}")

@@ -176,6 +176,7 @@ def test_a_package_is_unpacked_merged_relative_and_without_special_files(tmp_pat
     deb = package(
         tmp_path,
         [
+            ("./", "", tarfile.DIRTYPE),
             ("./lib/ld.so", b"loader", tarfile.REGTYPE),
             ("./lib64", "/lib", tarfile.SYMTYPE),
             ("./usr/lib/libm.so", "/lib/libm.so.6", tarfile.SYMTYPE),

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         result = app(arguments, standalone_mode=False)
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # noqa: TRY301
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
