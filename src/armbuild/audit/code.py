@@ -155,6 +155,7 @@ class _Scanner:
         order = np.lexsort((hits, rows[hits], owner))
         hits, owner = hits[order], owner[order]
         row = rows[hits].astype(np.int64)
+        certain = np.isin(_addresses(base, hits), self.certain)
         new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row, prepend=-2) != 0))
         found: dict[int, list[Use]] = {}
         for start, end in zip(new, np.append(new[1:], len(hits)), strict=True):
@@ -164,7 +165,7 @@ class _Scanner:
                 address=base + 4 * int(hits[start]),
                 last=base + 4 * int(hits[end - 1]),
                 word=int(words[hits[start]]),
-                certain=bool(np.isin(_addresses(base, hits[start:end]), self.certain).any()),
+                certain=bool(certain[start:end].any()),
             )
             found.setdefault(int(owner[start]), []).append(use)
         return found

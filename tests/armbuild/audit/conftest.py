@@ -32,7 +32,7 @@ def make_elf(
     load_flags=5,
     kind=3,
 ):
-    """Return a shared object of functions (name, section, words) and mapping symbols (mark, section, offset)."""
+    """Return a shared object of functions (name, section, words) and mapping symbols."""
     code: dict[str, bytearray] = {}
     places = []
     for name, section, words in functions:
