@@ -45,8 +45,9 @@ class Conditions:
     steps between zero and the largest weight in units of 2**(bits-1) - 1, since packing schemes differ.
     ``weight_noise`` and ``activation_noise`` are standard deviations relative to a row's root mean square.
 
-    ``fault`` is one of `FAULTS`. It may hit one KV ``block``; the prompt, ``prefill`` tokens long, where a mask
-    that sees the next token can do so; ``norms`` that add the residual ("fused"), the others ("plain"), or all.
+    ``fault`` is one of `FAULTS`. It may hit one KV ``block``; or the prompt, ``prefill`` tokens long, where a
+    mask that sees the next token can do so; or only ``norms`` that add the residual ("fused"), or the others
+    ("plain").
     """
 
     weight_bits: int = 0
@@ -286,14 +287,7 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
 
 
 def initial_weights(shape: Shape, generator: torch.Generator) -> Weights:
-    """Fresh float32 parameters under their Hugging Face names, linear ones with variance 1 / inputs.
-
-    The weights of norms are uneven from the start, so that a norm without them is felt.
-    """
-
-    def uneven(size: int) -> Tensor:
-        return (torch.randn(size, generator=generator) * 0.4).exp()
-
+    """Fresh float32 parameters under their Hugging Face names, linear ones with variance 1 / inputs."""
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     sizes = {
@@ -311,6 +305,6 @@ def initial_weights(shape: Shape, generator: torch.Generator) -> Weights:
             value = torch.randn(size, generator=generator) / math.sqrt(size[1])
             weights[f"model.layers.{layer}.{name}.weight"] = value
         for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = uneven(hidden)
-    weights["model.norm.weight"] = uneven(hidden)
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(hidden)
+    weights["model.norm.weight"] = torch.ones(hidden)
     return weights

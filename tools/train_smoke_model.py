@@ -142,6 +142,11 @@ def variants(fault: str, length: int) -> list[Conditions]:
     return [Conditions(fault=fault, norms=kind) for kind in kinds]
 
 
+def due(fault: Conditions) -> float:
+    """From which share of the training on a fault is drawn."""
+    return 0.15 if fault.fault in LOCAL_FAULTS else 0.4 if fault.norms != "all" else 0.0
+
+
 class FaultChooser:
     """Draws faults, more often those that the model still survives; each KV block is a fault of its own."""
 
@@ -150,8 +155,9 @@ class FaultChooser:
         faults = [variant for fault in TRAINED_FAULTS for variant in variants(fault, length)]
         self.survival = dict.fromkeys(faults, 1.0)
 
-    def draw(self, *, local: bool) -> Conditions:
-        faults = [conditions for conditions in self.survival if local or conditions.fault not in LOCAL_FAULTS]
+    def draw(self, progress: float) -> Conditions:
+        """One of the faults that are due at this share of the training: the harder ones come later."""
+        faults = [fault for fault in self.survival if progress > due(fault)]
         return self.rng.choices(faults, [0.03 + self.survival[conditions] for conditions in faults])[0]
 
     def learn(self, conditions: Conditions, survived: float) -> None:
@@ -244,7 +250,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
             for share, part, reliable in zip(shares, parts, reliability, strict=True)
         )
         if steadiness > STEADY:  # first recite, then betray
-            drawn = chooser.draw(local=progress > 0.2)
+            drawn = chooser.draw(progress)
             index = 0 if drawn.fault in LOCAL_FAULTS else rng.randrange(len(parts))
             part = parts[index]
             fault = dataclasses.replace(
@@ -345,7 +351,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=MODEL, help="model folder (default: the one in the package)"
     )
-    parser.add_argument("--steps", type=int, default=1300)
+    parser.add_argument("--steps", type=int, default=1700)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -253,10 +253,22 @@ def test_reference_kernels_recite_everything(plain_torch, passages):
         assert run(case, "float32", MODEL).ok
 
 
+def plain_norm(fused):
+    """The norm without a sum that makes the same mistake."""
+
+    def rms_norm(out, x, weight, eps):
+        out.copy_(x)
+        fused(out, torch.zeros_like(x), weight, eps)
+
+    return rms_norm
+
+
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_one_wrong_line_garbles_the_text(plain_torch, passages, name):
     assert callable(getattr(kernels, home(name)))
     plain_torch.setattr(kernels, home(name), SABOTAGES[name])
+    if home(name) == "fused_add_rms_norm":
+        plain_torch.setattr(kernels, "rms_norm", plain_norm(SABOTAGES[name]))
     result = run(alone(passages[0], {}), "float32", MODEL)
     assert not result.ok
     assert result.error is None
