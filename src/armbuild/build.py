@@ -16,7 +16,7 @@ from armbuild.lanes.setup import backend_family
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from armbuild.lanes.setup import Settings
+    from armbuild.lanes.setup import Settings, Setup
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
 
@@ -50,6 +50,7 @@ def build(
     log = work / f"build-{python.version}.log"
     with cache.lock(folder, on_wait=on_wait):
         setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
+        _forget_other_world(folder, setup)
         sources = source.mirror(plan.project.folder, folder)
         hooks = {**setup.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
@@ -63,6 +64,16 @@ def build(
             path = _run_back_end(plan, python, sources, out, settings=setup.settings, hooks=hooks, log=log)
     check(path, log)
     return BuiltWheel(plan=plan, python=python, path=path, compiler=setup.compiler)
+
+
+def _forget_other_world(folder: Path, setup: Setup) -> None:
+    """Drop what was compiled with another tool kit: CMake and meson keep the compiler they first saw."""
+    world = cache.digest({"environment": dict(setup.environment), "settings": setup.settings})
+    stamp = folder / "world"
+    if not stamp.is_file() or stamp.read_text() != world:
+        shutil.rmtree(folder / "build", ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(world)
 
 
 def check(path: Path, log: Path) -> None:
