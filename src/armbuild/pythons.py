@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -16,14 +18,14 @@ from armbuild.errors import MissingError, UsageError
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 PROBE = """\
-import importlib.util, json, os, sys, sysconfig
+import importlib.util, json, os, pathlib, sys, sysconfig
 include = sysconfig.get_path("include")
 folder, name = os.path.split(include)
 own = os.path.join(include, "pyconfig.h")
 arm = os.path.join(folder, "aarch64-linux-gnu", name, "pyconfig.h")
 found = os.path.isfile(os.path.join(include, "Python.h")) and os.path.isfile(own)
 # Debian's pyconfig.h includes the one of the machine compiled for, which is there only on that machine.
-usable = found and ("aarch64-linux-gnu" not in open(own).read() or os.path.isfile(arm))
+usable = found and ("aarch64-linux-gnu" not in pathlib.Path(own).read_text() or os.path.isfile(arm))
 print(json.dumps({
     "version": "%d.%d" % sys.version_info[:2],
     "executable": os.path.abspath(sys.executable),
@@ -61,6 +63,10 @@ def find(version: str | None = None) -> HostPython:
         if digits and f"3.{digits[1]}" in SUPPORTED:
             hint = f"; say 3.{digits[1]}"
         raise UsageError(f"--python {wanted}: not a supported version (3.10 to 3.14){hint}")
+    if wanted == "{}.{}".format(*sys.version_info[:2]):
+        own = _describe(_ask_itself())
+        if own:
+            return own
     for candidate in _candidates(wanted):
         found = probe(candidate)
         if found and found.version == wanted:
@@ -73,8 +79,18 @@ def find(version: str | None = None) -> HostPython:
 def probe(executable: Path) -> HostPython | None:
     """Ask an interpreter who it is; None when it does not run or is not an ordinary CPython."""
     answer = process.succeeds([executable, "-I", "-c", PROBE])
-    if answer is None:
-        return None
+    return _describe(answer) if answer else None
+
+
+def _ask_itself() -> str:
+    """Let the running interpreter answer the probe, without a second process."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(PROBE, {})  # noqa: S102 - the constant above
+    return said.getvalue()
+
+
+def _describe(answer: str) -> HostPython | None:
     try:
         facts = json.loads(answer)
     except ValueError:
@@ -91,9 +107,7 @@ def probe(executable: Path) -> HostPython | None:
 
 def _candidates(version: str) -> list[Path]:
     name = f"python{version}"
-    running = "{}.{}".format(*sys.version_info[:2])
-    found = [Path(sys.executable)] if version == running else []
-    found += [Path(folder) / name for folder in os.get_exec_path() if (Path(folder) / name).is_file()]
+    found = [Path(folder) / name for folder in os.get_exec_path() if (Path(folder) / name).is_file()]
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     found += sorted(pyenv.glob(f"versions/{version}.*/bin/{name}"), reverse=True)
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")

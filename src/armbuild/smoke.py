@@ -75,35 +75,23 @@ class Cpu:
 
 
 def check_names(names: Sequence[str]) -> tuple[Cpu, ...]:
-    """Return the CPUs named; raises UsageError, with suggestions, for a name that nobody knows."""
+    """Return the CPUs named; raises UsageError for a name that nobody knows or that QEMU has no model of."""
     chosen = []
     for name in dict.fromkeys(names):
         if name == NATIVE:
             if platform.machine() != "aarch64":
                 raise UsageError(
-                    f"--cpu native: this machine is {platform.machine()}; name a core, such as neoverse-n1"
+                    f"--cpu native: this is {platform.machine()}; name a core, such as neoverse-n1"
                 )
             chosen.append(Cpu(name=name, model=None, isa=isa.detect()))
-        else:
-            core = isa.Isa.from_target(name)
-            model = (core.cores[0].name or name).lower().removeprefix("qemu ").replace(" ", "-")
-            chosen.append(Cpu(name=name, model=model, isa=core))
-    return tuple(chosen)
-
-
-def emulator_for(chosen: Sequence[Cpu], *, mirror: str | None = None) -> Path | None:
-    """Return a QEMU that knows all of ``chosen``, None if they all are this machine.
-
-    Raises UsageError for a core that QEMU has no model of, MissingError without QEMU.
-    """
-    models = tuple(cpu.model for cpu in chosen if cpu.model)
-    if not models:
-        return None
-    for cpu in chosen:
-        if cpu.model and cpu.model not in qemu.MODELS:
+            continue
+        core = isa.Isa.from_target(name)
+        model = (core.cores[0].name or name).lower().removeprefix("qemu ").replace(" ", "-")
+        if model not in qemu.MODELS:
             listed = ", ".join(sorted(qemu.MODELS))
-            raise UsageError(f"--cpu {cpu.name}: QEMU has no model of {cpu.model}; it has {listed}")
-    return qemu.find(models, mirror=mirror)
+            raise UsageError(f"--cpu {name}: QEMU has no model of {model}; it has {listed}")
+        chosen.append(Cpu(name=name, model=model, isa=core))
+    return tuple(chosen)
 
 
 def default_cpus() -> tuple[str, ...]:
@@ -138,7 +126,8 @@ def smoke(
     """
     wheel = check(path)
     chosen = check_names(names)
-    emulator = emulator_for(chosen, mirror=mirror)
+    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    emulator = qemu.find(models, mirror=mirror) if models else None
     python = wheel.python or "{}.{}".format(*sys.version_info[:2])
     log = work / "smoke-install.log"
     host = _host(python)

@@ -1,0 +1,177 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import armbuild_test_wheels as wheels
+import pytest
+
+from armbuild.cli import main
+
+ROOT = Path(__file__).parents[3]
+PROJECTS = ROOT / "tests/armbuild/projects"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(capsys, *arguments):
+    status = main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason"),
+    [
+        (["/nowhere"], 2, "/nowhere: no such folder"),
+        (["--python", "3.7"], 2, "not a supported version"),
+        (["--cpu", "pentium"], 2, "pentium"),
+        (["--cpu", "neoverse-v2"], 2, "QEMU has no model"),
+        (["--lane", "container"], 2, "container is not part of this version"),
+        (["--baseline", "z80"], 2, "z80"),
+        (["--no-smoke", "--cpu", "max"], 2, "--no-smoke"),
+        (["--frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_builds_nothing(capsys, tmp_path, arguments, status, reason):
+    folder = [] if arguments[0].startswith("/") else [ROOT]
+    got, out, err = run(capsys, "wheel", *folder, *arguments, "--out", tmp_path / "dist")
+    assert got == status
+    assert reason in err
+    assert len(err.strip().splitlines()) <= 2
+    assert "Traceback" not in err
+    assert out == ""
+    assert not (tmp_path / "dist").exists()
+
+
+def test_an_error_is_one_json_document_when_asked(capsys, tmp_path):
+    status, out, _ = run(capsys, "wheel", tmp_path, "--json")
+    assert json.loads(out)["status"] == status == 2
+
+
+def test_the_plan_builds_nothing_and_prints_one_document(capsys, tmp_path):
+    status, out, err = run(
+        capsys, "wheel", ROOT, "--plan", "--json", "--out", tmp_path / "dist", "--lane", "cross"
+    )
+    assert status == 0
+    assert err == ""
+    assert json.loads(out)["lane"] == "cross"
+    assert not (tmp_path / "dist").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_plan_is_readable(capsys):
+    status, out, _ = run(capsys, "wheel", ROOT, "--plan", "--lane", "cross", "--baseline", "neoverse-v1")
+    assert status == 0
+    assert "zig cc for aarch64-linux-gnu.2.28" in out
+    assert "neoverse.v1" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"", "truncated or not a zip"), (b"PK\3\4 not a zip", "truncated or not a zip")]
+)
+def test_smoke_refuses_what_is_no_wheel_in_a_line(capsys, tmp_path, content, reason):
+    path = tmp_path / "armllm-1.0-cp311-cp311-linux_aarch64.whl"
+    path.write_bytes(content)
+    status, _, err = run(capsys, "smoke", path)
+    assert status == 2
+    assert reason in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_smoke_refuses_another_projects_wheel_and_unknown_cpus(capsys, tmp_path):
+    status, _, err = run(capsys, "smoke", wheels.write(tmp_path))
+    assert status == 2
+    assert "only armllm carries a smoke test" in err
+    own = wheels.write(tmp_path, "armllm-1.0-cp311-cp311-linux_aarch64.whl")
+    status, _, err = run(capsys, "smoke", own, "--cpu", "neoverse-v11")
+    assert status == 2
+    assert "neoverse-v1" in err
+
+
+def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
+    from armbuild import doctor  # noqa: PLC0415 - the module under test is patched
+
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(doctor.pythons, "tool", lambda _name: None)
+    status, out, _ = run(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    assert status == 3
+    assert not facts["ok"]
+    assert facts["command"] == "pip install 'armllm[build]'"
+
+
+def command(*arguments, cache):
+    return [sys.executable, "-m", "armbuild", *map(str, arguments)], {
+        **os.environ,
+        "ARMBUILD_CACHE_DIR": str(cache),
+    }
+
+
+@pytest.fixture
+def broken(tmp_path):
+    folder = tmp_path / "broken"
+    (folder / "src").mkdir(parents=True)
+    (folder / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        'setup(name="broken", version="1", ext_modules=[Extension("broken", ["src/broken.c"])])\n'
+    )
+    (folder / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools"]\n')
+    (folder / "src/broken.c").write_text("#include <Python.h>\nint broken = oops;\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_compiler_error_is_shown_with_its_log_and_nothing_is_in_dist(capsys, tmp_path, broken):
+    status, _, err = run(capsys, "wheel", broken, "--lane", "cross", "--out", tmp_path / "dist")
+    assert status == 4
+    assert "src/broken.c:2:14: error: use of undeclared identifier 'oops'" in err
+    log = Path(err.rpartition("log: ")[2].strip())
+    assert "oops" in log.read_text()
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels(tmp_path):
+    project, dist = PROJECTS / "setuptools", tmp_path / "dist"
+    words, environment = command("wheel", project, "--lane", "cross", "--out", dist, cache=tmp_path / "cache")
+    before = sorted(project.rglob("*"))
+    both = [subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as third:
+        time.sleep(1.0)
+        third.terminate()
+        assert third.wait() in (0, 130)
+    (wheel,) = dist.iterdir()
+    assert wheel.name.startswith("fixture_setuptools-0.4-")
+    assert sorted(project.rglob("*")) == before
+    assert not [path for path in (tmp_path / "cache/work").iterdir() if path.name.startswith("wheel")]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_two_cold_builds_give_the_same_bytes(tmp_path):
+    digests = set()
+    for name in ("a", "b"):
+        dist = tmp_path / name / "dist"
+        copy = tmp_path / name / "project"
+        subprocess.run(
+            ["cp", "-r", PROJECTS / "setuptools", copy.parent / "x"], check=False, capture_output=True
+        )
+        copy.parent.mkdir(exist_ok=True)
+        subprocess.run(["cp", "-r", PROJECTS / "setuptools", copy], check=True)
+        words, environment = command(
+            "wheel", copy, "--lane", "cross", "--out", dist, cache=tmp_path / name / "cache"
+        )
+        environment["ZIG_GLOBAL_CACHE_DIR"] = str(tmp_path / "zig")
+        subprocess.run(words, env=environment, check=True, capture_output=True)
+        (wheel,) = dist.iterdir()
+        digests.add(wheel.read_bytes())
+    assert len(digests) == 1

@@ -1,0 +1,110 @@
+"""Whole builds of small projects, one per back end; the wheels are imported under emulation."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from armbuild import arm64_root, build, cache, plan, qemu, repair, target_packages, wheelfile
+from armbuild.errors import BuildError
+
+PROJECTS = Path(__file__).parent / "projects"
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    """One cache for the module: zig's runtime takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def make(project, work):
+    chosen = plan.plan(project, lane="cross", out=work)
+    built = build.build(chosen, chosen.pythons[0], work)
+    return repair.repair(built, work).path
+
+
+def under_emulation(wheel, code, work):
+    python = wheelfile.read(wheel).python or "3.11"
+    root = arm64_root.make(python)
+    target_packages.install([wheel], python, work / "site", log=work / "log", dependencies=False)
+    return subprocess.run(
+        [
+            qemu.find(("neoverse-n1",)),
+            "-L",
+            root,
+            "-cpu",
+            "neoverse-n1",
+            arm64_root.interpreter(root, python),
+            "-c",
+            code,
+        ],
+        env={"PYTHONPATH": str(work / "site"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize(
+    ("project", "code", "said"),
+    [
+        ("setuptools", "import fixture_setuptools as f; print(f.answer())", "42"),
+        ("meson", "import fixture_meson as f; print(f.long_double_size())", "16"),
+        (
+            "scikit",
+            (
+                "import fixture_scikit as f\ntry: f.add(2**31 - 1, 1)\n"
+                "except OverflowError as e: print(f.add(2, 3), e)"
+            ),
+            "5 sum too large",
+        ),
+    ],
+)
+def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, said):
+    wheel = make(PROJECTS / project, tmp_path)
+    assert "manylinux" in wheel.name
+    assert wheelfile.mismatches(wheelfile.read(wheel)) == []
+    assert under_emulation(wheel, code, tmp_path) == said
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_a_function_that_nobody_defines_fails_the_build_and_is_named(tmp_path):
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools"]\n')
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        'setup(name="x", version="1", ext_modules=[Extension("x", ["src/x.c"])])\n'
+    )
+    (project / "src/x.c").write_text("int nowhere(int);\nint PyInit_x(void) { return nowhere(1); }\n")
+    with pytest.raises(BuildError, match="nowhere"):
+        make(project, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_an_object_of_the_build_machine_in_the_wheel_fails_the_build_and_is_named(tmp_path):
+    project = tmp_path / "project"
+    (project / "thing").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "thing"\nversion = "1"\n'
+        '[tool.setuptools]\npackages = ["thing"]\n[tool.setuptools.package-data]\nthing = ["*"]\n'
+    )
+    (project / "thing/__init__.py").touch()
+    (project / "thing/helper").write_bytes(Path("/bin/true").read_bytes())
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\nsetup(ext_modules=[Extension('thing._x', ['x.c'])])\n"
+    )
+    (project / "x.c").write_text("int PyInit__x(void) { return 0; }\n")
+    with pytest.raises(BuildError, match="thing/helper is x86_64 machine code"):
+        make(project, tmp_path)
+    assert not list(cache.root().glob("work/*.whl"))
