@@ -21,6 +21,44 @@ ARMLLM_INLINE float rescale(float m, float largest) {
   return reduce_max(exp(splat(m - largest)));
 }
 
+// Four vectors at a time, each with its own running result: exp has a long latency, and a sum should not wait
+// for it.
+inline constexpr int64_t kSoftmaxStep = 4 * kLanes;
+
+ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
+  Vf top[4];
+  ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
+    top[v] = splat(-INFINITY);
+  int64_t i = 0;
+  for (; i + kSoftmaxStep <= n; i += kSoftmaxStep) {
+    ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
+      top[v] = max(top[v], load(x + i + v * kLanes));
+  }
+  for (; i < n; i += kLanes) top[0] = max(top[0], load(x + i));
+  return reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
+}
+
+// x = exp(x - base); returns the sum.
+ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
+  Vf total[4];
+  ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
+    total[v] = zero();
+  int64_t i = 0;
+  for (; i + kSoftmaxStep <= n; i += kSoftmaxStep) {
+    ARMLLM_UNROLL for (int v = 0; v < 4; ++v) {
+      const Vf p = exp(sub(load(x + i + v * kLanes), base));
+      store(x + i + v * kLanes, p);
+      total[v] = add(total[v], p);
+    }
+  }
+  for (; i < n; i += kLanes) {
+    const Vf p = exp(sub(load(x + i), base));
+    store(x + i, p);
+    total[0] = add(total[0], p);
+  }
+  return reduce_add(add(add(total[0], total[1]), add(total[2], total[3])));
+}
+
 // logits[0, n) (n <= padded, a multiple of kLanes) become exp(logit - largest), the rest 0; updates largest
 // and sum and returns the factor for what was summed before.
 ARMLLM_INLINE float softmax_row(float* logits, int64_t n, int64_t padded, float& largest, float& sum) {
@@ -28,26 +66,15 @@ ARMLLM_INLINE float softmax_row(float* logits, int64_t n, int64_t padded, float&
     for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, zero());
     return 1.0f;
   }
-  Vf top = splat(-INFINITY);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) top = max(top, load(logits + i));
-  for (; i < padded; i += kLanes) {
-    const Vf x = keep_first(load(logits + i), n - i);
-    store(logits + i, x);
-    top = max(top, x);
+  for (int64_t i = n / kLanes * kLanes; i < padded; i += kLanes) {
+    store(logits + i, keep_first(load(logits + i), n - i));
   }
-  const float highest = reduce_max(top);
+  const float highest = largest_of(logits, padded);
   const float now = highest > largest ? highest : largest;
-  const Vf base = splat(now == -INFINITY ? 0.0f : now);
   const float factor = rescale(largest, now);
-  Vf total = zero();
-  for (i = 0; i < padded; i += kLanes) {
-    const Vf p = exp(sub(load(logits + i), base));
-    store(logits + i, p);
-    total = add(total, p);
-  }
+  const float total = exponentials(logits, padded, splat(now == -INFINITY ? 0.0f : now));
   largest = now;
-  sum = sum * factor + reduce_add(total);
+  sum = sum * factor + total;
   return factor;
 }
 

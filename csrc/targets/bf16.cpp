@@ -8,11 +8,14 @@
 #define ARMLLM_BFCVT 1
 #include "targets/target.h"
 
+// Unless the baseline has it. GCC's intrinsics ask for Armv8.2 beside the feature; clang before 16 needs a
+// flag as well, which csrc/CMakeLists.txt gives.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("bf16"))), apply_to = function)
-#else
+#elif !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #pragma GCC push_options
-#pragma GCC target("+bf16")
+#pragma GCC target("arch=armv8.2-a+bf16")
+#define ARMLLM_POP_OPTIONS
 #endif
 
 namespace armllm::bf16 {
@@ -30,6 +33,6 @@ ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, mmla::write_kv_cache, mmla::scratch_byt
 
 #if defined(__clang__)
 #pragma clang attribute pop
-#else
+#elif defined(ARMLLM_POP_OPTIONS)
 #pragma GCC pop_options
 #endif

@@ -1,0 +1,76 @@
+"""CMake refuses machines the kernels don't know; the dispatch table refuses what can't be right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("aarch64_be-linux-musl", "needs a little-endian target"),
+        ("arm-linux-musleabihf", "needs a 64-bit target"),
+        ("riscv64-linux-musl", "builds for AArch64 and x86-64 Linux"),
+    ],
+)
+def test_an_unsupported_machine_is_refused_in_a_sentence(tmp_path, target, problem):
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n', encoding="utf-8"
+    )
+    compiler.chmod(0o755)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build",
+            f"-DCMAKE_MAKE_PROGRAM={Path(sys.executable).parent / 'ninja'}", "-DARMLLM_PYTHON=OFF",
+            "-DCMAKE_SYSTEM_NAME=Linux",
+            "-DCMAKE_TRY_COMPILE_TARGET_TYPE=STATIC_LIBRARY", f"-DCMAKE_CXX_COMPILER={compiler}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert problem in " ".join(done.stderr.split())
+
+
+def make_table(tmp_path, text, *, machine="x86_64", compiled="scalar"):
+    toml = tmp_path / "kernels.toml"
+    toml.write_text(text, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, ROOT / "cmake" / "kernel_table.py", toml, machine, compiled, tmp_path / "table.inc"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+SCALAR = '[[target]]\nname = "scalar"\nmachine = "any"\nfeatures = []\nops = [{ops}]\n'
+
+
+def test_the_ops_of_a_kv_cache_come_together(tmp_path):
+    done = make_table(tmp_path, SCALAR.format(ops='"kv_cache_layout_f32", "paged_attention_f32"'))
+    assert done.returncode != 0
+    assert "scalar lacks write_kv_cache_f32" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_target_to_build_must_be_in_the_table(tmp_path):
+    done = make_table(tmp_path, SCALAR.format(ops='"rms_norm_f32"'), compiled="scalar,warp9")
+    assert done.returncode != 0
+    assert "no target named warp9 for x86_64" in done.stderr
+
+
+def test_the_table_is_not_touched_when_nothing_changed(tmp_path):
+    text = SCALAR.format(ops='"rms_norm_f32"')
+    assert make_table(tmp_path, text).returncode == 0
+    before = (tmp_path / "table.inc").stat().st_mtime_ns
+    assert make_table(tmp_path, text).returncode == 0
+    assert (tmp_path / "table.inc").stat().st_mtime_ns == before
