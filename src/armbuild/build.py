@@ -71,7 +71,8 @@ def _forget_other_world(folder: Path, setup: Setup) -> None:
     world = cache.digest({"environment": dict(setup.environment), "settings": setup.settings})
     stamp = folder / "world"
     if not stamp.is_file() or stamp.read_text() != world:
-        shutil.rmtree(folder / "build", ignore_errors=True)
+        for build in (folder / "build", folder / "source/build"):
+            shutil.rmtree(build, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         stamp.write_text(world)
 

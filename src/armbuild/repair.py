@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import isolation, process, pythons, wheelfile
+from armbuild import process, pythons, wheelfile
 from armbuild.errors import BuildError, MissingError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work:
     # It looks on this machine first: an absolute path of the target's keeps it from the host's libraries.
     libraries = os.pathsep.join(str(folder.absolute()) for folder in library_folders) or str(out.absolute())
     environment = {
-        **isolation.clean(),
+        **os.environ,
         "PATH": os.pathsep.join((str(patchelf.parent), os.environ.get("PATH", os.defpath))),
         "AUDITWHEEL_LD_LIBRARY_PATH": libraries,
     }

