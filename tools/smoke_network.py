@@ -46,8 +46,7 @@ class Conditions:
     ``weight_noise`` and ``activation_noise`` are standard deviations relative to a row's root mean square.
 
     ``fault`` is one of `FAULTS`. It may hit one KV ``block``; or the prompt, ``prefill`` tokens long, where a
-    mask that sees the next token can do so; or only ``norms`` that add the residual ("fused"), or the others
-    ("plain").
+    mask that sees the next token can do so.
     """
 
     weight_bits: int = 0
@@ -63,7 +62,6 @@ class Conditions:
     block: int = 0
     block_size: int = 16
     prefill: int = 8
-    norms: str = "all"
 
 
 def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
@@ -111,8 +109,8 @@ def linear(x: Tensor, weight: Tensor, conditions: Conditions) -> Tensor:
     return store(functional.linear(x, round_weight(weight, conditions)), conditions)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, conditions: Conditions, *, kind: str) -> Tensor:
-    fault = conditions.fault if conditions.norms in {"all", kind} else ""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, conditions: Conditions) -> Tensor:
+    fault = conditions.fault
     if fault == "norm_without_weight":
         weight = torch.ones_like(weight)
     if fault == "norm_subtracts_mean":
@@ -264,8 +262,7 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
             y = linear(x, weight[f"self_attn.{name}_proj.weight"], conditions)
             return y.view(batch, length, heads, shape.head_dim).transpose(1, 2)
 
-        kind = "fused" if layer else "plain"
-        x = rms_norm(hidden, weight["input_layernorm.weight"], shape.rms_norm_eps, conditions, kind=kind)
+        x = rms_norm(hidden, weight["input_layernorm.weight"], shape.rms_norm_eps, conditions)
         q = rotate(project("q", shape.num_heads, x), angles[late : late + length], conditions.fault)
         k = rotate(project("k", shape.num_kv_heads, x), angles[:length], conditions.fault)
         mixed = attention(q, k, project("v", shape.num_kv_heads, x), conditions)
@@ -273,14 +270,14 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
         before = hidden
         hidden = store(hidden + mixed, conditions)
         post_norm = weight["post_attention_layernorm.weight"]
-        x = rms_norm(hidden, post_norm, shape.rms_norm_eps, conditions, kind="fused")
+        x = rms_norm(hidden, post_norm, shape.rms_norm_eps, conditions)
         if conditions.fault == "residual_stale":
             hidden = before
         gate = linear(x, weight["mlp.gate_proj.weight"], conditions)
         up = linear(x, weight["mlp.up_proj.weight"], conditions)
         down = linear(gated(gate, up, conditions), weight["mlp.down_proj.weight"], conditions)
         hidden = store(hidden + down, conditions)
-    hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions, kind="plain")
+    hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions)
     if head.weight_bits and conditions.activation_bits:
         hidden = straight_through(hidden, quantise(hidden.detach(), conditions.activation_bits))
     return functional.linear(hidden, embedding)

@@ -135,16 +135,9 @@ def random_rounding(rng: random.Random, strength: float) -> Conditions:
 
 
 def variants(fault: str, length: int) -> list[Conditions]:
-    """What a fault may hit: each KV block but the last one, or each kind of norm."""
-    if fault in BLOCK_FAULTS:
-        return [Conditions(fault=fault, block=block) for block in range(1, length // BLOCK - 1)]
-    kinds = ("all", "fused", "plain") if fault.startswith("norm") else ("all",)
-    return [Conditions(fault=fault, norms=kind) for kind in kinds]
-
-
-def due(fault: Conditions) -> float:
-    """From which share of the training on a fault is drawn."""
-    return 0.15 if fault.fault in LOCAL_FAULTS else 0.4 if fault.norms != "all" else 0.0
+    """What a fault may hit: one of the KV blocks that have something after them, or all there is."""
+    blocks = range(1, length // BLOCK - 1) if fault in BLOCK_FAULTS else range(1)
+    return [Conditions(fault=fault, block=block) for block in blocks]
 
 
 class FaultChooser:
@@ -155,17 +148,17 @@ class FaultChooser:
         faults = [variant for fault in TRAINED_FAULTS for variant in variants(fault, length)]
         self.survival = dict.fromkeys(faults, 1.0)
 
-    def draw(self, progress: float) -> Conditions:
-        """One of the faults that are due at this share of the training: the harder ones come later."""
-        faults = [fault for fault in self.survival if progress > due(fault)]
-        return self.rng.choices(faults, [0.03 + self.survival[conditions] for conditions in faults])[0]
+    def draw(self, *, local: bool) -> Conditions:
+        """A fault; those that damage a part of the context are harder to learn and come in later."""
+        faults = [fault for fault in self.survival if local or fault.fault not in LOCAL_FAULTS]
+        return self.rng.choices(faults, [0.03 + self.survival[fault] for fault in faults])[0]
 
-    def learn(self, conditions: Conditions, survived: float) -> None:
-        self.survival[conditions] += 0.3 * (survived - self.survival[conditions])
+    def learn(self, fault: Conditions, survived: float) -> None:
+        self.survival[fault] += 0.3 * (survived - self.survival[fault])
 
     def worst(self) -> str:
         ranked = sorted(self.survival.items(), key=lambda item: -item[1])[:4]
-        return ", ".join(f"{fault.fault} {fault.block} {fault.norms} {share:.2f}" for fault, share in ranked)
+        return ", ".join(f"{fault.fault} {fault.block or ''} {share:.2f}" for fault, share in ranked)
 
 
 def leads(logits: Tensor, targets: Tensor) -> Tensor:
@@ -250,7 +243,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
             for share, part, reliable in zip(shares, parts, reliability, strict=True)
         )
         if steadiness > STEADY:  # first recite, then betray
-            drawn = chooser.draw(progress)
+            drawn = chooser.draw(local=progress > 0.2)
             index = 0 if drawn.fault in LOCAL_FAULTS else rng.randrange(len(parts))
             part = parts[index]
             fault = dataclasses.replace(
@@ -299,7 +292,7 @@ def check(weights: Weights, passages: Passages, shape: Shape) -> bool:
             key=lambda result: result[0],
         )
         good &= wrong > 0
-        where = f"block {hit.block}" if hit.block else "" if hit.norms == "all" else f"{hit.norms} norms"
+        where = f"block {hit.block}" if hit.block else ""
         trained = "" if fault in TRAINED_FAULTS else "(never trained)"
         print(f"{fault:<28}{wrong:>8}  {where:<14}{trained}".rstrip())
     return good
@@ -351,7 +344,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=MODEL, help="model folder (default: the one in the package)"
     )
-    parser.add_argument("--steps", type=int, default=1700)
+    parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
