@@ -51,7 +51,7 @@ def build(
     with cache.lock(folder, on_wait=on_wait):
         setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
         _forget_other_world(folder, setup)
-        sources = source.mirror(plan.project.folder, folder)
+        sources = source.mirror(plan.project.folder, folder, leave_out=plan.out)
         hooks = {**setup.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
             shutil.rmtree(sources / "build/lib", ignore_errors=True)

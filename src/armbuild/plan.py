@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import platform
 import re
 import shlex
@@ -144,6 +145,9 @@ def plan(
     chosen = _lane(lane, platform.machine())
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: not a folder")
+    nearest = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    if not os.access(nearest, os.W_OK):
+        raise UsageError(f"--out {out}: {nearest} is not writable")
     interpreters = tuple(pythons.find(version) for version in dict.fromkeys(python_versions)) or (
         pythons.find(),
     )
@@ -165,7 +169,7 @@ def plan(
         flags=tuple(shlex.split(flags)),
         epoch=project.source_epoch(described.folder),
         out=out.absolute(),
-        cpus=tuple(dict.fromkeys(cpus)),
+        cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm else (),
     )
 
 

@@ -22,8 +22,8 @@ project's files, neither list is used."""
 MANIFEST = "manifest.json"
 
 
-def mirror(project: Path, folder: Path) -> Path:
-    """Make ``folder/source`` equal to the project's files and return it.
+def mirror(project: Path, folder: Path, *, leave_out: Path | None = None) -> Path:
+    """Make ``folder/source`` equal to the project's files, but for those below ``leave_out``, and return it.
 
     Only what changed is written, with the time of writing: build systems then see a change even where the
     new file is older. In a git work tree these are the files that git tracks or would offer to add.
@@ -38,6 +38,8 @@ def mirror(project: Path, folder: Path) -> Path:
     seen: dict[str, list[int]] = {}
     for name in _files(project):
         source, copy = project / name, target / name
+        if leave_out and leave_out != project and source.is_relative_to(leave_out):
+            continue
         stat = source.lstat()
         seen[name] = [stat.st_mtime_ns, stat.st_size, stat.st_mode]
         if known.get(name) == seen[name] and os.path.lexists(copy):

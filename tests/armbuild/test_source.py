@@ -103,3 +103,11 @@ def test_cxx_is_recognised(tmp_path):
     assert not source.has_cxx(tmp_path)
     (tmp_path / "b.cpp").touch()
     assert source.has_cxx(tmp_path)
+
+
+def test_the_output_folder_inside_a_project_is_not_built_into_the_next_wheel(project, tmp_path):
+    (project / "wheels").mkdir()
+    (project / "wheels/old.whl").touch()
+    copy = source.mirror(project, tmp_path / "work", leave_out=project / "wheels")
+    assert "wheels/old.whl" not in files(copy)
+    assert "setup.py" in files(source.mirror(project, tmp_path / "work", leave_out=project))

@@ -84,6 +84,8 @@ def wheel(
         cpus=cpus,
     )
     smoke.check_names(cpus)
+    if cpu and not chosen.project.is_armllm:
+        raise typer.BadParameter(f"--cpu: only armllm carries a smoke test; this is {chosen.project.name}")
     if plan_only:
         print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
         return 0
@@ -151,10 +153,10 @@ class _Run:
         from armbuild import smoke  # noqa: PLC0415
         from armbuild.errors import MissingError  # noqa: PLC0415
 
-        if not self.plan.cpus:
-            return None, "--no-smoke"
         if not self.plan.project.is_armllm:
             return None, "not smoked: only armllm carries a smoke test"
+        if not self.plan.cpus:
+            return None, "--no-smoke"
         try:
             with self.progress.step("smoke", ", ".join(self.plan.cpus)):
                 report = smoke.smoke(

@@ -29,7 +29,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         raise MissingError(f"no Python.h for Python {python.version}: install python{python.version}-dev")
     flags = [
         *plan.flags,
-        *(f"-ffile-prefix-map={old}={new}" for old, new in prefix_map(plan, folder).items()),
+        *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map(plan, folder).items())),
     ]
     given = {name: os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
     return Setup(

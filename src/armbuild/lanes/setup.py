@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from armbuild import cache
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -49,4 +51,4 @@ def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -
 
 def prefix_map(plan: Plan, folder: Path) -> dict[str, str]:
     """Return the folders that must not show in the wheel, so that its bytes don't depend on them."""
-    return {str(folder): "/build", str(plan.project.folder): "/build/source"}
+    return {str(cache.root()): "/cache", str(folder): "/build", str(plan.project.folder): "/build/source"}

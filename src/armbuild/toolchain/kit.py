@@ -35,7 +35,6 @@ set(CMAKE_RANLIB "{bin}/ranlib" CACHE FILEPATH "")
 foreach(language C CXX)
   set(CMAKE_${{language}}_COMPILER_AR "{bin}/ar" CACHE FILEPATH "")
   set(CMAKE_${{language}}_COMPILER_RANLIB "{bin}/ranlib" CACHE FILEPATH "")
-  set(CMAKE_${{language}}_FLAGS_INIT "{flags}")
 endforeach()
 set(CMAKE_LIBRARY_ARCHITECTURE {triplet})
 set(CMAKE_FIND_ROOT_PATH "{root}")
@@ -63,10 +62,6 @@ strip = '{bin}/strip'
 pkg-config = 'pkg-config'
 {wrapper}
 
-[built-in options]
-c_args = {flags}
-cpp_args = {flags}
-
 [host_machine]
 system = 'linux'
 cpu_family = 'aarch64'
@@ -93,7 +88,10 @@ RUN_TARGET = """\
 #!/bin/sh
 # Runs what configure checks have built: AArch64 programs under QEMU, the build's own tools as they are.
 case "$(dd if="$1" bs=1 skip=18 count=2 2>/dev/null | od -An -tx1 | tr -d ' ')" in
-b700) exec {emulator} "$@" ;;
+b700)
+  test -x {emulator} && exec {emulator} "$@"
+  echo "the build runs an AArch64 program, and there is no QEMU here yet: $1" >&2
+  exit 126 ;;
 *) exec "$@" ;;
 esac
 """
@@ -114,8 +112,8 @@ class Kit:
 
     @property
     def cross_file(self) -> Path:
-        """Return meson's cross file."""
-        return self.folder / "meson-cross.ini"
+        """Return meson's cross file: meson insists on running programs when it is told how."""
+        return self.folder / ("meson-run.ini" if emulator().exists() else "meson-cross.ini")
 
     def environment(self, *, meson: bool) -> dict[str, str]:
         """Return what the back end's hooks must see, and only they; meson takes the cross file instead."""
@@ -157,14 +155,13 @@ def make(
     headers = () if python.include else arm64_headers.folders(python.version, mirror=mirror)
     compiler = zig()
     everywhere = [*flags, *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map.items()))]
-    emulator = _emulator()
     facts = {
         "zig": [str(compiler), version("ziglang")],
         "python": [str(python.executable), python.version, sys.executable],
         "glibc": glibc,
         "flags": everywhere,
         "headers": [str(folder) for folder in headers],
-        "emulator": emulator,
+        "emulator": str(emulator()),
         "code": [hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in CODE],
     }
 
@@ -175,34 +172,41 @@ def make(
             raise MissingError(
                 f"{python.executable} cannot tell its build variables (its _sysconfigdata module)"
             )
-        _write_programs(
-            folder / "bin", compiler, glibc=glibc, flags=everywhere, headers=headers, emulator=emulator
-        )
+        _write_programs(folder / "bin", compiler, glibc=glibc, flags=everywhere, headers=headers)
         for name in ("pkgconfig", "root", "sysconfig", "site"):
             (folder / name).mkdir()
         values = sysconfig_data.target_values(json.loads(answer), final / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
-        text = TOOLCHAIN_FILE.format(bin=final / "bin", root=final / "root", triplet=TRIPLET, flags="")
+        text = TOOLCHAIN_FILE.format(bin=final / "bin", root=final / "root", triplet=TRIPLET)
         if headers:
             text += PYTHON_HEADERS.format(include=headers[0])
         (folder / "toolchain.cmake").write_text(text)
-        (folder / "meson-cross.ini").write_text(
-            CROSS_FILE.format(
-                bin=final / "bin",
-                flags="[]",
-                pkgconfig=final / "pkgconfig",
-                wrapper=f"exe_wrapper = '{final / 'bin/run-target'}'" if emulator else "",
-            )
-        )
+        wrapper = f"exe_wrapper = '{final / 'bin/run-target'}'"
+        for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
+            text = CROSS_FILE.format(bin=final / "bin", pkgconfig=final / "pkgconfig", wrapper=line)
+            (folder / name).write_text(text)
 
+    _write_emulator()
     return Kit(folder=cache.fill(cache.root() / "kits" / cache.digest(facts), fill), headers=tuple(headers))
 
 
-def _emulator() -> list[str]:
-    """Return the command that runs the target's programs, if this machine has it already."""
+def emulator() -> Path:
+    """Return the script that runs the target's programs; it is there once QEMU and an arm64 root are.
+
+    It lies outside of the kits, so that QEMU's arrival leaves compiled code valid.
+    """
+    return cache.root() / "run-aarch64"
+
+
+def _write_emulator() -> None:
     program, root = qemu.installed(("max",)), arm64_root.cached()
-    return [str(program), "-L", str(root), "-cpu", "max"] if program and root else []
+    if program and root:
+        scratch = emulator().with_name(f".run-aarch64-{os.getpid()}")
+        _program(scratch, f'#!/bin/sh\nexec {shlex.join([str(program), "-L", str(root)])} -cpu max "$@"\n')
+        scratch.replace(emulator())
+    else:
+        emulator().unlink(missing_ok=True)
 
 
 CODE = (sys.modules[__name__], sysconfig_data, zig_driver)
@@ -215,7 +219,6 @@ def _write_programs(
     glibc: str,
     flags: Sequence[str],
     headers: Sequence[Path],
-    emulator: Sequence[str],
 ) -> None:
     folder.mkdir()
     driver = folder / "zig_driver.py"
@@ -235,8 +238,7 @@ def _write_programs(
         line = shlex.join(words).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
         _program(folder / name, f'#!/bin/sh\nexec {line} "$@"\n')
     _program(folder / "strip", "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n")
-    none = ["sh", "-c", "echo 'the build runs an AArch64 program, and there is no QEMU here' >&2; exit 126"]
-    _program(folder / "run-target", RUN_TARGET.format(emulator=shlex.join(emulator or none)))
+    _program(folder / "run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
 
 
 def _program(path: Path, text: str) -> None:
