@@ -146,8 +146,8 @@ def main() -> int:
     attention = kernels.report()[f"paged_attention_{'f32' if arguments.dtype == 'float32' else 'bf16'}"]
     print(
         f"Llama, {millions:.0f} million parameters, {arguments.dtype}, {arguments.threads} threads, prompts"
-        f" of {arguments.prompt} tokens, outputs of {arguments.output}, medians of {arguments.repeats}; armllm"
-        f" {armllm.__version__} ({attention['target']} kernels), torch {torch.__version__}:\n"
+        f" of {arguments.prompt} tokens, outputs of {arguments.output}, medians of {arguments.repeats};"
+        f" armllm {armllm.__version__} ({attention['target']} kernels), torch {torch.__version__}:\n"
     )
     print(
         "| sequences | armllm, tokens/s | transformers, tokens/s | ratio | outside products | same tokens |"
