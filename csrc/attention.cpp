@@ -134,7 +134,7 @@ void paged_attention(const KernelTable& table, Storage storage, const PagedAtten
 
   int64_t states = 0;
   for (const Work& w : work) states += w.splits;
-  const int threads = num_threads();
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), states));
   const int64_t scratch_bytes = round_up(kernel.scratch_bytes(args.shape), 64);
   const int64_t state_floats = round_up(kernel.tile_rows * (args.shape.head_dim + 2), 16);
   const int64_t state_bytes = state_floats * static_cast<int64_t>(sizeof(float));
