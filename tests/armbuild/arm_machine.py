@@ -68,6 +68,7 @@ class ArmMachine:
             "PYTHONDONTWRITEBYTECODE": "1",
             "ARMBUILD_CACHE_DIR": str(self.folder / "cache"),
             "LANG": "C.UTF-8",
+            "OPENBLAS_NUM_THREADS": "1",  # its threads spin while numpy is loaded
         }
         return subprocess.run(
             [self.root / "usr/bin/python3.11", "-m", "armbuild", *arguments],
