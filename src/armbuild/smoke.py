@@ -181,7 +181,7 @@ def environment(own: Path, site: Path, work: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join((str(own), str(site))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "2",
-        # Emulated threads that spin keep others from running; OpenBLAS's, started by importing numpy, never stop.
+        # Emulated threads that spin keep others from running; OpenBLAS's, which numpy starts, never stop.
         "OMP_WAIT_POLICY": "passive",
         "OPENBLAS_NUM_THREADS": "1",
     }
