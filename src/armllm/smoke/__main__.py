@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from typing import TYPE_CHECKING
 
-from armllm.smoke.arguments import parse
+from armllm.smoke.arguments import parse, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         status: int = command.recite(parsed)
         return status
-    if parsed.json:
-        print(json.dumps({"schema": 1, "ok": False, "reason": reason, "runs": []}))
-    print(f"armllm.smoke: {reason}", file=sys.stderr)
+    refuse(reason, as_json=parsed.json)
     return 1
 
 

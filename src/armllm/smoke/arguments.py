@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +17,9 @@ DTYPES = ("float32", "bfloat16")
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def positives(text: str) -> list[int]:
@@ -31,6 +32,13 @@ def dtypes(text: str) -> list[str]:
         if name not in DTYPES:
             raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(DTYPES)}")
     return chosen
+
+
+def refuse(reason: str, *, as_json: bool) -> None:
+    """Say why nothing was recited."""
+    if as_json:
+        print(json.dumps({"schema": 1, "ok": False, "reason": reason, "runs": []}))
+    print(f"armllm.smoke: {reason}", file=sys.stderr)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -10,6 +10,7 @@ import torch
 
 import armllm
 from armllm import kernels
+from armllm.smoke.arguments import refuse
 from armllm.smoke.cases import batches, default_cases
 from armllm.smoke.passages import Passage, load_passages
 from armllm.smoke.recite import Run, run
@@ -33,7 +34,7 @@ def recite(arguments: argparse.Namespace) -> int:
     try:
         cases = choose(arguments)
     except UsageError as error:
-        print(f"armllm.smoke: {error}", file=sys.stderr)
+        refuse(str(error), as_json=arguments.json)
         return 2
     runs = list(run_all(cases, arguments))
     report = describe(runs)

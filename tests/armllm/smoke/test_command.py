@@ -77,7 +77,8 @@ def test_engine_options_reach_the_engine(monkeypatch):
     [
         (["--prompts", "weel"], "no text is called 'weel'"),
         (["--dtype", "float16"], "'float16' is not one of"),
-        (["--batch", "0"], "not a positive number"),
+        (["--batch", "0"], "'0' is not a positive number"),
+        (["--batch", "2,x"], "'x' is not a positive number"),
         (["--model", "/nowhere"], "is not a smoke model"),
     ],
 )
@@ -88,6 +89,11 @@ def test_wrong_usage_gives_status_2_and_one_line(arguments, said, capsys):
         status = left.code
     assert status == 2
     assert said in capsys.readouterr().err
+
+
+def test_wrong_usage_is_a_json_document_too(capsys):
+    assert command.main(["--json", "--prompts", "weel"]) == 2
+    assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
 @pytest.mark.parametrize("module", ["torch", "tokenizers"])
