@@ -183,9 +183,10 @@ class _Run:
     ) -> dict[str, Any]:
         verdict = "proven" if proof else "audited, not proven"
         size = path.stat().st_size
+        lowest = self.plan.baseline or report.lowest_core
         lines = [
             f"{path}",
-            f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {report.lowest_core}",
+            f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {lowest}",
             f"  {verdict}: {why}" if why else f"  {verdict} on {', '.join(self.plan.cpus)}",
         ]
         print("\n".join(lines), file=sys.stderr)
@@ -199,11 +200,11 @@ class _Run:
             "compiler": compiler,
             "kernels": list(report.kernel_targets),
             "baseline": self.plan.baseline,
-            "lowest_core": report.lowest_core,
+            "lowest_core": lowest,
             "verdict": verdict,
             "not_proven_because": why or None,
             "seconds": self.progress.seconds,
-            "audit": report.as_dict(),
+            "audit": report.as_dict() | {"path": str(path)},
             "smoke": proof.as_dict() if proof else None,
         }
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
 
+STATIC = ("-static-libstdc++", "-static-libgcc")
+"""As in the cross lane, our own extension brings its C++ runtime: torch may have loaded another one."""
+
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
     """Return the back end's world; raises MissingError without a C++ compiler or Python.h."""
@@ -31,12 +34,13 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         *plan.flags,
         *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map(plan, folder).items())),
     ]
+    runtime = STATIC if plan.project.is_armllm else ()
     given = {name: os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
     return Setup(
         environment={
             "CFLAGS": " ".join([given["CFLAGS"], *flags]).strip(),
             "CXXFLAGS": " ".join([given["CXXFLAGS"], *flags]).strip(),
-            "LDFLAGS": f"{given['LDFLAGS']} -Wl,-s".strip(),
+            "LDFLAGS": " ".join([given["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
         },
         settings=settings(plan, folder),
         compiler=(process.succeeds([*compiler.split(), "--version"]) or compiler).splitlines()[0],
