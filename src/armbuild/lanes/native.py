@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
 
-STATIC = ("-static-libstdc++", "-static-libgcc")
-"""As in the cross lane, our own extension brings its C++ runtime: torch may have loaded another one."""
+STATIC = ("-static-libstdc++",)
+"""As in the cross lane, our own extension brings its C++ library: torch may have loaded another one. libgcc stays
+shared: every Linux has it, and its static unwinder contains SVE code."""
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
