@@ -256,8 +256,13 @@ def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
     if status in (-signal.SIGILL, 128 + signal.SIGILL):
         reason = _illegal_instruction(cpu, log)
     elif report is None:
-        said = log.read_text(errors="replace").partition("\n")[2]
-        reason = f"it ended with status {status}: {process.first_error(said)} (log: {log})"
+        said = process.first_error(log.read_text(errors="replace").partition("\n")[2])
+        how = (
+            f"killed by {signal.Signals(-status).name} after"
+            if status < 0
+            else f"ended with status {status}:"
+        )
+        reason = f"it was {how} {said} (log: {log})" if status < 0 else f"it {how} {said} (log: {log})"
     elif status or not report.get("ok"):
         reason = report.get("reason") or f"it said no, with status {status} (log: {log})"
     elif missing := _left_out(report):
