@@ -130,9 +130,14 @@ def test_the_targets_of_a_wheel_are_those_it_states(tmp_path):
 def test_nothing_of_the_callers_shell_reaches_the_program_under_test(tmp_path, monkeypatch):
     monkeypatch.setenv("ARMLLM_ISA", "scalar")
     monkeypatch.setenv("LD_PRELOAD", "/x.so")
-    environment = smoke.environment(tmp_path / "own", tmp_path / "site", tmp_path)
+    environment = smoke.environment(tmp_path / "own", tmp_path / "site", tmp_path, emulated=True)
     assert not {"ARMLLM_ISA", "LD_PRELOAD"} & environment.keys()
     assert environment["PYTHONPATH"].startswith(str(tmp_path / "own"))
+
+
+def test_a_real_core_runs_torch_as_it_is(tmp_path):
+    environment = smoke.environment(tmp_path / "own", tmp_path / "site", tmp_path, emulated=False)
+    assert not smoke.EMULATED.keys() & environment.keys()
 
 
 def test_an_empty_report_is_no_proof():

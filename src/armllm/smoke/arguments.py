@@ -69,4 +69,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", type=Path, default=MODEL, metavar="DIR", help="a folder like the one in the package"
     )
+    parser.add_argument(
+        "--no-onednn",
+        action="store_true",
+        help="keep torch's matrix products off oneDNN, whose SVE code emulators run very slowly",
+    )
     return parser.parse_args(arguments)

@@ -36,6 +36,8 @@ def recite(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         refuse(str(error), as_json=arguments.json)
         return 2
+    if arguments.no_onednn:
+        torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
     runs = list(run_all(cases, arguments))
     report = describe(runs)
     if arguments.json:
