@@ -38,7 +38,7 @@ def mirror(project: Path, folder: Path, *, leave_out: Path | None = None) -> Pat
     seen: dict[str, list[int]] = {}
     for name in _files(project):
         source, copy = project / name, target / name
-        if leave_out and leave_out != project and source.is_relative_to(leave_out):
+        if leave_out and project in leave_out.parents and source.is_relative_to(leave_out):
             continue
         stat = source.lstat()
         seen[name] = [stat.st_mtime_ns, stat.st_size, stat.st_mode]
