@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from armbuild.pythons import HostPython
 
 STATIC = ("-static-libstdc++",)
-"""As in the cross lane, our own extension brings its C++ library: torch may have loaded another one. libgcc stays
-shared: every Linux has it, and its static unwinder contains SVE code."""
+"""As in the cross lane, our own extension brings its C++ library: torch may have loaded another one. libgcc
+stays shared: every Linux has it, and its static unwinder contains SVE code."""
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
