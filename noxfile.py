@@ -7,7 +7,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "none"  # the sessions share the environment they are started in
-nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # proofs holds what kernels does, as tests
+nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # proofs covers kernels
 nox.options.stop_on_first_error = True
 
 PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
