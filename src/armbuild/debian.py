@@ -74,7 +74,7 @@ def archive(mirror: str | None = None) -> Archive:
     if named:
         if not re.match(r"(?:https?|mirror|mirror\+https?)://[^/\s]\S*$|(?:mirror\+)?file:/\S+$", named):
             raise UsageError(
-                f"--mirror {named}: not an address of a Debian archive, such as http://deb.debian.org/debian"
+                f"--mirror {named}: not an address of a Debian archive, such as http://archive.example/debian"
             )
         same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
         return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
