@@ -54,6 +54,14 @@ class Archive:
     """The host's own entry says ``trusted=yes``: its signature is not checked."""
 
 
+def check_address(mirror: str) -> None:
+    """Raise UsageError for an address that apt cannot read."""
+    if not re.match(r"(?:https?|mirror|mirror\+https?)://[^/\s]\S*$|(?:mirror\+)?file:/\S+$", mirror):
+        raise UsageError(
+            f"--mirror {mirror}: not an address of a Debian archive, such as http://archive.example/debian"
+        )
+
+
 def archive(mirror: str | None = None) -> Archive:
     """Return the archive named by ``mirror``, else by ``ARMBUILD_MIRROR``, else by the host's apt sources.
 
@@ -72,10 +80,7 @@ def archive(mirror: str | None = None) -> Archive:
         for entry in parse_sources(path.read_text(errors="replace"), path.suffix)
     ]
     if named:
-        if not re.match(r"(?:https?|mirror|mirror\+https?)://[^/\s]\S*$|(?:mirror\+)?file:/\S+$", named):
-            raise UsageError(
-                f"--mirror {named}: not an address of a Debian archive, such as http://archive.example/debian"
-            )
+        check_address(named)
         same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
         return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
     if not found:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 import platform
 import re
 import shlex
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +143,7 @@ def plan(
     """
     described = project.read(folder)
     chosen = _lane(lane, platform.machine())
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: not a folder")
-    nearest = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
-    if not os.access(nearest, os.W_OK):
-        raise UsageError(f"--out {out}: {nearest} is not writable")
+    _check_out(out)
     interpreters = tuple(pythons.find(version) for version in dict.fromkeys(python_versions)) or (
         pythons.find(),
     )
@@ -171,6 +167,19 @@ def plan(
         out=out.absolute(),
         cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm else (),
     )
+
+
+def _check_out(out: Path) -> None:
+    """Find out before the build, not after it, whether the wheel can be written."""
+    nearest = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"--out {out}: {nearest} is not a folder")
+    try:  # root may do what the permission bits forbid, but not on a file system that takes no files
+        tempfile.TemporaryDirectory(prefix=".armbuild-", dir=nearest).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: {nearest} cannot be written to ({error.strerror}): name another folder"
+        ) from error
 
 
 def _lane(asked: str | None, machine: str) -> str:

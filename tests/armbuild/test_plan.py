@@ -99,6 +99,17 @@ def test_an_output_that_is_a_file_is_refused(tmp_path):
         planned(out=tmp_path / "dist")
 
 
+@pytest.mark.parametrize("out", ["/proc/dist", "/sys/kernel/dist/deeper", "/dev/null/dist"])
+def test_an_output_that_takes_no_files_is_found_before_the_build_even_by_root(out):
+    with pytest.raises(UsageError, match=f"--out {out}: .*(cannot be written to|is not a folder)"):
+        planned(out=Path(out))
+
+
+def test_looking_at_the_output_leaves_nothing_there(tmp_path):
+    planned(out=tmp_path / "dist")
+    assert not list(tmp_path.iterdir())
+
+
 def test_plans_that_compile_differently_do_not_share_a_folder():
     python = pythons.find()
     keys = {

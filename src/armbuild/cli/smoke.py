@@ -29,10 +29,12 @@ def smoke(
     ] = False,
 ) -> int:
     """Run a wheel's real inference on each core: natively on AArch64, under QEMU elsewhere."""
-    from armbuild import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild import smoke as smoking  # noqa: PLC0415
     from armbuild.cli.progress import Progress  # noqa: PLC0415
 
+    if mirror:
+        debian.check_address(mirror)
     process.interrupt_on_termination()
     progress = Progress()
     smoking.check(wheel)

@@ -67,11 +67,13 @@ def wheel(
     ] = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
+    from armbuild import debian, process, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild import process, smoke  # noqa: PLC0415
 
     if no_smoke and cpu:
         raise typer.BadParameter("--cpu says where to smoke-test, --no-smoke not to")
+    if mirror:
+        debian.check_address(mirror)
     process.interrupt_on_termination()
     cpus = () if no_smoke else tuple(cpu or smoke.default_cpus())
     chosen = planning.plan(
@@ -102,11 +104,26 @@ class _Run:
         self.progress: Progress = Progress()
 
     def all(self, *, as_json: bool) -> int:
-        """Build every wheel of the plan; the exit status is 1 if one of them did not pass."""
-        results = [self.one(python) for python in self.plan.pythons]
+        """Build every wheel of the plan; one that fails does not keep the others from being built.
+
+        The exit status is that of the first failure.
+        """
+        results = [self._attempt(python) for python in self.plan.pythons]
+        status = next((result["status"] for result in results if not result["ok"]), 0)
         if as_json:
-            print(json.dumps({"schema": 1, "ok": all(r["ok"] for r in results), "wheels": results}, indent=2))
-        return 0 if all(result["ok"] for result in results) else 1
+            print(json.dumps({"schema": 1, "ok": not status, "wheels": results}, indent=2))
+        return status
+
+    def _attempt(self, python: HostPython) -> dict[str, Any]:
+        from armbuild.errors import ArmbuildError  # noqa: PLC0415
+
+        try:
+            return self.one(python)
+        except ArmbuildError as error:
+            if len(self.plan.pythons) == 1:
+                raise
+            print(f"armbuild: error: Python {python.version}: {error}", file=sys.stderr)
+            return {"ok": False, "python": python.version, "error": str(error), "status": error.status}
 
     def one(self, python: HostPython) -> dict[str, Any]:
         """Take one wheel through all steps; it reaches the output folder only when none said no."""

@@ -1,14 +1,19 @@
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import armbuild_test_wheels as wheels
 import pytest
 
-from armbuild.cli import main
+from armbuild import pythons
+from armbuild.cli import main, wheel
+from armbuild.errors import BuildError, MissingError
 
 ROOT = Path(__file__).parents[3]
 PROJECTS = ROOT / "tests/armbuild/projects"
@@ -36,6 +41,7 @@ def run(capsys, *arguments):
         (["--baseline", "z80"], 2, "z80"),
         (["--no-smoke", "--cpu", "max"], 2, "--no-smoke"),
         (["--frobnicate"], 2, "frobnicate"),
+        (["--mirror", "ftp://archive.example/debian", "--plan"], 2, "--mirror ftp://"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_builds_nothing(capsys, tmp_path, arguments, status, reason):
@@ -149,29 +155,62 @@ def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels
         time.sleep(1.0)
         third.terminate()
         assert third.wait() in (0, 130)
-    (wheel,) = dist.iterdir()
-    assert wheel.name.startswith("fixture_setuptools-0.4-")
+    (built,) = dist.iterdir()
+    assert built.name.startswith("fixture_setuptools-0.4-")
     assert sorted(project.rglob("*")) == before
     assert not [path for path in (tmp_path / "cache/work").iterdir() if path.name.startswith("wheel")]
 
 
+def a_plan(*versions):
+    return SimpleNamespace(pythons=tuple(SimpleNamespace(version=version) for version in versions))
+
+
+def test_a_python_that_fails_is_named_and_the_others_are_built(capsys, monkeypatch):
+    def one(_self, python):
+        if python.version == "3.11":
+            raise BuildError("no headers\n  log: x.log")
+        return {"ok": True, "python": python.version}
+
+    monkeypatch.setattr(wheel._Run, "one", one)
+    status = wheel._Run(a_plan("3.11", "3.12"), mirror=None, verbose=False).all(as_json=True)
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert status == 4
+    assert not document["ok"]
+    assert [found["ok"] for found in document["wheels"]] == [False, True]
+    assert "Python 3.11: no headers" in said.err
+
+
+def copies(tmp_path, *projects):
+    """The same files in two folders whose paths differ in length too."""
+    for name in ("a", "another"):
+        for project in projects:
+            kept = [".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".nox"]
+            shutil.copytree(project, tmp_path / name / project.name, ignore=shutil.ignore_patterns(*kept))
+        yield tmp_path / name
+
+
 @pytest.mark.slow
 @pytest.mark.network
-def test_two_cold_builds_give_the_same_bytes(tmp_path):
-    digests = set()
-    for name in ("a", "b"):
-        dist = tmp_path / name / "dist"
-        copy = tmp_path / name / "project"
-        subprocess.run(
-            ["cp", "-r", PROJECTS / "setuptools", copy.parent / "x"], check=False, capture_output=True
-        )
-        copy.parent.mkdir(exist_ok=True)
-        subprocess.run(["cp", "-r", PROJECTS / "setuptools", copy], check=True)
-        words, environment = command(
-            "wheel", copy, "--lane", "cross", "--out", dist, cache=tmp_path / name / "cache"
-        )
-        environment["ZIG_GLOBAL_CACHE_DIR"] = str(tmp_path / "zig")
-        subprocess.run(words, env=environment, check=True, capture_output=True)
-        (wheel,) = dist.iterdir()
-        digests.add(wheel.read_bytes())
-    assert len(digests) == 1
+def test_two_cold_builds_in_two_folders_give_the_same_bytes(tmp_path):
+    here = [version for version in pythons.SUPPORTED if can_find(version)]
+    digests = {}
+    for folder in copies(tmp_path, PROJECTS / "setuptools", ROOT):
+        for project, versions in (("setuptools", here[-1:]), (ROOT.name, here[-2:])):
+            asked = [f"--python={version}" for version in versions]
+            options = ["--lane=cross", "--no-smoke", f"--out={folder / 'dist'}", *asked]
+            words, environment = command("wheel", folder / project, *options, cache=folder / "cache")
+            environment["ZIG_GLOBAL_CACHE_DIR"] = str(tmp_path / "zig")
+            environment["SOURCE_DATE_EPOCH"] = "1700000000"
+            subprocess.run(words, env=environment, check=True, capture_output=True)
+        for built in (folder / "dist").iterdir():
+            digests.setdefault(built.name, set()).add(hashlib.sha256(built.read_bytes()).hexdigest())
+    assert len(digests) == 1 + len(here[-2:])
+    assert {name: len(found) for name, found in digests.items()} == dict.fromkeys(digests, 1)
+
+
+def can_find(version):
+    try:
+        return bool(pythons.find(version))
+    except MissingError:
+        return False
