@@ -1,4 +1,4 @@
-"""LLM inference for Arm CPUs: `LLM`, `SamplingParams` and what `LLM.generate` returns.
+"""LLM inference for Arm CPUs: `LLM`, `AsyncLLM`, their parameters and what they return.
 
 The names load on first use, so that `import armllm` alone costs nothing and needs no torch.
 """
@@ -11,18 +11,29 @@ from typing import TYPE_CHECKING, Any
 from armllm.environment import limit_spinning
 
 if TYPE_CHECKING:
+    from armllm.engine.async_llm import AsyncLLM
     from armllm.engine.llm import LLM
     from armllm.outputs import CompletionOutput, RequestOutput
-    from armllm.sampling_params import SamplingParams
+    from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "armllm.engine.llm",
+    "AsyncLLM": "armllm.engine.async_llm",
     "CompletionOutput": "armllm.outputs",
     "RequestOutput": "armllm.outputs",
+    "RequestOutputKind": "armllm.sampling_params",
     "SamplingParams": "armllm.sampling_params",
 }
 

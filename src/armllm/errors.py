@@ -27,3 +27,9 @@ class MemoryLimitError(ArmllmError):
     """The model or its KV cache does not fit into the memory that there is."""
 
     status = 3
+
+
+class EngineError(ArmllmError):
+    """The engine failed or was shut down while a request was in it."""
+
+    status = 70

@@ -1,4 +1,4 @@
-"""What `LLM.generate` returns."""
+"""What requests return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Logprob:
 class CompletionOutput:
     """One completion of a prompt.
 
-    finish_reason: "stop" (an end token or a stop string), "length", or None while running.
+    finish_reason: "stop" (an end token or a stop string), "length", "abort", or None while running.
     stop_reason: the stop string or stop token id that ended it; None for the checkpoint's own end tokens.
     logprobs: per token, the chosen one and the likeliest ones, if asked for; cumulative_logprob sums the
     chosen.
@@ -39,7 +39,10 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestOutput:
-    """A request with all its completions. ``num_cached_tokens`` of the prompt came from the prefix cache."""
+    """A request and its completions; `RequestOutputKind` says which, and how much of each.
+
+    ``num_cached_tokens`` of the prompt came from the prefix cache.
+    """
 
     request_id: str
     prompt: str | None

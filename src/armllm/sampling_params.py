@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from typing import Any
 
@@ -10,6 +11,18 @@ from armllm.errors import RequestError
 
 # Below this a softmax over logits is a one-hot in fp32 anyway; vLLM draws the line at the same place.
 GREEDY_TEMPERATURE = 1e-5
+
+
+class RequestOutputKind(enum.Enum):
+    """What the outputs of a request that is still running hold; the same three that vLLM has.
+
+    CUMULATIVE: all completions with everything so far. DELTA: the completions that advanced, with what is
+    new since the output before. FINAL_ONLY: there is one output, the finished one.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,7 +38,7 @@ class SamplingParams:
     stop: strings that end the text and are cut off, unless include_stop_str_in_output. stop_token_ids: tokens
     that end it; the checkpoint's own end tokens do so too, unless ignore_eos. logprobs: report so many of the
     likeliest tokens per step beside the chosen one; -1 is the whole vocabulary. detokenize: False leaves the
-    text empty.
+    text empty. output_kind: what a streamed request's outputs hold (`LLM.generate` returns finished ones).
 
     Raises RequestError (a ValueError) naming the parameter that is out of range.
     """
@@ -51,6 +64,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         if self.seed == -1:  # vLLM's other way to say none
@@ -63,6 +77,8 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise RequestError(f"output_kind must be a RequestOutputKind, not {self.output_kind!r}")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True")
         if self.n > 1 and self.greedy:
@@ -114,6 +130,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the likeliest token is taken instead of a draw."""
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def streams(self) -> bool:
+        """Whether there are outputs before the finished one."""
+        return self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
     def adjusts_logits(self) -> bool:

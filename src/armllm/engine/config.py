@@ -40,6 +40,15 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
 
+    @classmethod
+    def of(cls, model: str | Path, options: dict[str, Any]) -> EngineConfig:
+        """The options for a model; TypeError names one that does not exist, also where vLLM has it."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
+        return cls(model=str(model), **options)
+
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             self._check_positive(name, getattr(self, name))

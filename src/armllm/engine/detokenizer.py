@@ -73,6 +73,18 @@ class Detokenizer:
             self._emitted = max(self._emitted, len(settled))
         return self._cut_at_stop(searched) if may_stop else None
 
+    def num_held_back(self) -> int:
+        """Characters at the end of ``text`` that may turn out to begin a stop string, to be cut off then."""
+        if self._include_stop:
+            return 0
+        longest = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest
+
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 

@@ -12,7 +12,7 @@ from armllm.engine.config import EngineConfig
 from armllm.engine.llm_engine import LLMEngine
 from armllm.errors import RequestError
 from armllm.models.generation import read_default_sampling
-from armllm.sampling_params import SamplingParams
+from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,18 +32,12 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        known = [field.name for field in dataclasses.fields(EngineConfig)]
-        for name in options:
-            if name not in known:
-                raise TypeError(f"LLM does not take {name!r}; it takes {', '.join(known)}")
-        self.llm_engine = LLMEngine(EngineConfig(model=str(model), **options))
+        self.llm_engine = LLMEngine(EngineConfig.of(model, options))
         self._request_ids = map(str, itertools.count())
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
-        if self.llm_engine.tokenizer is None:
-            raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
-        return self.llm_engine.tokenizer
+        return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when given none: generation_config.json of the checkpoint, then defaults."""
@@ -74,11 +68,16 @@ class LLM:
         for choice in params:
             if not isinstance(choice, SamplingParams):
                 raise RequestError(f"sampling_params must be SamplingParams, not {type(choice).__name__}")
+        # one copy for all requests that share theirs
+        finals = {
+            id(choice): dataclasses.replace(choice, output_kind=RequestOutputKind.FINAL_ONLY)
+            for choice in params
+        }
         request_ids: list[str] = []
         try:
             for prompt, choice in zip(batch, params, strict=True):
                 request_id = next(self._request_ids)
-                self.llm_engine.add_request(request_id, prompt, choice)
+                self.llm_engine.add_request(request_id, prompt, finals[id(choice)])
                 request_ids.append(request_id)
             outputs = self._run(len(batch), use_tqdm)
         except BaseException:

@@ -9,12 +9,12 @@ from armllm.engine.block_manager import BlockManager
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
 from armllm.engine.processor import Processor
+from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.models.generation import read_end_token_ids
-from armllm.outputs import CompletionOutput, RequestOutput
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Request, Sequence
+    from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
 
 
@@ -59,24 +60,39 @@ class LLMEngine:
 
     def add_request(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> None:
         """Check and queue a request; RequestError says what can't be honoured."""
-        if request_id in self.requests:
-            raise RequestError(f"request id {request_id!r} is in use")
-        request = self.processor.make_request(request_id, prompt, params)
-        self.requests[request_id] = request
+        self.add(self.processor.make_request(request_id, prompt, params))
+
+    def add(self, request: Request) -> None:
+        """Queue a request that the processor made."""
+        if request.request_id in self.requests:
+            raise RequestError(f"request id {request.request_id!r} is in use")
+        self.requests[request.request_id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, or RequestError where it was not loaded."""
+        if self.tokenizer is None:
+            raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
+        return self.tokenizer
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self.requests)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Drop requests, wherever they are; unknown ids are fine."""
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """Drop requests, wherever they are, and return what they had to say; unknown ids are fine."""
         dropped = [self.requests.pop(request_id) for request_id in request_ids if request_id in self.requests]
-        self.scheduler.finish(sequence for request in dropped for sequence in request.sequences)
+        unfinished = [
+            sequence for request in dropped for sequence in request.sequences if not sequence.finished
+        ]
+        self.scheduler.finish(unfinished)
+        for sequence in unfinished:
+            sequence.abort()
+        return [output for request in dropped if (output := report(request)) is not None]
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return the requests that it finished.
+        """Run one step; return the outputs of the requests that advanced, each by its ``output_kind``.
 
         If it fails or is interrupted, all requests are dropped and the prefix cache is emptied, since nobody
         knows which blocks were written; the engine can then be used again.
@@ -99,10 +115,15 @@ class LLMEngine:
             return []
         self._sample(logits, sampling)
         self.scheduler.finish([sequence for sequence in sampling if sequence.finish_reason is not None])
-        finished = [request for request in self.requests.values() if request.finished]
-        for request in finished:
-            del self.requests[request.request_id]
-        return [_output(request) for request in finished]
+        outputs = []
+        for request_id in dict.fromkeys(sequence.request_id for sequence in sampling):
+            request = self.requests[request_id]
+            if request.finished:
+                del self.requests[request_id]
+            output = report(request)
+            if output is not None:
+                outputs.append(output)
+        return outputs
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
@@ -112,7 +133,9 @@ class LLMEngine:
         token_ids = sample(logits, [sequence.params for sequence in sequences], uniforms)
         for row, values in raw.items():
             count = sequences[row].params.logprobs or 0
-            sequences[row].logprobs.append(logprobs.describe(values, token_ids[row], count, self.tokenizer))
+            described = logprobs.describe(values, token_ids[row], count, self.tokenizer)
+            sequences[row].logprobs.append(described)
+            sequences[row].cumulative_logprob += described[token_ids[row]].logprob
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             sequence.append(token_id)
 
@@ -123,29 +146,3 @@ class LLMEngine:
         if known != {sequence for sequence in active if not sequence.finished}:
             raise AssertionError("the scheduler's sequences are not those of the requests")
         self.blocks.check_integrity(self.scheduler.running)
-
-
-def _output(request: Request) -> RequestOutput:
-    return RequestOutput(
-        request_id=request.request_id,
-        prompt=request.prompt,
-        prompt_token_ids=request.prompt_token_ids,
-        outputs=[_completion(sequence) for sequence in request.sequences],
-        finished=request.finished,
-        num_cached_tokens=request.sequences[0].num_cached_tokens or 0,
-    )
-
-
-def _completion(sequence: Sequence) -> CompletionOutput:
-    token_ids = sequence.output_token_ids
-    wanted = sequence.params.logprobs is not None
-    chosen = zip(sequence.logprobs, token_ids, strict=wanted)
-    return CompletionOutput(
-        index=sequence.index,
-        text=sequence.detokenizer.text if sequence.detokenizer is not None else "",
-        token_ids=token_ids,
-        cumulative_logprob=sum(step[token].logprob for step, token in chosen) if wanted else None,
-        logprobs=list(sequence.logprobs) if wanted else None,
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
-    )

@@ -42,6 +42,7 @@ class Processor:
         room = self.max_model_len - len(token_ids)
         sequences = [
             Sequence(
+                request_id=request_id,
                 index=index,
                 token_ids=array.array("i", token_ids),
                 num_prompt_tokens=len(token_ids),

@@ -29,9 +29,11 @@ class Sequence:
 
     ``token_ids`` are prompt and output. The keys and values of the first ``num_computed_tokens`` are in the
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
-    `BlockManager`). Arrays, so that numpy copies them without a Python loop.
+    `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
+    the output was part of a `RequestOutput`.
     """
 
+    request_id: str
     index: int
     token_ids: array.array[int]
     num_prompt_tokens: int
@@ -48,8 +50,11 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_cached_tokens: int | None = None
     logprobs: list[dict[int, Logprob]] = dataclasses.field(default_factory=list)
+    cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_reported_tokens: int = 0
+    num_reported_characters: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -87,7 +92,7 @@ class Sequence:
             reason, self.stop_reason = "stop", token_id
         elif self.num_output_tokens >= self.max_tokens:
             reason = "length"
-        if self.detokenizer is not None and (params.stop or reason is not None):
+        if self.detokenizer is not None and (params.streams or params.stop or reason is not None):
             ended_by_token = reason == "stop" and not params.include_stop_str_in_output
             stop_string = self.detokenizer.catch_up(
                 self.token_ids,
@@ -99,6 +104,12 @@ class Sequence:
                 reason, self.stop_reason = "stop", stop_string
         if reason is not None:
             self.finish_reason = reason
+
+    def abort(self) -> None:
+        """End the sequence where it is, because nobody waits for it any more."""
+        self.finish_reason = "abort"
+        if self.detokenizer is not None:
+            self.detokenizer.catch_up(self.token_ids, final=True, may_stop=False)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -20,6 +20,7 @@ END, OTHER_END = 1, 2
 
 def make_sequence(prompt, output, banned=(), **params):
     return Sequence(
+        request_id="0",
         index=0,
         token_ids=array.array("i", [*prompt, *output]),
         num_prompt_tokens=len(prompt),

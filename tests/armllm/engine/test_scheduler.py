@@ -15,6 +15,7 @@ from armllm.engine.sequence import Sequence, SequenceStatus
 
 def make_sequence(num_prompt_tokens, max_tokens, token=0):
     return Sequence(
+        request_id="0",
         index=0,
         token_ids=array.array("i", [token] * num_prompt_tokens),
         num_prompt_tokens=num_prompt_tokens,

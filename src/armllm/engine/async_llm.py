@@ -1,0 +1,183 @@
+"""The engine in a thread of its own, for servers: requests from event loops, outputs as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import queue
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from armllm.engine.config import EngineConfig
+from armllm.engine.llm_engine import LLMEngine
+from armllm.engine.stream import Stream
+from armllm.errors import EngineError, RequestError
+from armllm.models.generation import read_default_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from armllm.outputs import RequestOutput
+    from armllm.sampling_params import SamplingParams
+    from armllm.tokenizer import Tokenizer
+
+# Shorter texts are tokenized in less time than it takes to hand them to another thread.
+LONG_TEXT = 2000
+
+
+class AsyncLLM:
+    """A checkpoint, ready to serve. Takes the options of `EngineConfig`.
+
+    The thread sleeps while there is nothing to do. `generate` may be called from any event loop of any
+    thread, the other methods from anywhere.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        config = EngineConfig.of(model, options)
+        self.dead_error: Exception | None = None
+        # A client that went away may come back with the same id while the engine still has the old request.
+        self._keys: dict[str, str] = {}  # request id -> what the engine knows it as
+        self._streams: dict[str, Stream] = {}  # by the latter
+        self._numbers = itertools.count()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        started: concurrent.futures.Future[LLMEngine] = concurrent.futures.Future()
+        # OpenMP keeps a team of threads per thread that asks: loading happens where the steps will.
+        self._thread = threading.Thread(
+            target=self._live,
+            args=(config, torch.get_num_threads(), started),
+            name="armllm-engine",
+            daemon=True,
+        )
+        self._thread.start()
+        self.llm_engine = started.result()
+        # A daemon thread within torch must not see the interpreter go.
+        atexit.register(self.shutdown)
+
+    @property
+    def errored(self) -> bool:
+        """Whether no request will be served any more; ``dead_error`` tells why."""
+        return self.dead_error is not None
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of a request at most."""
+        return self.llm_engine.runner.max_model_len
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.llm_engine.get_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json says, then defaults."""
+        return read_default_sampling(self.llm_engine.config.model_folder)
+
+    async def generate(
+        self, prompt: str | list[int], sampling_params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the request's outputs, by its ``output_kind``, until one is ``finished``.
+
+        A reader that is slower than the engine gets several steps in one output. Closing the iterator, or
+        cancelling the task that reads it, drops the request. Raises RequestError for what can't be honoured
+        and EngineError when the engine fails.
+        """
+        key = f"{request_id}/{next(self._numbers)}"
+        if self._keys.setdefault(request_id, key) != key:
+            raise RequestError(f"request id {request_id!r} is in use")
+        stream = self._streams[key] = Stream(request_id, sampling_params.output_kind)
+        finished = False
+        try:
+            make = functools.partial(self.llm_engine.processor.make_request, key, prompt, sampling_params)
+            if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
+                request = await asyncio.get_running_loop().run_in_executor(None, make)
+            else:
+                request = make()
+            if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
+                stream.fail(self.dead_error)
+            self._inbox.put(functools.partial(self.llm_engine.add, request))
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                yield output
+        finally:
+            del self._streams[key], self._keys[request_id]
+            if not finished:
+                self._inbox.put(functools.partial(self._drop, key))
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request, wherever it is; its reader gets a last output with finish_reason "abort"."""
+        key = self._keys.get(request_id)
+        if key is not None:
+            self._inbox.put(functools.partial(self._drop, key))
+
+    def shutdown(self) -> None:
+        """Stop the thread after the step it is in. Whoever still waits gets an EngineError."""
+        atexit.unregister(self.shutdown)
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _live(
+        self,
+        config: EngineConfig,
+        num_threads: int,
+        started: concurrent.futures.Future[LLMEngine],
+    ) -> None:
+        """The thread: load, then take messages and run steps, until told to stop or until one fails."""
+        try:
+            torch.set_num_threads(num_threads)
+            engine = LLMEngine(config)
+        except BaseException as error:  # noqa: BLE001 - raised again where AsyncLLM was called
+            started.set_exception(error)
+            return
+        started.set_result(engine)
+        try:
+            self._serve(engine)
+            dead_error = EngineError("the engine was shut down")
+        except BaseException as caught:  # noqa: BLE001 - everyone who waits must hear of it
+            line = f"{type(caught).__name__}: {caught}".split("\n", 1)[0]
+            dead_error = EngineError(f"the engine failed: {line}")
+            dead_error.__cause__ = caught
+        self.dead_error = dead_error
+        for stream in list(self._streams.values()):
+            with contextlib.suppress(RuntimeError):  # a loop that is closed waits for nothing
+                stream.loop.call_soon_threadsafe(stream.fail, dead_error)
+
+    def _serve(self, engine: LLMEngine) -> None:
+        while True:
+            try:
+                while True:
+                    message = self._inbox.get(block=not engine.has_unfinished_requests())
+                    if message is None:
+                        return
+                    message()
+            except queue.Empty:
+                pass
+            self._deliver(engine.step())
+
+    def _drop(self, key: str) -> None:
+        self._deliver(self.llm_engine.abort([key]))
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """Wake each event loop once for all its outputs of a step."""
+        by_loop = defaultdict(list)
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                by_loop[stream.loop].append((stream, output))
+        for loop, due in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put, due)
+            except RuntimeError:  # noqa: PERF203 - the loop is closed, so nobody reads these
+                self.llm_engine.abort([output.request_id for _, output in due])
+
+
+def _put(due: list[tuple[Stream, RequestOutput]]) -> None:
+    for stream, output in due:
+        stream.put(output)

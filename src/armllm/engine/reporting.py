@@ -1,0 +1,63 @@
+"""From sequences to what the user sees of them, by the kind of output asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from armllm.outputs import CompletionOutput, RequestOutput
+from armllm.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from armllm.engine.sequence import Request, Sequence
+
+
+def report(request: Request) -> RequestOutput | None:
+    """The request's next output, or None if nothing is due; what it tells counts as reported."""
+    kind = request.sequences[0].params.output_kind
+    sequences = request.sequences
+    if kind is RequestOutputKind.FINAL_ONLY:
+        if not request.finished:
+            return None
+    else:
+        advanced = [sequence for sequence in sequences if sequence.num_reported_tokens < _num_said(sequence)]
+        if not advanced and not request.finished:
+            return None
+        if kind is RequestOutputKind.DELTA:
+            sequences = advanced
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        prompt_token_ids=request.prompt_token_ids,
+        outputs=[_completion(sequence, delta=kind is RequestOutputKind.DELTA) for sequence in sequences],
+        finished=request.finished,
+        num_cached_tokens=request.sequences[0].num_cached_tokens or 0,
+    )
+
+
+def _num_said(sequence: Sequence) -> int:
+    """Output tokens, and one more for the end, which is worth telling even where no token comes with it."""
+    return sequence.num_output_tokens + (sequence.finish_reason is not None)
+
+
+def _completion(sequence: Sequence, *, delta: bool) -> CompletionOutput:
+    first = sequence.num_reported_tokens if delta else 0
+    token_ids = sequence.token_ids[sequence.num_prompt_tokens + first :].tolist()
+    text = ""
+    if sequence.detokenizer is not None:
+        settled = len(sequence.detokenizer.text)
+        if sequence.finish_reason is None:
+            settled -= sequence.detokenizer.num_held_back()
+        start = sequence.num_reported_characters if delta else 0
+        text = sequence.detokenizer.text[start:settled]
+        sequence.num_reported_characters = settled
+    sequence.num_reported_tokens = _num_said(sequence)
+    wanted = sequence.params.logprobs is not None
+    return CompletionOutput(
+        index=sequence.index,
+        text=text,
+        token_ids=token_ids,
+        cumulative_logprob=sequence.cumulative_logprob if wanted else None,
+        logprobs=sequence.logprobs[first:] if wanted else None,
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+    )
