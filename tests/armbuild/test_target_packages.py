@@ -1,8 +1,10 @@
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from armbuild import target_packages
+from armbuild import isolation, pythons, target_packages
 from armbuild.wheelfile import WheelFile
 
 REQUIRES = (
@@ -55,3 +57,21 @@ def test_packages_come_for_the_target_whatever_this_machine_is(tmp_path):
     target_packages.install(["markupsafe"], "3.13", tmp_path / "site", log=tmp_path / "log")
     extension = next((tmp_path / "site").glob("markupsafe/_speedups*.so"))
     assert "cpython-313-aarch64" in extension.name
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("python", [pythons.SUPPORTED[0], pythons.SUPPORTED[-1]])
+def test_serving_on_arm_brings_a_cpu_torch_and_no_cuda_package(python):
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    target = ["--python-platform", target_packages.PLATFORM, "--python-version", python]
+    resolve = [isolation.uv_program(), "pip", "compile", "-q", "--no-header", "--no-annotate", *target]
+    done = subprocess.run(
+        [*resolve, "--extra", "serve", project],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=isolation.clean(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^torch==2\.10\.\d+$", done.stdout, re.MULTILINE)
+    assert not re.findall(r"^.*(?:nvidia|cuda|triton|cupy).*$", done.stdout, re.MULTILINE)
