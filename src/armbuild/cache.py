@@ -98,7 +98,10 @@ def keep(folder: Path) -> None:
 
 
 def move_into(file: Path, folder: Path) -> Path:
-    """Move ``file`` into ``folder`` in one rename: nobody ever sees a part of it."""
+    """Move ``file`` into ``folder`` in one rename: nobody ever sees a part of it.
+
+    An OSError names the file that could not be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / file.name
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
@@ -109,9 +112,10 @@ def move_into(file: Path, folder: Path) -> Path:
             os.fsync(sink.fileno())
         scratch.chmod(0o666 & ~_umask())
         scratch.replace(target)
-    except BaseException:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    finally:
         scratch.unlink(missing_ok=True)
-        raise
     file.unlink()
     return target
 

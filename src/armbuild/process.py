@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -31,7 +32,8 @@ EXCEPTION = re.compile(
 SUMMARY = re.compile(
     r"\berror: (?:command|subprocess|metadata-generation|the following arguments)\b", re.IGNORECASE
 )
-NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
+FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
 def run(
@@ -157,7 +159,7 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
 
 
 def _fail(what: str, text: str, status: int, log: Path, error: type[ArmbuildError]) -> NoReturn:
-    if NO_SPACE.search(text):
+    if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(f"{what}: no space left on the device (log: {log})")
     said = text.split("\n", 1)[1] if "\n" in text else text
     reason = first_error(said) if said.strip() else _describe(status)

@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import time
@@ -139,3 +140,16 @@ def test_a_move_that_fails_leaves_the_output_folder_as_it_was(tmp_path, monkeypa
         cache.move_into(tmp_path / "a.whl", out)
     assert list(out.iterdir()) == []
     assert (tmp_path / "a.whl").exists()
+
+
+def test_no_space_in_the_output_folder_is_said_of_the_wheel_and_leaves_nothing_there(tmp_path, monkeypatch):
+    def full(_source, sink, _length):
+        sink.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "x.whl").write_bytes(b"whole")
+    monkeypatch.setattr(cache.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match=r"dist/x\.whl"):
+        cache.move_into(tmp_path / "x.whl", tmp_path / "dist")
+    assert not list((tmp_path / "dist").iterdir())
+    assert (tmp_path / "x.whl").read_bytes() == b"whole"

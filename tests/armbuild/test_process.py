@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,10 +91,17 @@ def test_a_silent_death_is_described_by_its_signal(tmp_path):
         process.run(python("import os; os.kill(os.getpid(), 9)"), log=tmp_path / "x.log", what="it")
 
 
-def test_a_full_disk_is_not_blamed_on_the_build(tmp_path):
-    code = "import sys; sys.exit('write: No space left on device')"
+@pytest.mark.parametrize("said", ["write: No space left on device", "unable to write: NoSpaceLeft"])
+def test_a_full_disk_is_not_blamed_on_the_build(tmp_path, said):
+    code = f"import sys; sys.exit({said!r})"
     with pytest.raises(MissingError, match="no space left"):
         process.run(python(code), log=tmp_path / "x.log", what="it")
+
+
+def test_a_disk_so_full_that_the_reason_was_not_written_is_still_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(process.shutil, "disk_usage", lambda _path: SimpleNamespace(free=4096))
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python("raise SystemExit('trunc')"), log=tmp_path / "x.log", what="it")
 
 
 def test_a_missing_program_is_named(tmp_path):
