@@ -44,12 +44,17 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Work {
   AttentionTile tile;
-  int64_t splits;
-  int64_t first_state;  // where the states of its splits begin, when splits are computed apart
+  int64_t first_split, splits;  // what lies before the sliding window is left out
+  int64_t first_state;          // where the states of its splits begin, when splits are computed apart
 };
 
 std::string item(const char* name, int64_t index, int64_t value) {
   return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value);
+}
+
+// The first key that a query at this position sees.
+int64_t first_key(const PagedAttentionArgs& a, int64_t position) {
+  return position < a.sliding_window ? 0 : position - a.sliding_window + 1;
 }
 
 void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) {
@@ -73,7 +78,7 @@ void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) 
                                   std::to_string(a.max_blocks) + " blocks per sequence in block_tables hold");
     }
     const int32_t* table = a.block_tables + s * a.block_table_stride;
-    for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t b = first_key(a, length - queries) / a.shape.block_size; b < blocks; ++b) {
       if (table[b] < 0 || table[b] >= num_blocks) {
         throw std::invalid_argument("block_tables[" + std::to_string(s) + ", " + std::to_string(b) + "] is " +
                                     std::to_string(table[b]) + ", but the cache has " +
@@ -97,9 +102,10 @@ std::vector<Work> plan(const PagedAttentionArgs& a, int64_t tile_rows) {
     for (int64_t head = 0; head < a.shape.num_kv_heads; ++head) {
       for (int64_t row = 0; row < rows; row += tile_rows) {
         const int64_t end = std::min(rows, row + tile_rows);
-        const int64_t keys = a.seq_lens[s] - queries + (end - 1) / group + 1;
-        const int64_t splits = (keys + kAttentionSplit - 1) / kAttentionSplit;
-        all.push_back({{s, head, row, end}, splits, states});
+        const int64_t position = a.seq_lens[s] - queries;
+        const int64_t first = first_key(a, position + row / group) / kAttentionSplit;
+        const int64_t splits = (position + (end - 1) / group) / kAttentionSplit + 1 - first;
+        all.push_back({{s, head, row, end}, first, splits, states});
         states += splits;
       }
     }
@@ -120,15 +126,14 @@ KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const K
                                 std::to_string(shape.block_size));
   }
   KvCacheLayout layout{};
-  (storage == Storage::f32 ? table.kv_cache_layout_f32 : table.kv_cache_layout_bf16)(shape, layout);
+  ARMLLM_OF_STORAGE(table, kv_cache_layout, storage)(shape, layout);
   return layout;
 }
 
 void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
                      int64_t num_blocks, int64_t num_tokens) {
   check(args, num_blocks, num_tokens);
-  const AttentionKernel& kernel =
-      storage == Storage::f32 ? *table.paged_attention_f32 : *table.paged_attention_bf16;
+  const AttentionKernel& kernel = *ARMLLM_OF_STORAGE(table, paged_attention, storage);
   const std::vector<Work> work = plan(args, kernel.tile_rows);
   if (work.empty()) return;
 
@@ -157,9 +162,9 @@ void paged_attention(const KernelTable& table, Storage storage, const PagedAtten
       const Work& w = work[static_cast<size_t>(i)];
       void* scratch = memory + thread * scratch_bytes;
       const AttentionState sum = state(2 * thread), next = state(2 * thread + 1);
-      kernel.split(args, w.tile, 0, sum, scratch);
+      kernel.split(args, w.tile, w.first_split, sum, scratch);
       for (int64_t split = 1; split < w.splits; ++split) {
-        kernel.split(args, w.tile, split, next, scratch);
+        kernel.split(args, w.tile, w.first_split + split, next, scratch);
         kernel.merge(args, w.tile, sum, next);
       }
       kernel.finish(args, w.tile, sum);
@@ -173,7 +178,7 @@ void paged_attention(const KernelTable& table, Storage storage, const PagedAtten
   }
   parallel_for(states, threads, [&](int64_t i, int thread) {
     const Work& w = *owner[static_cast<size_t>(i)];
-    kernel.split(args, w.tile, i - w.first_state, state(i), memory + thread * scratch_bytes);
+    kernel.split(args, w.tile, w.first_split + i - w.first_state, state(i), memory + thread * scratch_bytes);
   });
   parallel_for(static_cast<int64_t>(work.size()), threads, [&](int64_t i, int) {
     const Work& w = work[static_cast<size_t>(i)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
@@ -24,15 +25,36 @@ void run(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, int64_
                [&](int64_t range, int) { kernel(args, range * each, std::min(count, (range + 1) * each)); });
 }
 
+// Two tokens for one slot would make the cache depend on who writes last.
+void check_distinct(const int64_t* slots, int64_t tokens) {
+  int64_t last = -1;
+  bool rising = true;  // as in a prompt whose blocks follow each other; a decode step has few tokens
+  for (int64_t t = 0; t < tokens && rising; ++t) {
+    if (slots[t] < 0) continue;
+    rising = slots[t] > last;
+    last = slots[t];
+  }
+  if (rising) return;
+  std::vector<int64_t> sorted(slots, slots + tokens);
+  std::sort(sorted.begin(), sorted.end());
+  const auto first = std::lower_bound(sorted.begin(), sorted.end(), int64_t{0});
+  const auto twice = std::adjacent_find(first, sorted.end());
+  if (twice == sorted.end()) return;
+  const int64_t* one = std::find(slots, slots + tokens, *twice);
+  const int64_t* other = std::find(one + 1, slots + tokens, *twice);
+  throw std::invalid_argument("slot_mapping[" + std::to_string(other - slots) + "] is " +
+                              std::to_string(*twice) + ", as slot_mapping[" + std::to_string(one - slots) +
+                              "] is: each slot takes one token");
+}
+
 }  // namespace
 
 void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args) {
-  run(storage == Storage::f32 ? table.rms_norm_f32 : table.rms_norm_bf16, args, args.rows, args.hidden);
+  run(ARMLLM_OF_STORAGE(table, rms_norm, storage), args, args.rows, args.hidden);
 }
 
 void fused_add_rms_norm(const KernelTable& table, Storage storage, const FusedAddRmsNormArgs& args) {
-  run(storage == Storage::f32 ? table.fused_add_rms_norm_f32 : table.fused_add_rms_norm_bf16, args, args.rows,
-      args.hidden);
+  run(ARMLLM_OF_STORAGE(table, fused_add_rms_norm, storage), args, args.rows, args.hidden);
 }
 
 void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArgs& args,
@@ -44,14 +66,58 @@ void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArg
                                   std::to_string(max_position) + ")");
     }
   }
-  run(storage == Storage::f32 ? table.rotary_embedding_f32 : table.rotary_embedding_bf16, args,
+  run(ARMLLM_OF_STORAGE(table, rotary_embedding, storage), args,
       args.tokens * (args.num_query_heads + args.num_key_heads), args.rotary_dim);
 }
 
-void silu_and_mul(const KernelTable& table, Storage storage, const ActivationArgs& args) {
+void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& args) {
+  run(ARMLLM_OF_STORAGE(table, layer_norm, storage), args, args.rows, args.hidden);
+}
+
+namespace {
+
+// `cost` of an element, in elements that are only copied.
+void run_chunks(Activation* kernel, const ActivationArgs& args, int64_t cost) {
   const int64_t chunks = (args.width + kActivationChunk - 1) / kActivationChunk;
-  run(storage == Storage::f32 ? table.silu_and_mul_f32 : table.silu_and_mul_bf16, args, args.rows * chunks,
-      std::min(args.width, kActivationChunk) * 4);
+  run(kernel, args, args.rows * chunks, std::min(args.width, kActivationChunk) * cost);
+}
+
+}  // namespace
+
+void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args) {
+  Activation* kernel = nullptr;
+  switch (function) {
+#define ARMLLM_FUNCTION(name)                         \
+  case Function::name:                                \
+    kernel = ARMLLM_OF_STORAGE(table, name, storage); \
+    break;
+    ARMLLM_FUNCTION(silu_and_mul)
+    ARMLLM_FUNCTION(gelu_and_mul)
+    ARMLLM_FUNCTION(gelu_tanh_and_mul)
+    ARMLLM_FUNCTION(gelu)
+    ARMLLM_FUNCTION(gelu_tanh)
+    ARMLLM_FUNCTION(quick_gelu)
+    ARMLLM_FUNCTION(relu)
+#undef ARMLLM_FUNCTION
+  }
+  run_chunks(kernel, args, function == Function::relu ? 1 : 4);
+}
+
+void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args) {
+  Activation* kernel = nullptr;
+  switch (from) {
+    case Storage::f32:
+      kernel = to == Storage::f16 ? table.convert_f32_to_f16 : table.convert_f32_to_bf16;
+      break;
+    case Storage::f16:
+      kernel = to == Storage::f32 ? table.convert_f16_to_f32 : table.convert_f16_to_bf16;
+      break;
+    case Storage::bf16:
+      kernel = to == Storage::f32 ? table.convert_bf16_to_f32 : table.convert_bf16_to_f16;
+      break;
+  }
+  if (to == from) throw std::invalid_argument("out has the dtype of x: there is nothing to convert");
+  run_chunks(kernel, args, 1);
 }
 
 void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCacheArgs& args,
@@ -64,8 +130,9 @@ void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCach
                                   std::to_string(slots) + " slots");
     }
   }
-  run(storage == Storage::f32 ? table.write_kv_cache_f32 : table.write_kv_cache_bf16, args,
-      args.tokens * args.shape.num_kv_heads, 2 * args.shape.head_dim);
+  check_distinct(args.slot_mapping, args.tokens);
+  run(ARMLLM_OF_STORAGE(table, write_kv_cache, storage), args, args.tokens * args.shape.num_kv_heads,
+      2 * args.shape.head_dim);
 }
 
 }  // namespace armllm

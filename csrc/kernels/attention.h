@@ -174,44 +174,91 @@ ARMLLM_INLINE void chunk_logits(const AttentionScratch& s, int64_t row, const K*
 // Rows in tiles of kRowTile, the rest in one smaller tile. M counts down at compile time to the number of
 // rows.
 template <int M, class K>
-ARMLLM_INLINE void rows_logits(const AttentionScratch& s, int64_t row, int64_t rows, const K* keys, int64_t j,
+ARMLLM_INLINE void rest_logits(const AttentionScratch& s, int64_t row, int64_t rows, const K* keys, int64_t j,
                                int64_t head_dim) {
   if (rows == M) {
     chunk_logits<M>(s, row, keys, j, head_dim);
   } else if constexpr (M > 1) {
-    rows_logits<M - 1>(s, row, rows, keys, j, head_dim);
+    rest_logits<M - 1>(s, row, rows, keys, j, head_dim);
   }
 }
 template <int M, class K>
-ARMLLM_INLINE void rows_values(const AttentionScratch& s, int64_t row, int64_t rows, const K* const* panels,
+ARMLLM_INLINE void rest_values(const AttentionScratch& s, int64_t row, int64_t rows, const K* const* panels,
                                int64_t n, int64_t head_dim, float* values) {
   if (rows == M) {
     add_all_values<M>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row, values + row * head_dim);
   } else if constexpr (M > 1) {
-    rows_values<M - 1>(s, row, rows, panels, n, head_dim, values);
+    rest_values<M - 1>(s, row, rows, panels, n, head_dim, values);
   }
 }
 
 // One panel's logits for all rows of the tile.
 template <class K>
-ARMLLM_INLINE void tile_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j,
+ARMLLM_INLINE void rows_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j,
                                int64_t head_dim) {
   int64_t row = 0;
   for (; row + kRowTile < rows; row += kRowTile) chunk_logits<kRowTile>(s, row, keys, j, head_dim);
-  rows_logits<kRowTile>(s, row, rows - row, keys, j, head_dim);
+  rest_logits<kRowTile>(s, row, rows - row, keys, j, head_dim);
 }
 template <class K>
-ARMLLM_INLINE void tile_values(const AttentionScratch& s, int64_t rows, const K* const* panels, int64_t n,
+ARMLLM_INLINE void rows_values(const AttentionScratch& s, int64_t rows, const K* const* panels, int64_t n,
                                int64_t head_dim, float* values) {
   int64_t row = 0;
   for (; row + kRowTile < rows; row += kRowTile) {
     add_all_values<kRowTile>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row,
                              values + row * head_dim);
   }
-  rows_values<kRowTile>(s, row, rows - row, panels, n, head_dim, values);
+  rest_values<kRowTile>(s, row, rows - row, panels, n, head_dim, values);
+}
+
+// Whether tokens [begin, end) of the chunk hold only finite values.
+template <class K>
+ARMLLM_INLINE bool all_finite(const K* const* panels, int64_t begin, int64_t end, int64_t head_dim) {
+  Vf sum = zero();  // 0 times anything finite is 0; else it is a NaN
+  for (int64_t t = begin; t < end; ++t) {
+    const K* x = panels[t / kPanel] + t % kPanel * head_dim;
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) sum = fma(load(x + d), zero(), sum);
+    if (d < head_dim) sum = fma(load_first(x + d, head_dim - d), zero(), sum);
+  }
+  return reduce_add(sum) == 0;
+}
+
+// add_all_values for one row that must not touch what it doesn't see.
+template <class K>
+ARMLLM_INLINE void add_seen_values(const float* p, const K* const* panels, KeyRange seen, int64_t head_dim,
+                                   float factor, float* values) {
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    const int64_t n = head_dim - d < kLanes ? head_dim - d : kLanes;
+    Vf acc = mul(load_first(values + d, n), splat(factor));
+    for (int64_t t = seen.first; t < seen.last; ++t) {
+      const K* x = panels[t / kPanel] + t % kPanel * head_dim + d;
+      acc = fma(load_first(x, n), splat(p[t]), acc);
+    }
+    store_first(values + d, acc, n);
+  }
+}
+
+// values = values * factor + weights . values for all rows. A key that some rows don't see has the weight 0
+// there, which would make a NaN of an infinite value: then row by row.
+template <class K>
+ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile,
+                               const AttentionScratch& s, const K* const* panels, int64_t begin, int64_t n,
+                               float* values) {
+  const int64_t head_dim = a.shape.head_dim, rows = tile.row_end - tile.row_begin;
+  const KeyRange common = seen_by_all(a, tile, begin, n);
+  if (all_finite(panels, 0, common.first, head_dim) && all_finite(panels, common.last, n, head_dim)) {
+    rows_values(s, rows, panels, n, head_dim, values);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    add_seen_values(s.logits + r * kChunk, panels, seen_by(a, tile, tile.row_begin + r, begin, n), head_dim,
+                    s.factor[r], values + r * head_dim);
+  }
 }
 
 ARMLLM_INLINE bool is_float(float) { return true; }
+ARMLLM_INLINE bool is_float(float16) { return false; }
 ARMLLM_INLINE bool is_float(bfloat16) { return false; }
 
 template <class T>
@@ -230,13 +277,11 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
   }
   // With more than one register tile of rows, a panel is converted to float once for all of them.
   const bool widen = !is_float(T{}) && rows > kRowTile;
-  const int64_t visible = visible_keys(a, tile, tile.row_end - 1);
-  const int64_t last = (split + 1) * kAttentionSplit;
-  const int64_t end = visible < last ? visible : last;
+  const int64_t end = split_end(a, tile, split);
   const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
   const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
 
-  for (int64_t begin = split * kAttentionSplit; begin < end; begin += kChunk) {
+  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += kChunk) {
     const int64_t n = end - begin < kChunk ? end - begin : kChunk;
     const T* values[kChunk / kPanel];
     const float* wide_values[kChunk / kPanel];
@@ -249,23 +294,25 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       wide_values[j / kPanel] = s.wide_values + j * head_dim;
       if (widen) {
         widen_row(keys, s.wide_keys, kPanel * head_dim, 1.0f);
-        tile_logits<float>(s, rows, s.wide_keys, j, head_dim);
+        rows_logits<float>(s, rows, s.wide_keys, j, head_dim);
         const int64_t tokens = n - j < kPanel ? n - j : kPanel;
         widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim, 1.0f);
       } else {
-        tile_logits<T>(s, rows, keys, j, head_dim);
+        rows_logits<T>(s, rows, keys, j, head_dim);
       }
     }
     const int64_t padded = (n + kPanel - 1) / kPanel * kPanel;
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t seen = visible_keys(a, tile, tile.row_begin + r) - begin;
+      const int64_t row = tile.row_begin + r;
+      float* logits = s.logits + r * kChunk;
+      adjust_logits(a, tile, row, begin, padded, logits);
       s.factor[r] =
-          softmax_row(s.logits + r * kChunk, seen < n ? seen : n, padded, state.largest[r], state.sum[r]);
+          softmax_row(logits, seen_by(a, tile, row, begin, n), padded, state.largest[r], state.sum[r]);
     }
     if (widen) {
-      tile_values<float>(s, rows, wide_values, n, head_dim, state.values);
+      tile_values<float>(a, tile, s, wide_values, begin, n, state.values);
     } else {
-      tile_values<T>(s, rows, values, n, head_dim, state.values);
+      tile_values<T>(a, tile, s, values, begin, n, state.values);
     }
   }
 }

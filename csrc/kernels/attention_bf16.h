@@ -189,6 +189,56 @@ ARMLLM_INLINE void rest_values(const Scratch& s, int64_t pair, int64_t pairs, co
   }
 }
 
+ARMLLM_INLINE bool all_finite(const bfloat16* const* groups, int64_t begin, int64_t end, int64_t head_dim) {
+  const uint16x8_t exponent = vdupq_n_u16(0x7f80);
+  uint16x8_t found = vdupq_n_u16(0);
+  for (int64_t g = begin; g < end; ++g) {
+    for (int64_t i = 0; i < 4 * head_dim; i += 8) {
+      const uint16x8_t x = vandq_u16(vld1q_u16(&groups[g][i].bits), exponent);
+      found = vorrq_u16(found, vceqq_u16(x, exponent));
+    }
+  }
+  return vmaxvq_u16(found) == 0;
+}
+
+// The values of one row that must not touch what it doesn't see.
+ARMLLM_INLINE void add_seen_values(const Scratch& s, int64_t row, const bfloat16* const* groups,
+                                   KeyRange seen, int64_t head_dim) {
+  const float* weights = s.logits + row * kChunk;
+  for (int64_t d = 0; d < head_dim; ++d) {
+    float& value = s.values[row / 2 * 2 * head_dim + d / 2 * 4 + row % 2 * 2 + d % 2];
+    value *= s.factor[row];
+    for (int64_t t = seen.first; t < seen.last; ++t) {
+      const float x = static_cast<float>(vget_lane_f32(
+          vreinterpret_f32_u32(vdup_n_u32(static_cast<uint32_t>(groups[t / 4][4 * d + t % 4].bits) << 16)),
+          0));
+      value += weights[t] * x;
+    }
+  }
+}
+
+// values = values * factor + weights . values for all rows. A key that some rows don't see has the weight 0
+// there, which would make a NaN of an infinite value: then row by row.
+ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile, const Scratch& s,
+                               const bfloat16* const* groups, int64_t begin, int64_t n) {
+  const int64_t head_dim = a.shape.head_dim, rows = tile.row_end - tile.row_begin, pairs = (rows + 1) / 2;
+  const int64_t num_groups = (n + 3) / 4;
+  const KeyRange common = seen_by_all(a, tile, begin, n);
+  const int64_t first = (common.first + 3) / 4, last = common.last / 4;
+  if (all_finite(groups, 0, first, head_dim) &&
+      all_finite(groups, common.last == n ? num_groups : last, num_groups, head_dim)) {
+    int64_t pair = 0;
+    for (; pair + kPairTile < pairs; pair += kPairTile) {
+      values_rows<kPairTile>(s, pair, groups, num_groups, head_dim);
+    }
+    rest_values<kPairTile>(s, pair, pairs - pair, groups, num_groups, head_dim);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    add_seen_values(s, r, groups, seen_by(a, tile, tile.row_begin + r, begin, n), head_dim);
+  }
+}
+
 // Two rows side by side in groups of four; a missing second row is zero.
 ARMLLM_INLINE void pack_query(const bfloat16* upper, const bfloat16* lower, int64_t head_dim, bfloat16* out) {
   for (int64_t d = 0; d < head_dim; d += 4) {
@@ -229,13 +279,11 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
   s.factor[2 * pairs - 1] = 0;
   memset(s.values, 0, static_cast<size_t>(2 * pairs * head_dim) * sizeof(float));
 
-  const int64_t visible = visible_keys(a, tile, tile.row_end - 1);
-  const int64_t last = (split + 1) * kAttentionSplit;
-  const int64_t end = visible < last ? visible : last;
+  const int64_t end = split_end(a, tile, split);
   const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
   const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
 
-  for (int64_t begin = split * kAttentionSplit; begin < end; begin += kChunk) {
+  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += kChunk) {
     const int64_t n = end - begin < kChunk ? end - begin : kChunk;
     const bfloat16* keys[kChunk / 2];
     const bfloat16* groups[kChunk / 4];
@@ -263,8 +311,10 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     rest_logits<kPairTile>(s, pair, pairs - pair, keys, key_pairs, head_dim, a.scale);
 
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t seen = visible_keys(a, tile, tile.row_begin + r) - begin;
-      s.factor[r] = softmax_row(s.logits + r * kChunk, seen < n ? seen : n, 4 * num_groups, state.largest[r],
+      const int64_t row = tile.row_begin + r;
+      float* logits = s.logits + r * kChunk;
+      adjust_logits(a, tile, row, begin, 4 * num_groups, logits);
+      s.factor[r] = softmax_row(logits, seen_by(a, tile, row, begin, n), 4 * num_groups, state.largest[r],
                                 state.sum[r]);
     }
     for (int64_t r = 0; r < rows; r += 2) {
@@ -272,10 +322,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       pack_weights(upper, r + 1 < rows ? upper + kChunk : nullptr, n, s.weights + r * kChunk);
     }
 
-    for (pair = 0; pair + kPairTile < pairs; pair += kPairTile) {
-      values_rows<kPairTile>(s, pair, groups, num_groups, head_dim);
-    }
-    rest_values<kPairTile>(s, pair, pairs - pair, groups, num_groups, head_dim);
+    tile_values(a, tile, s, groups, begin, n);
   }
 
   for (int64_t r = 0; r < rows; ++r) {

@@ -7,12 +7,45 @@
   ARMLLM_ENTRY void fused_add_rms_norm_##suffix(const FusedAddRmsNormArgs& a, int64_t begin, int64_t end) { \
     fused_add_rms_norm<T>(a, begin, end);                                                                   \
   }                                                                                                         \
+  ARMLLM_ENTRY void layer_norm_##suffix(const LayerNormArgs& a, int64_t begin, int64_t end) {               \
+    layer_norm<T>(a, begin, end);                                                                           \
+  }                                                                                                         \
   ARMLLM_ENTRY void rotary_embedding_##suffix(const RotaryArgs& a, int64_t begin, int64_t end) {            \
     rotary_embedding<T>(a, begin, end);                                                                     \
   }                                                                                                         \
   ARMLLM_ENTRY void silu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {            \
-    silu_and_mul<T>(a, begin, end);                                                                         \
+    apply_and_mul<T, silu_function>(a, begin, end);                                                         \
+  }                                                                                                         \
+  ARMLLM_ENTRY void gelu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {            \
+    apply_and_mul<T, gelu_function>(a, begin, end);                                                         \
+  }                                                                                                         \
+  ARMLLM_ENTRY void gelu_tanh_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {       \
+    apply_and_mul<T, gelu_tanh_function>(a, begin, end);                                                    \
+  }                                                                                                         \
+  ARMLLM_ENTRY void gelu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {                    \
+    apply<T, T, gelu_function>(a, begin, end);                                                              \
+  }                                                                                                         \
+  ARMLLM_ENTRY void gelu_tanh_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {               \
+    apply<T, T, gelu_tanh_function>(a, begin, end);                                                         \
+  }                                                                                                         \
+  ARMLLM_ENTRY void quick_gelu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {              \
+    apply<T, T, quick_gelu_function>(a, begin, end);                                                        \
+  }                                                                                                         \
+  ARMLLM_ENTRY void relu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {                    \
+    apply<T, T, relu_function>(a, begin, end);                                                              \
   }
+
+#define ARMLLM_CONVERT_ENTRY(From, from, To, to)                                                    \
+  ARMLLM_ENTRY void convert_##from##_to_##to(const ActivationArgs& a, int64_t begin, int64_t end) { \
+    apply<To, From, identity>(a, begin, end);                                                       \
+  }
+#define ARMLLM_CONVERT_ENTRIES                       \
+  ARMLLM_CONVERT_ENTRY(float, f32, float16, f16)     \
+  ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)   \
+  ARMLLM_CONVERT_ENTRY(float16, f16, float, f32)     \
+  ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16) \
+  ARMLLM_CONVERT_ENTRY(bfloat16, bf16, float, f32)   \
+  ARMLLM_CONVERT_ENTRY(bfloat16, bf16, float16, f16)
 
 // The KV cache of one storage type, given the functions that know its layout.
 #define ARMLLM_ATTENTION_ENTRIES(T, suffix, write, scratch, split, rows)                                     \
@@ -47,3 +80,13 @@
 #define ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)                                                       \
   ARMLLM_ATTENTION_ENTRIES(T, suffix, write_kv_cache<T>, attention_scratch_bytes, attention_split<T>, \
                            kTileRows)
+
+// Everything that the primitives of a target give.
+#define ARMLLM_ALL_ENTRIES                   \
+  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)     \
+  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)   \
+  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16) \
+  ARMLLM_CONVERT_ENTRIES                     \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)   \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16) \
+  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)

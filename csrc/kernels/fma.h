@@ -2,6 +2,7 @@
 
 // clang-format off
 #include "kernels/exp.h"
+#include "kernels/tanh.h"
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
 #include "kernels/activation.h"

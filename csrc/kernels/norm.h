@@ -1,6 +1,8 @@
-// rms_norm and fused_add_rms_norm. Two passes over a row: the sum of squares, then the scaled output.
+// rms_norm, fused_add_rms_norm and layer_norm. Passes over a row: the mean (layer_norm), the sum of squares,
+// the scaled output.
 
-// Four accumulators hide the latency of a fused multiply-add and shorten the chain of roundings.
+// Four accumulators hide the latency of a fused multiply-add and shorten the chain of
+// roundings.
 template <class T>
 ARMLLM_INLINE float sum_of_squares(const T* x, int64_t n) {
   Vf a = zero(), b = zero(), c = zero(), d = zero();
@@ -22,6 +24,43 @@ ARMLLM_INLINE float sum_of_squares(const T* x, int64_t n) {
     b = fma(v, v, b);
   }
   return reduce_add(add(add(a, b), add(c, d)));
+}
+
+template <class T>
+ARMLLM_INLINE float sum_of(const T* x, int64_t n) {
+  Vf a = zero(), b = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    a = add(a, load(x + i));
+    b = add(b, load(x + i + kLanes));
+  }
+  for (; i + kLanes <= n; i += kLanes) a = add(a, load(x + i));
+  if (i < n) b = add(b, load_first(x + i, n - i));
+  return reduce_add(add(a, b));
+}
+
+// The sum of (x - mean)^2: a pass of its own, since E[x^2] - mean^2 cancels.
+template <class T>
+ARMLLM_INLINE float sum_of_squared_differences(const T* x, int64_t n, float mean) {
+  const Vf m = splat(mean);
+  Vf a = zero(), b = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    const Vf x0 = sub(load(x + i), m), x1 = sub(load(x + i + kLanes), m);
+    a = fma(x0, x0, a);
+    b = fma(x1, x1, b);
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vf v = sub(load(x + i), m);
+    a = fma(v, v, a);
+  }
+  if (i < n) {
+    // Lanes behind the end hold 0 and must add nothing.
+    const Vf v = sub(load_first(x + i, n - i), m);
+    const Vf kept = where_less(lane_numbers(), splat(static_cast<float>(n - i)), v, zero());
+    b = fma(kept, kept, b);
+  }
+  return reduce_add(add(a, b));
 }
 
 template <class T>
@@ -69,5 +108,33 @@ ARMLLM_INLINE void fused_add_rms_norm(const FusedAddRmsNormArgs& a, int64_t begi
     add_row(residual, x, a.hidden);
     const float scale = rms_scale(sum_of_squares(residual, a.hidden), a.hidden, a.eps);
     scale_row(x, residual, static_cast<const T*>(a.weight), a.hidden, scale, a.weight_offset);
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void layer_norm_row(T* out, const T* x, const T* weight, const T* bias, int64_t n, float mean,
+                                  float scale) {
+  const Vf m = splat(mean), s = splat(scale);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Vf y = mul(sub(load(x + i), m), s);
+    const Vf b = bias == nullptr ? zero() : load(bias + i);
+    store(out + i, fma(y, load(weight + i), b));
+  }
+  if (i < n) {
+    const Vf y = mul(sub(load_first(x + i, n - i), m), s);
+    const Vf b = bias == nullptr ? zero() : load_first(bias + i, n - i);
+    store_first(out + i, fma(y, load_first(weight + i, n - i), b), n - i);
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void layer_norm(const LayerNormArgs& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+    const float mean = sum_of(x, a.hidden) / static_cast<float>(a.hidden);
+    const float scale = rms_scale(sum_of_squared_differences(x, a.hidden, mean), a.hidden, a.eps);
+    layer_norm_row(static_cast<T*>(a.out) + row * a.out_stride, x, static_cast<const T*>(a.weight),
+                   static_cast<const T*>(a.bias), a.hidden, mean, scale);
   }
 }

@@ -35,13 +35,10 @@ ARMLLM_INLINE void rotate_neighbours(T* x, const float* cosine, const float* sin
   }
   if (i < half) {
     const int64_t n = half - i;
-    T buffer[2 * kLanes] = {};
-    for (int64_t j = 0; j < 2 * n; ++j) buffer[j] = x[2 * i + j];
     Vf a, b;
-    load_pairs(buffer, a, b);
+    load_pairs_first(x + 2 * i, a, b, n);
     rotate(a, b, load_first(cosine + i, n), load_first(sine + i, n));
-    store_pairs(buffer, a, b);
-    for (int64_t j = 0; j < 2 * n; ++j) x[2 * i + j] = buffer[j];
+    store_pairs_first(x + 2 * i, a, b, n);
   }
 }
 

@@ -7,12 +7,49 @@ ARMLLM_INLINE int64_t visible_keys(const PagedAttentionArgs& a, const AttentionT
   return a.seq_lens[tile.sequence] - queries + row / group + 1;
 }
 
+// The first key that it may see.
+ARMLLM_INLINE int64_t first_key(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
+  const int64_t visible = visible_keys(a, tile, row);
+  return visible <= a.sliding_window ? 0 : visible - a.sliding_window;
+}
+
+// The keys that a row sees, and those that all rows of the tile see, among the n keys from `begin` on.
+struct KeyRange {
+  int64_t first, last;
+};
+ARMLLM_INLINE int64_t clamp(int64_t x, int64_t n) { return x < 0 ? 0 : x < n ? x : n; }
+ARMLLM_INLINE KeyRange seen_by(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row,
+                               int64_t begin, int64_t n) {
+  return {clamp(first_key(a, tile, row) - begin, n), clamp(visible_keys(a, tile, row) - begin, n)};
+}
+ARMLLM_INLINE KeyRange seen_by_all(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t begin,
+                                   int64_t n) {
+  const KeyRange lowest = seen_by(a, tile, tile.row_begin, begin, n);
+  const KeyRange highest = seen_by(a, tile, tile.row_end - 1, begin, n);
+  return highest.first < lowest.last ? KeyRange{highest.first, lowest.last} : KeyRange{0, 0};
+}
+
+// Where a split begins: at its own start, or at the sliding window's, down to a multiple of 16 tokens.
+ARMLLM_INLINE int64_t split_begin(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split) {
+  const int64_t window = first_key(a, tile, tile.row_begin) / 16 * 16, start = split * kAttentionSplit;
+  return start < window ? window : start;
+}
+ARMLLM_INLINE int64_t split_end(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split) {
+  const int64_t visible = visible_keys(a, tile, tile.row_end - 1), last = (split + 1) * kAttentionSplit;
+  return visible < last ? visible : last;
+}
+
+ARMLLM_INLINE int64_t query_head(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
+  const int64_t group = a.num_query_heads / a.shape.num_kv_heads;
+  return tile.kv_head * group + row % group;
+}
+
 // The offset of a row's head in query or out.
 ARMLLM_INLINE int64_t row_offset(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row,
                                  int64_t token_stride, int64_t head_stride) {
   const int64_t group = a.num_query_heads / a.shape.num_kv_heads;
   const int64_t token = a.query_start_loc[tile.sequence] + row / group;
-  return token * token_stride + (tile.kv_head * group + row % group) * head_stride;
+  return token * token_stride + query_head(a, tile, row) * head_stride;
 }
 
 // exp(m - largest) where both may be -infinity.
@@ -23,51 +60,74 @@ ARMLLM_INLINE float rescale(float m, float largest) {
 
 // Four vectors at a time, each with its own running result: exp has a long latency, and a sum should not wait
 // for it.
-inline constexpr int64_t kSoftmaxStep = 4 * kLanes;
-
 ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
-  Vf top[4];
-  ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
-    top[v] = splat(-INFINITY);
+  Vf a = splat(-INFINITY), b = a, c = a, d = a;
   int64_t i = 0;
-  for (; i + kSoftmaxStep <= n; i += kSoftmaxStep) {
-    ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
-      top[v] = max(top[v], load(x + i + v * kLanes));
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    a = max(a, load(x + i));
+    b = max(b, load(x + i + kLanes));
+    c = max(c, load(x + i + 2 * kLanes));
+    d = max(d, load(x + i + 3 * kLanes));
   }
-  for (; i < n; i += kLanes) top[0] = max(top[0], load(x + i));
-  return reduce_max(max(max(top[0], top[1]), max(top[2], top[3])));
+  for (; i < n; i += kLanes) a = max(a, load(x + i));
+  return reduce_max(max(max(a, b), max(c, d)));
 }
 
 // x = exp(x - base); returns the sum.
 ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
-  Vf total[4];
-  ARMLLM_UNROLL for (int v = 0; v < 4; ++v)
-    total[v] = zero();
+  Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
-  for (; i + kSoftmaxStep <= n; i += kSoftmaxStep) {
-    ARMLLM_UNROLL for (int v = 0; v < 4; ++v) {
-      const Vf p = exp(sub(load(x + i + v * kLanes), base));
-      store(x + i + v * kLanes, p);
-      total[v] = add(total[v], p);
-    }
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    const Vf p = exp(sub(load(x + i), base)), q = exp(sub(load(x + i + kLanes), base));
+    const Vf r = exp(sub(load(x + i + 2 * kLanes), base)), s = exp(sub(load(x + i + 3 * kLanes), base));
+    store(x + i, p);
+    store(x + i + kLanes, q);
+    store(x + i + 2 * kLanes, r);
+    store(x + i + 3 * kLanes, s);
+    a = add(a, p);
+    b = add(b, q);
+    c = add(c, r);
+    d = add(d, s);
   }
   for (; i < n; i += kLanes) {
     const Vf p = exp(sub(load(x + i), base));
     store(x + i, p);
-    total[0] = add(total[0], p);
+    a = add(a, p);
   }
-  return reduce_add(add(add(total[0], total[1]), add(total[2], total[3])));
+  return reduce_add(add(add(a, b), add(c, d)));
 }
 
-// logits[0, n) (n <= padded, a multiple of kLanes) become exp(logit - largest), the rest 0; updates largest
-// and sum and returns the factor for what was summed before.
-ARMLLM_INLINE float softmax_row(float* logits, int64_t n, int64_t padded, float& largest, float& sum) {
-  if (n <= 0) {
+// Soft cap and ALiBi, on the logits of `padded` keys from position `begin` on.
+ARMLLM_INLINE void adjust_logits(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row,
+                                 int64_t begin, int64_t padded, float* logits) {
+  if (a.logit_soft_cap != 0) {
+    const Vf cap = splat(a.logit_soft_cap), inverse = splat(1.0f / a.logit_soft_cap);
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      store(logits + i, mul(cap, tanh(mul(load(logits + i), inverse))));
+    }
+  }
+  if (a.alibi_slopes != nullptr) {
+    const Vf slope = splat(a.alibi_slopes[query_head(a, tile, row)]), lane = lane_numbers();
+    const auto first = static_cast<float>(begin - visible_keys(a, tile, row) + 1);
+    for (int64_t i = 0; i < padded; i += kLanes) {
+      const Vf distance = add(lane, splat(first + static_cast<float>(i)));
+      store(logits + i, fma(slope, distance, load(logits + i)));
+    }
+  }
+}
+
+// logits[0, padded) become exp(logit - largest) in `seen` and 0 elsewhere (padded is a multiple of kLanes);
+// updates largest and sum and returns the factor for what was summed before.
+ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, float& largest, float& sum) {
+  if (seen.first >= seen.last) {
     for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, zero());
     return 1.0f;
   }
-  for (int64_t i = n / kLanes * kLanes; i < padded; i += kLanes) {
-    store(logits + i, keep_first(load(logits + i), n - i));
+  for (int64_t i = 0; i < seen.first; i += kLanes) {
+    store(logits + i, keep_range(load(logits + i), seen.first - i, seen.last - i));
+  }
+  for (int64_t i = seen.last / kLanes * kLanes; i < padded; i += kLanes) {
+    store(logits + i, keep_range(load(logits + i), seen.first - i, seen.last - i));
   }
   const float highest = largest_of(logits, padded);
   const float now = highest > largest ? highest : largest;
@@ -104,7 +164,14 @@ ARMLLM_INLINE void attention_finish(const PagedAttentionArgs& a, const Attention
   const int64_t head_dim = a.shape.head_dim;
   for (int64_t row = tile.row_begin; row < tile.row_end; ++row) {
     const int64_t r = row - tile.row_begin;
-    const Vf scale = splat(1.0f / state.sum[r]);
+    float factor = 1.0f / state.sum[r];
+    if (a.sinks != nullptr) {
+      const float sink = a.sinks[query_head(a, tile, row)];
+      const float largest = sink > state.largest[r] ? sink : state.largest[r];
+      const float kept = rescale(state.largest[r], largest);
+      factor = kept / (state.sum[r] * kept + rescale(sink, largest));
+    }
+    const Vf scale = splat(factor);
     const float* x = state.values + r * head_dim;
     T* out = static_cast<T*>(a.out) + row_offset(a, tile, row, a.out_token_stride, a.out_head_stride);
     int64_t d = 0;

@@ -74,17 +74,42 @@ void py_rotary_embedding(Storage storage, Address positions, Address query, Addr
   rotary_embedding(chosen().table, storage, args, max_position);
 }
 
-void py_silu_and_mul(Storage storage, Address out, Address x, int64_t rows, int64_t width, int64_t out_stride,
-                     int64_t x_stride) {
+void py_layer_norm(Storage storage, Address out, Address x, Address weight, Address bias, int64_t rows,
+                   int64_t hidden, int64_t out_stride, int64_t x_stride, float eps) {
+  const LayerNormArgs args{pointer<void>(out),
+                           pointer<void>(x),
+                           pointer<void>(weight),
+                           pointer<void>(bias),
+                           rows,
+                           hidden,
+                           out_stride,
+                           x_stride,
+                           eps};
+  const py::gil_scoped_release release;
+  layer_norm(chosen().table, storage, args);
+}
+
+template <Function function>
+void py_activation(Storage storage, Address out, Address x, int64_t rows, int64_t width, int64_t out_stride,
+                   int64_t x_stride) {
   const ActivationArgs args{pointer<void>(out), pointer<void>(x), rows, width, out_stride, x_stride};
   const py::gil_scoped_release release;
-  silu_and_mul(chosen().table, storage, args);
+  activation(chosen().table, function, storage, args);
+}
+
+void py_convert(Storage to, Storage from, Address out, Address x, int64_t rows, int64_t width,
+                int64_t out_stride, int64_t x_stride) {
+  const ActivationArgs args{pointer<void>(out), pointer<void>(x), rows, width, out_stride, x_stride};
+  const py::gil_scoped_release release;
+  convert(chosen().table, to, from, args);
 }
 
 // (block_bytes, head_stride_bytes, value_offset_bytes, name of the target that owns the layout)
 py::tuple py_kv_cache_layout(Storage storage, int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
   const KvCacheLayout layout = kv_cache_layout(chosen().table, storage, {num_kv_heads, head_dim, block_size});
-  const Op op = storage == Storage::f32 ? Op::kv_cache_layout_f32 : Op::kv_cache_layout_bf16;
+  const Op op = storage == Storage::f32   ? Op::kv_cache_layout_f32
+                : storage == Storage::f16 ? Op::kv_cache_layout_f16
+                                          : Op::kv_cache_layout_bf16;
   return py::make_tuple(layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes,
                         chosen().target[static_cast<size_t>(op)]);
 }
@@ -114,7 +139,8 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                         int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
                         int64_t num_blocks, int64_t max_blocks, int64_t block_table_stride,
                         int64_t out_token_stride, int64_t out_head_stride, int64_t query_token_stride,
-                        int64_t query_head_stride, float scale) {
+                        int64_t query_head_stride, float scale, int64_t sliding_window, float logit_soft_cap,
+                        Address alibi_slopes, Address sinks) {
   const KvCacheShape shape{num_kv_heads, head_dim, block_size};
   const PagedAttentionArgs args{pointer<void>(out),
                                 pointer<void>(query),
@@ -132,7 +158,11 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                                 out_head_stride,
                                 query_token_stride,
                                 query_head_stride,
-                                scale};
+                                scale,
+                                sliding_window,
+                                logit_soft_cap,
+                                pointer<const float>(alibi_slopes),
+                                pointer<const float>(sinks)};
   const py::gil_scoped_release release;
   paged_attention(chosen().table, storage, args, num_blocks, num_tokens);
 }
@@ -161,11 +191,22 @@ std::vector<std::string> compiled_targets() {
 
 PYBIND11_MODULE(_kernels, m) {
   m.doc() = "Kernels of armllm. Use armllm.kernels, which checks its arguments; these functions don't.";
-  py::enum_<Storage>(m, "Storage").value("f32", Storage::f32).value("bf16", Storage::bf16);
+  py::enum_<Storage>(m, "Storage")
+      .value("f32", Storage::f32)
+      .value("f16", Storage::f16)
+      .value("bf16", Storage::bf16);
   m.def("rms_norm", py_rms_norm);
   m.def("fused_add_rms_norm", py_fused_add_rms_norm);
   m.def("rotary_embedding", py_rotary_embedding);
-  m.def("silu_and_mul", py_silu_and_mul);
+  m.def("layer_norm", py_layer_norm);
+  m.def("silu_and_mul", py_activation<Function::silu_and_mul>);
+  m.def("gelu_and_mul", py_activation<Function::gelu_and_mul>);
+  m.def("gelu_tanh_and_mul", py_activation<Function::gelu_tanh_and_mul>);
+  m.def("gelu", py_activation<Function::gelu>);
+  m.def("gelu_tanh", py_activation<Function::gelu_tanh>);
+  m.def("quick_gelu", py_activation<Function::quick_gelu>);
+  m.def("relu", py_activation<Function::relu>);
+  m.def("convert", py_convert);
   m.def("kv_cache_layout", py_kv_cache_layout);
   m.def("write_kv_cache", py_write_kv_cache);
   m.def("paged_attention", py_paged_attention);

@@ -30,18 +30,9 @@ ARMLLM_INLINE uint16x4_t bf16_half(Vf x) { return vmovn_u32(bf16_bits(x)); }
 #endif
 ARMLLM_INLINE void store(bfloat16* p, Vf x) { vst1_u16(&p->bits, bf16_half(x)); }
 
-template <class T>
-ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {
-  T buffer[kLanes] = {};
-  for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
-  return load(buffer);
-}
-template <class T>
-ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
-  T buffer[kLanes];
-  store(buffer, x);
-  for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
-}
+ARMLLM_INLINE Vf load(const float16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
+ARMLLM_INLINE uint16x4_t float_to_half(Vf x) { return vreinterpret_u16_f16(vcvt_f16_f32(x)); }
+ARMLLM_INLINE void store(float16* p, Vf x) { vst1_u16(&p->bits, float_to_half(x)); }
 
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return vaddq_f32(a, b); }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
@@ -55,10 +46,11 @@ ARMLLM_INLINE Vf exponent(Vf x) { return vreinterpretq_f32_u32(vshlq_n_u32(vrein
 ARMLLM_INLINE float reduce_add(Vf x) { return vaddvq_f32(x); }
 ARMLLM_INLINE float reduce_max(Vf x) { return vmaxvq_f32(x); }
 
-ARMLLM_INLINE Vf keep_first(Vf x, int64_t count) {
-  static const int32_t kIndex[4] = {0, 1, 2, 3};
-  const int32_t limit = count < 0 ? 0 : count > kLanes ? kLanes : static_cast<int32_t>(count);
-  return vbslq_f32(vcltq_s32(vld1q_s32(kIndex), vdupq_n_s32(limit)), x, vdupq_n_f32(-INFINITY));
+ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return vbslq_f32(vcltq_f32(a, b), x, y); }
+ARMLLM_INLINE Vf absolute(Vf x) { return vabsq_f32(x); }
+ARMLLM_INLINE Vf lane_numbers() {
+  static const float kIndex[4] = {0, 1, 2, 3};
+  return vld1q_f32(kIndex);
 }
 
 ARMLLM_INLINE void load_pairs(const float* p, Vf& even, Vf& odd) {
@@ -79,9 +71,21 @@ ARMLLM_INLINE void store_pairs(bfloat16* p, Vf even, Vf odd) {
   vst1q_u16(&p->bits, vreinterpretq_u16_u32(vsliq_n_u32(bf16_bits(even), bf16_bits(odd), 16)));
 }
 
+ARMLLM_INLINE void load_pairs(const float16* p, Vf& even, Vf& odd) {
+  const uint16x4x2_t x = vld2_u16(&p->bits);
+  even = vcvt_f32_f16(vreinterpret_f16_u16(x.val[0]));
+  odd = vcvt_f32_f16(vreinterpret_f16_u16(x.val[1]));
+}
+ARMLLM_INLINE void store_pairs(float16* p, Vf even, Vf odd) {
+  const uint16x4x2_t x = {{float_to_half(even), float_to_half(odd)}};
+  vst2_u16(&p->bits, x);
+}
+
 using Quad = float32x4_t;
 ARMLLM_INLINE Quad load_quad(const float* p) { return vld1q_f32(p); }
 template <int i>
 ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
   return vfmaq_laneq_f32(c, a, q, i);
 }
+
+#include "simd/partial.h"

@@ -39,18 +39,45 @@ ARMLLM_INLINE void store(bfloat16* p, Vf x) {
   memcpy(p, &h, sizeof h);
 }
 
-// The first n < kLanes lanes; the others are zero.
-template <class T>
-ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {
-  T buffer[kLanes] = {};
-  for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
-  return load(buffer);
+// binary16. A NaN stays one (quiet).
+#if ARMLLM_LANES == 16
+ARMLLM_INLINE Vf half_to_float(Vh x) { return (Vf)_mm512_cvtph_ps((__m256i)x); }
+ARMLLM_INLINE Vh float_to_half(Vf x) {
+  return (Vh)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-template <class T>
-ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
-  T buffer[kLanes];
-  store(buffer, x);
-  for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
+#elif ARMLLM_LANES == 8
+ARMLLM_INLINE Vf half_to_float(Vh x) { return (Vf)_mm256_cvtph_ps((__m128i)x); }
+ARMLLM_INLINE Vh float_to_half(Vf x) { return (Vh)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT); }
+#else
+// Exponent and mantissa move to where a float has them; the product with 2^(127 - 15) mends the exponent's
+// bias, subnormals too.
+ARMLLM_INLINE Vf half_to_float(Vh x) {
+  const Vu u = widen(x);
+  const Vu magnitude = (u & 0x7fff) << 13;
+  const Vu finite = bits(from_bits(magnitude) * 0x1p112f);
+  const Vu other = magnitude | 0x7f800000 | (magnitude > 0x0f800000 ? Vu{} + 0x400000 : Vu{});
+  return from_bits((u & 0x8000) << 16 | (magnitude < 0x0f800000 ? finite : other));
+}
+// Normal numbers: the carry of the rounding runs into the exponent, up to infinity. Subnormal ones: adding
+// 0.5 leaves their mantissa, rounded, at the low end.
+ARMLLM_INLINE Vh float_to_half(Vf x) {
+  const Vu u = bits(x);
+  const Vu magnitude = u & 0x7fffffff;
+  const Vu normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const Vu subnormal = bits(from_bits(magnitude) + 0.5f) - 0x3f000000;
+  const Vu other = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : Vu{} + 0x7c00;
+  const Vu finite = magnitude < 0x38800000 ? subnormal : normal;
+  return __builtin_convertvector((u >> 16 & 0x8000) | (magnitude < 0x47800000 ? finite : other), Vh);
+}
+#endif
+ARMLLM_INLINE Vf load(const float16* p) {
+  Vh x;
+  memcpy(&x, p, sizeof x);
+  return half_to_float(x);
+}
+ARMLLM_INLINE void store(float16* p, Vf x) {
+  const Vh h = float_to_half(x);
+  memcpy(p, &h, sizeof h);
 }
 
 ARMLLM_INLINE Vf add(Vf a, Vf b) { return a + b; }
@@ -90,14 +117,15 @@ ARMLLM_INLINE float reduce_max(Vf x) {
   return lane[0];
 }
 
-// Lanes from `count` on become -infinity.
-ARMLLM_INLINE Vf keep_first(Vf x, int64_t count) {
-  int32_t index[kLanes];
-  for (int i = 0; i < kLanes; ++i) index[i] = i;
-  Vi lane;
-  memcpy(&lane, index, sizeof lane);
-  const int32_t limit = count < 0 ? 0 : count > kLanes ? kLanes : static_cast<int32_t>(count);
-  return lane < limit ? x : splat(-INFINITY);
+// a < b ? x : y, lane by lane
+ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return a < b ? x : y; }
+ARMLLM_INLINE Vf absolute(Vf x) { return from_bits(bits(x) & 0x7fffffff); }
+
+// 0, 1, 2, ...
+ARMLLM_INLINE Vf lane_numbers() {
+  float index[kLanes];
+  for (int i = 0; i < kLanes; ++i) index[i] = static_cast<float>(i);
+  return load(index);
 }
 
 // Elements 0, 2, 4, ... and 1, 3, 5, ... of 2 * kLanes.
@@ -130,6 +158,19 @@ ARMLLM_INLINE void store_pairs(bfloat16* p, Vf even, Vf odd) {
   memcpy(p, &x, sizeof x);
 }
 
+// Two lanes of 16 bits in each of 32, the even element in the low half.
+ARMLLM_INLINE Vh low_half(Vu x) { return __builtin_convertvector(x & 0xffff, Vh); }
+ARMLLM_INLINE void load_pairs(const float16* p, Vf& even, Vf& odd) {
+  Vu x;
+  memcpy(&x, p, sizeof x);
+  even = half_to_float(low_half(x));
+  odd = half_to_float(low_half(x >> 16));
+}
+ARMLLM_INLINE void store_pairs(float16* p, Vf even, Vf odd) {
+  const Vu x = widen(float_to_half(odd)) << 16 | widen(float_to_half(even));
+  memcpy(p, &x, sizeof x);
+}
+
 // Four consecutive floats, each of which multiplies a whole vector: Arm's by-element FMLA, x86's broadcast
 // load.
 using Quad = const float*;
@@ -138,3 +179,5 @@ template <int i>
 ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
   return fma(a, splat(q[i]), c);
 }
+
+#include "simd/partial.h"

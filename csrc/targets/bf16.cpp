@@ -26,6 +26,8 @@ namespace armllm::bf16 {
 #include "kernels/attention_bf16.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
+ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
+ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, mmla::write_kv_cache, mmla::scratch_bytes, mmla::attention_split,
                          mmla::kTileRows)
 

@@ -11,9 +11,6 @@ namespace armllm::neon {
 #include "simd/neon.h"
 #include "kernels/fma.h"
 
-ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
-ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
-ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)
-ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)
+ARMLLM_ALL_ENTRIES
 
 }  // namespace armllm::neon

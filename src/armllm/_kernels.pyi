@@ -4,7 +4,8 @@ import enum
 
 class Storage(enum.Enum):
     f32 = 0
-    bf16 = 1
+    f16 = 1
+    bf16 = 2
 
 def rms_norm(
     storage: Storage,
@@ -52,8 +53,42 @@ def rotary_embedding(
     interleaved: bool,
     /,
 ) -> None: ...
+def layer_norm(
+    storage: Storage,
+    out: int,
+    x: int,
+    weight: int,
+    bias: int,
+    rows: int,
+    hidden: int,
+    out_stride: int,
+    x_stride: int,
+    eps: float,
+    /,
+) -> None: ...
 def silu_and_mul(
     storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def gelu_and_mul(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def gelu_tanh_and_mul(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def gelu(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def gelu_tanh(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def quick_gelu(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def relu(
+    storage: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
+) -> None: ...
+def convert(
+    to: Storage, from_: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
 ) -> None: ...
 def kv_cache_layout(
     storage: Storage, num_kv_heads: int, head_dim: int, block_size: int, /
@@ -97,6 +132,10 @@ def paged_attention(
     query_token_stride: int,
     query_head_stride: int,
     scale: float,
+    sliding_window: int,
+    logit_soft_cap: float,
+    alibi_slopes: int,
+    sinks: int,
     /,
 ) -> None: ...
 def report() -> dict[str, dict[str, str]]: ...

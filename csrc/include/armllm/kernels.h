@@ -19,6 +19,9 @@ namespace armllm {
 struct bfloat16 {
   uint16_t bits;
 };
+struct float16 {  // IEEE 754 binary16
+  uint16_t bits;
+};
 
 // out[row, i] = x[row, i] / sqrt(mean(x[row]^2) + eps) * (weight[i] + weight_offset)
 // Range: rows. `out` may be `x` itself (same pointer, same stride). Zhang & Sennrich 2019, arXiv:1910.07467.
@@ -46,6 +49,19 @@ struct FusedAddRmsNormArgs {
 };
 using FusedAddRmsNorm = void(const FusedAddRmsNormArgs&, int64_t begin, int64_t end);
 
+// out[row, i] = (x[row, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], mean and variance of the
+// row. Range: rows. `out` may be `x` itself. Ba, Kiros & Hinton 2016, arXiv:1607.06450.
+struct LayerNormArgs {
+  void* out;
+  const void* x;
+  const void* weight;  // [hidden]
+  const void* bias;    // [hidden], or null for none
+  int64_t rows, hidden;
+  int64_t out_stride, x_stride;
+  float eps;
+};
+using LayerNorm = void(const LayerNormArgs&, int64_t begin, int64_t end);
+
 // Rotates the first rotary_dim elements of every head by the angles of the token's position, in place.
 // cos_sin_cache[position] = rotary_dim/2 cosines, then rotary_dim/2 sines. Pairs are (i, i + rotary_dim/2),
 // or (2i, 2i + 1) when interleaved. Range: tokens * (num_query_heads + num_key_heads), heads of a token
@@ -61,8 +77,13 @@ struct RotaryArgs {
 };
 using RotaryEmbedding = void(const RotaryArgs&, int64_t begin, int64_t end);
 
-// out[row, i] = silu(x[row, i]) * x[row, width + i]; silu(g) = g / (1 + exp(-g)).
-// Range: rows * chunks, where a row has ceil(width / kActivationChunk) chunks.
+// Element by element, in chunks. Range: rows * chunks, where a row has ceil(width / kActivationChunk) chunks.
+//   gated      out[row, i] = f(x[row, i]) * x[row, width + i]; x has 2 * width columns
+//   plain      out[row, i] = f(x[row, i])
+//   convert    out[row, i] = x[row, i], to the nearest value, ties to even; NaN stays NaN
+// f is silu, g / (1 + exp(-g)); gelu, g * Phi(g) with the normal distribution's Phi; gelu_tanh, its
+// approximation g / (1 + exp(-2 sqrt(2/pi) (g + 0.044715 g^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415);
+// quick_gelu, g / (1 + exp(-1.702 g)); relu. Plain ones may work in place.
 inline constexpr int64_t kActivationChunk = 1024;
 struct ActivationArgs {
   void* out;
@@ -70,7 +91,7 @@ struct ActivationArgs {
   int64_t rows, width;
   int64_t out_stride, x_stride;
 };
-using ActivationAndMul = void(const ActivationArgs&, int64_t begin, int64_t end);
+using Activation = void(const ActivationArgs&, int64_t begin, int64_t end);
 
 // The KV cache is an array of blocks; what is inside a block belongs to the attention kernel that reads it,
 // so kv_cache_layout, write_kv_cache and paged_attention of one storage type always come from the same
@@ -99,7 +120,9 @@ struct WriteKvCacheArgs {
 };
 using WriteKvCache = void(const WriteKvCacheArgs&, int64_t begin, int64_t end);
 
-// Causal attention of the last tokens of each sequence over its cached keys and values.
+// Causal attention of the last tokens of each sequence over its cached keys and values. The logit of a query
+// at position p and a key at position k is capped(query . key * scale) + slope * (k - p), where capped(x) is
+// cap * tanh(x / cap).
 struct PagedAttentionArgs {
   void* out;
   const void* query;
@@ -112,6 +135,11 @@ struct PagedAttentionArgs {
   int64_t num_seqs, num_query_heads, max_blocks, block_table_stride;
   int64_t out_token_stride, out_head_stride, query_token_stride, query_head_stride;
   float scale;
+  int64_t sliding_window;     // a query sees the keys p - window + 1 .. p; INT64_MAX: all up to p
+  float logit_soft_cap;       // 0: none
+  const float* alibi_slopes;  // [num_query_heads], or null for none. Press et al. 2022, arXiv:2108.12409
+  const float*
+      sinks;  // [num_query_heads], logits without a value, or null. Xiao et al. 2024, arXiv:2309.17453
 };
 
 // Query rows that share a KV head: row r of a sequence is query token r / group, query head
@@ -145,27 +173,37 @@ struct AttentionKernel {
   // into = into, then next.
   void (*merge)(const PagedAttentionArgs&, const AttentionTile&, const AttentionState& into,
                 const AttentionState& next);
-  // out = values / sum.
+  // out = values / sum, the sum with the head's sink.
   void (*finish)(const PagedAttentionArgs&, const AttentionTile&, const AttentionState& state);
 };
 using PagedAttention = const AttentionKernel;
 
 // Every op: its contract and its name in kernels.toml.
-#define ARMLLM_OPS(X)                         \
-  X(RmsNorm, rms_norm_f32)                    \
-  X(RmsNorm, rms_norm_bf16)                   \
-  X(FusedAddRmsNorm, fused_add_rms_norm_f32)  \
-  X(FusedAddRmsNorm, fused_add_rms_norm_bf16) \
-  X(RotaryEmbedding, rotary_embedding_f32)    \
-  X(RotaryEmbedding, rotary_embedding_bf16)   \
-  X(ActivationAndMul, silu_and_mul_f32)       \
-  X(ActivationAndMul, silu_and_mul_bf16)      \
-  X(KvCacheLayoutOf, kv_cache_layout_f32)     \
-  X(KvCacheLayoutOf, kv_cache_layout_bf16)    \
-  X(WriteKvCache, write_kv_cache_f32)         \
-  X(WriteKvCache, write_kv_cache_bf16)        \
-  X(PagedAttention, paged_attention_f32)      \
-  X(PagedAttention, paged_attention_bf16)
+#define ARMLLM_OPS_OF(X, storage)                  \
+  X(RmsNorm, rms_norm_##storage)                   \
+  X(FusedAddRmsNorm, fused_add_rms_norm_##storage) \
+  X(LayerNorm, layer_norm_##storage)               \
+  X(RotaryEmbedding, rotary_embedding_##storage)   \
+  X(Activation, silu_and_mul_##storage)            \
+  X(Activation, gelu_and_mul_##storage)            \
+  X(Activation, gelu_tanh_and_mul_##storage)       \
+  X(Activation, gelu_##storage)                    \
+  X(Activation, gelu_tanh_##storage)               \
+  X(Activation, quick_gelu_##storage)              \
+  X(Activation, relu_##storage)                    \
+  X(KvCacheLayoutOf, kv_cache_layout_##storage)    \
+  X(WriteKvCache, write_kv_cache_##storage)        \
+  X(PagedAttention, paged_attention_##storage)
+#define ARMLLM_OPS(X)                \
+  ARMLLM_OPS_OF(X, f32)              \
+  ARMLLM_OPS_OF(X, f16)              \
+  ARMLLM_OPS_OF(X, bf16)             \
+  X(Activation, convert_f32_to_f16)  \
+  X(Activation, convert_f32_to_bf16) \
+  X(Activation, convert_f16_to_f32)  \
+  X(Activation, convert_f16_to_bf16) \
+  X(Activation, convert_bf16_to_f32) \
+  X(Activation, convert_bf16_to_f16)
 
 // The chosen kernel of every op; none is null after dispatch.
 struct KernelTable {

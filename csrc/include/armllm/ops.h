@@ -11,14 +11,32 @@
 
 namespace armllm {
 
-enum class Storage : int { f32, bf16 };
+enum class Storage : int { f32, f16, bf16 };
+enum class Function : int {
+  silu_and_mul,
+  gelu_and_mul,
+  gelu_tanh_and_mul,
+  gelu,
+  gelu_tanh,
+  quick_gelu,
+  relu
+};
+
+// The entry of `op` for a storage type.
+#define ARMLLM_OF_STORAGE(table, op, storage)               \
+  ((storage) == ::armllm::Storage::f32   ? (table).op##_f32 \
+   : (storage) == ::armllm::Storage::f16 ? (table).op##_f16 \
+                                         : (table).op##_bf16)
 
 void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args);
 void fused_add_rms_norm(const KernelTable& table, Storage storage, const FusedAddRmsNormArgs& args);
 // Positions must be in [0, max_position).
 void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArgs& args,
                       int64_t max_position);
-void silu_and_mul(const KernelTable& table, Storage storage, const ActivationArgs& args);
+void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& args);
+void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args);
+// The storage types must differ.
+void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args);
 
 KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const KvCacheShape& shape);
 // Slots must be below num_blocks * block_size; each slot stands at most once in slot_mapping.

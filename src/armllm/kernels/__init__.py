@@ -9,6 +9,7 @@ the others are honoured. ``armllm.kernels.reference`` has the same functions in 
 from __future__ import annotations
 
 from armllm.kernels._extension import extension
+from armllm.kernels.activation import convert, gelu, gelu_and_mul, quick_gelu, relu, silu_and_mul
 from armllm.kernels.attention import (
     KVCacheLayout,
     allocate_kv_cache,
@@ -16,15 +17,21 @@ from armllm.kernels.attention import (
     paged_attention,
     write_kv_cache,
 )
-from armllm.kernels.elementwise import fused_add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
 
 __all__ = [
     "KVCacheLayout",
     "allocate_kv_cache",
+    "convert",
     "fused_add_rms_norm",
+    "gelu",
+    "gelu_and_mul",
     "get_num_threads",
     "kv_cache_layout",
+    "layer_norm",
     "paged_attention",
+    "quick_gelu",
+    "relu",
     "report",
     "rms_norm",
     "rotary_embedding",

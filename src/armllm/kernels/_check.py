@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
     from armllm._kernels import Storage
 
-STORAGE = {torch.float32: extension.Storage.f32, torch.bfloat16: extension.Storage.bf16}
+STORAGE = {
+    torch.float32: extension.Storage.f32,
+    torch.float16: extension.Storage.f16,
+    torch.bfloat16: extension.Storage.bf16,
+}
 
 
 def storage(name: str, dtype: torch.dtype) -> Storage:

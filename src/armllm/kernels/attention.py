@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from armllm._kernels import Storage
 
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+ALIGNMENT = 64  # bytes: a cache line
+NO_WINDOW = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class KVCacheLayout:
 def kv_cache_layout(
     dtype: torch.dtype, *, num_kv_heads: int, head_dim: int, block_size: int
 ) -> KVCacheLayout:
-    """Ask for the layout of a KV cache of ``dtype`` (float32 or bfloat16).
+    """Ask for the layout of a KV cache of ``dtype`` (float32, float16 or bfloat16).
 
     ``head_dim`` is a multiple of 8, at most 1024; ``block_size`` (tokens) is 16, 32, 64 or 128. Raises
     ValueError.
@@ -122,6 +124,14 @@ def write_kv_cache(
     )
 
 
+def _per_head(name: str, value: Tensor | None, query_heads: int) -> int:
+    """Return the address of a float32 [query heads], 0 for None."""
+    if value is None:
+        return 0
+    _check.tensor(name, value, torch.float32, (query_heads,))
+    return value.data_ptr()
+
+
 def paged_attention(  # noqa: PLR0917 - the order is the field's
     out: Tensor,
     query: Tensor,
@@ -131,6 +141,11 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     query_start_loc: Tensor,
     seq_lens: Tensor,
     scale: float,
+    *,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Causal attention of each sequence's last tokens over its cached keys and values.
 
@@ -139,9 +154,14 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     tokens [query_start_loc[s], query_start_loc[s + 1]) (none is fine); they are the last of its
     ``seq_lens[s]`` tokens, all of which have been written to the cache, in the blocks ``block_tables[s]``
     (int32 [sequences, max_blocks]; entries behind the last block needed may hold anything).
-    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences]. Logits are query . key *
-    scale. Raises ValueError naming the argument that doesn't fit, indices included; nothing is written
-    then.
+    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences].
+
+    The logit of a query at position p and a key at position k is query . key * scale; then
+    ``logit_soft_cap`` c > 0 makes it c * tanh(logit / c), and ``alibi_slopes`` (float32 [query heads]) add
+    slope * (k - p). The query sees the keys up to its own position, with ``sliding_window`` w >= 1 only
+    p - w + 1 .. p (block table entries before the first block seen may then hold anything). ``sinks``
+    (float32 [query heads]) are one more logit per head that takes its share of the probability and gives no
+    value. Raises ValueError naming the argument that doesn't fit, indices included; nothing is written then.
     """
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))
@@ -156,6 +176,10 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     sequences, max_blocks = block_tables.shape
     _check.tensor("query_start_loc", query_start_loc, torch.int32, (sequences + 1,))
     _check.tensor("seq_lens", seq_lens, torch.int32, (sequences,))
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window is {sliding_window}, expected at least 1, or None")
+    if logit_soft_cap is not None and not 0 < logit_soft_cap < math.inf:
+        raise ValueError(f"logit_soft_cap is {logit_soft_cap}, expected a positive number, or None")
     _check_layout(layout, kind)
     _check_cache(cache, layout)
     extension.paged_attention(
@@ -180,4 +204,8 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         query.stride(0),
         query.stride(1),
         scale,
+        NO_WINDOW if sliding_window is None else min(sliding_window, NO_WINDOW),
+        0.0 if logit_soft_cap is None else logit_soft_cap,
+        _per_head("alibi_slopes", alibi_slopes, query_heads),
+        _per_head("sinks", sinks, query_heads),
     )

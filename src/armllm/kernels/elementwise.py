@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and activations."""
+"""Norms and rotary embedding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
     """Write ``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)`` to ``out`` (Zhang & Sennrich 2019).
 
-    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype, float32 or bfloat16;
-    the arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not overlap
-    otherwise. ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't fit.
+    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype: float32, float16 or
+    bfloat16; the arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not
+    overlap otherwise. ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't
+    fit.
     """
     kind = _check.storage("x", x.dtype)
     _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
@@ -69,6 +70,35 @@ def fused_add_rms_norm(
     )
 
 
+def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    """Write ``(x - mean) / sqrt(variance + eps) * weight + bias`` to ``out`` (Ba, Kiros & Hinton 2016).
+
+    Mean and (biased) variance are those of each row. ``out`` and ``x`` are [tokens, hidden], ``weight`` and
+    ``bias`` [hidden] (None: no bias), all of one dtype. ``out`` may be ``x``. Raises ValueError naming the
+    argument that doesn't fit.
+    """
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
+    rows, hidden = x.shape
+    _check.tensor("out", out, x.dtype, (rows, hidden))
+    _check.tensor("weight", weight, x.dtype, (hidden,))
+    if bias is not None:
+        _check.tensor("bias", bias, x.dtype, (hidden,))
+    _check.output("out", out)
+    extension.layer_norm(
+        kind,
+        out.data_ptr(),
+        x.data_ptr(),
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        rows,
+        hidden,
+        out.stride(0),
+        x.stride(0),
+        eps,
+    )
+
+
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, *, interleaved: bool = False
 ) -> None:
@@ -112,19 +142,3 @@ def rotary_embedding(
         max_position,
         interleaved,
     )
-
-
-def silu_and_mul(out: Tensor, x: Tensor) -> None:
-    """Write ``silu(x[:, :d]) * x[:, d:]`` to ``out``, silu(g) = g / (1 + exp(-g)).
-
-    ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype. Raises ValueError naming the argument that
-    doesn't fit.
-    """
-    kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "2 d"))
-    rows, columns = x.shape
-    if columns % 2 != 0:
-        raise ValueError(f"x has {columns} columns, expected an even number: gate and up side by side")
-    _check.tensor("out", out, x.dtype, (rows, columns // 2))
-    _check.output("out", out)
-    extension.silu_and_mul(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride(0), x.stride(0))

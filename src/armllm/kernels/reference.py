@@ -15,10 +15,16 @@ from torch import Tensor
 __all__ = [
     "KVCacheLayout",
     "allocate_kv_cache",
+    "convert",
     "fused_add_rms_norm",
+    "gelu",
+    "gelu_and_mul",
     "get_num_threads",
     "kv_cache_layout",
+    "layer_norm",
     "paged_attention",
+    "quick_gelu",
+    "relu",
     "report",
     "rms_norm",
     "rotary_embedding",
@@ -32,8 +38,14 @@ __all__ = [
 OPS = (
     "rms_norm",
     "fused_add_rms_norm",
+    "layer_norm",
     "rotary_embedding",
     "silu_and_mul",
+    "gelu_and_mul",
+    "gelu",
+    "quick_gelu",
+    "relu",
+    "convert",
     "write_kv_cache",
     "paged_attention",
 )
@@ -57,17 +69,25 @@ class KVCacheLayout:
         return both[:, 0], both[:, 1]
 
 
-def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """Compute out = x / sqrt(mean(x^2) + eps) * weight, per row of ``x[T, H]`` (Zhang and Sennrich 2019)."""
+def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
+    """Compute x / sqrt(mean(x^2) + eps) * (weight + offset), per row of ``x[T, H]``."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    out.copy_(wide * scale * weight.float())
+    out.copy_(wide * scale * (weight.float() + weight_offset))
 
 
-def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
+) -> None:
     """Residual += x, then x = rms_norm(residual), both in place, ``[T, H]``."""
     residual.copy_(residual.float() + x.float())
-    rms_norm(x, residual, weight, eps)
+    rms_norm(x, residual, weight, eps, weight_offset=weight_offset)
+
+
+def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, per row of ``x[T, H]`` (Ba et al. 2016)."""
+    wide_bias = None if bias is None else bias.float()
+    out.copy_(torch.nn.functional.layer_norm(x.float(), x.shape[-1:], weight.float(), wide_bias, eps))
 
 
 def rotary_embedding(
@@ -92,6 +112,32 @@ def silu_and_mul(out: Tensor, x: Tensor) -> None:
     """``out[T, d]`` = silu(gate) * up, where ``x[T, 2d]`` holds gate then up."""
     gate, up = x.float().chunk(2, dim=-1)
     out.copy_(torch.nn.functional.silu(gate) * up)
+
+
+def gelu_and_mul(out: Tensor, x: Tensor, approximate: str = "none") -> None:
+    """``out[T, d]`` = gelu(gate) * up, where ``x[T, 2d]`` holds gate then up."""
+    gate, up = x.float().chunk(2, dim=-1)
+    out.copy_(torch.nn.functional.gelu(gate, approximate=approximate) * up)
+
+
+def gelu(out: Tensor, x: Tensor, approximate: str = "none") -> None:
+    """Compute x * Phi(x), exact or with tanh, ``[T, d]`` (Hendrycks and Gimpel 2016)."""
+    out.copy_(torch.nn.functional.gelu(x.float(), approximate=approximate))
+
+
+def quick_gelu(out: Tensor, x: Tensor) -> None:
+    """Compute x * sigmoid(1.702 x), ``[T, d]``."""
+    out.copy_(x.float() * torch.sigmoid(1.702 * x.float()))
+
+
+def relu(out: Tensor, x: Tensor) -> None:
+    """max(x, 0), ``[T, d]``."""
+    out.copy_(torch.relu(x))
+
+
+def convert(out: Tensor, x: Tensor) -> None:
+    """Store x in the dtype of ``out``, rounded to nearest even, ``[T, d]``."""
+    out.copy_(x)
 
 
 def kv_cache_layout(
@@ -119,6 +165,8 @@ def write_kv_cache(
     """Store ``key[T, Hk, D]``, ``value`` at ``slot_mapping[T]``: block * block_size + offset, -1 nowhere."""
     wanted = slot_mapping >= 0
     slots = slot_mapping[wanted]
+    if len(set(slots.tolist())) != slots.numel():
+        raise ValueError("slot_mapping has a slot twice: each takes one token")
     blocks, offsets = slots // layout.block_size, slots % layout.block_size
     keys, values = layout.views(cache)
     keys[blocks, :, offsets] = key[wanted]
@@ -134,11 +182,18 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     query_start_loc: Tensor,
     seq_lens: Tensor,
     scale: float,
+    *,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Causal attention of ``query[T, Hq, D]`` over the paged cache, into ``out[T, Hq, D]``.
 
     Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
     ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
+    The logit of query position p and key position k is cap * tanh(query . key * scale / cap) + slope *
+    (k - p); only keys above p - window are seen; a sink is a further logit without a value.
     """
     keys, values = layout.views(cache)
     group = query.shape[1] // layout.num_kv_heads
@@ -156,8 +211,18 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
             return heads.float().repeat_interleave(group, dim=0)
 
         scores = query[first:last].float().transpose(0, 1) @ tokens(keys).transpose(1, 2) * scale
-        future = torch.ones(last - first, length, dtype=torch.bool).triu(length - (last - first) + 1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        if logit_soft_cap is not None:
+            scores = logit_soft_cap * torch.tanh(scores / logit_soft_cap)
+        distance = torch.arange(length) - torch.arange(length - (last - first), length)[:, None]
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes[:, None, None] * distance
+        unseen = distance > 0
+        if sliding_window is not None:
+            unseen |= distance <= -sliding_window
+        scores = scores.masked_fill(unseen, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         out[first:last] = (weights @ tokens(values)).transpose(0, 1).to(out.dtype)
 
 

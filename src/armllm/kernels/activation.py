@@ -1,0 +1,103 @@
+"""Activations, plain and gated, and conversions between storage types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from armllm.kernels import _check
+from armllm.kernels._extension import extension
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from armllm._kernels import Storage
+
+    Function = Callable[[Storage, int, int, int, int, int, int], None]
+
+Approximate = Literal["none", "tanh"]
+
+
+def _gated(function: Function, out: Tensor, x: Tensor) -> None:
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "2 d"))
+    rows, columns = x.shape
+    if columns % 2 != 0:
+        raise ValueError(f"x has {columns} columns, expected an even number: gate and up side by side")
+    _check.tensor("out", out, x.dtype, (rows, columns // 2))
+    _check.output("out", out)
+    function(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride(0), x.stride(0))
+
+
+def _plain(function: Function, out: Tensor, x: Tensor) -> None:
+    kind = _check.storage("x", x.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "d"))
+    rows, columns = x.shape
+    _check.tensor("out", out, x.dtype, (rows, columns))
+    _check.output("out", out)
+    function(kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride(0), x.stride(0))
+
+
+def _gelu_variant(approximate: str, exact: Function, tanh: Function) -> Function:
+    if approximate == "none":
+        return exact
+    if approximate == "tanh":
+        return tanh
+    raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+
+
+def silu_and_mul(out: Tensor, x: Tensor) -> None:
+    """Write ``silu(x[:, :d]) * x[:, d:]`` to ``out``, silu(g) = g / (1 + exp(-g)).
+
+    ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype (float32, float16 or bfloat16). Raises
+    ValueError naming the argument that doesn't fit; so do the other activations.
+    """
+    _gated(extension.silu_and_mul, out, x)
+
+
+def gelu_and_mul(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
+    """Write ``gelu(x[:, :d]) * x[:, d:]`` to ``out``; shapes as in `silu_and_mul`, gelu as in `gelu`."""
+    _gated(_gelu_variant(approximate, extension.gelu_and_mul, extension.gelu_tanh_and_mul), out, x)
+
+
+def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
+    """Write ``x * Phi(x)`` to ``out``, Phi the normal distribution's (Hendrycks & Gimpel 2016).
+
+    ``approximate="tanh"`` takes Phi as ``(1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2``. ``out`` and
+    ``x`` are [tokens, d] of one dtype; ``out`` may be ``x``.
+    """
+    _plain(_gelu_variant(approximate, extension.gelu, extension.gelu_tanh), out, x)
+
+
+def quick_gelu(out: Tensor, x: Tensor) -> None:
+    """Write ``x / (1 + exp(-1.702 x))`` to ``out``; both [tokens, d] of one dtype, ``out`` may be ``x``."""
+    _plain(extension.quick_gelu, out, x)
+
+
+def relu(out: Tensor, x: Tensor) -> None:
+    """Write ``max(x, 0)`` to ``out``, a NaN staying one; both [tokens, d] of one dtype.
+
+    ``out`` may be ``x``.
+    """
+    _plain(extension.relu, out, x)
+
+
+def convert(out: Tensor, x: Tensor) -> None:
+    """Write ``x`` to ``out`` in its dtype, rounded to nearest, ties to even; NaN and infinities are kept.
+
+    Both are [tokens, d] of float32, float16 or bfloat16; they must not overlap. Raises ValueError naming the
+    argument that doesn't fit.
+    """
+    from_kind = _check.storage("x", x.dtype)
+    to_kind = _check.storage("out", out.dtype)
+    _check.tensor("x", x, x.dtype, ("tokens", "d"))
+    rows, columns = x.shape
+    _check.tensor("out", out, out.dtype, (rows, columns))
+    _check.output("out", out)
+    if to_kind == from_kind:
+        out.copy_(x)
+        return
+    extension.convert(
+        to_kind, from_kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride(0), x.stride(0)
+    )
