@@ -14,6 +14,9 @@ RUNS = [
 ]
 
 
+OPS = {"rms_norm_f32": {"error": 0.0, "bound": 1e-5}}
+
+
 def cpu(name):
     return smoke.check_names([name])[0]
 
@@ -28,7 +31,7 @@ def judge(tmp_path, name="neoverse-v1", *, status=0, report=None, said="", avail
 
 def report(name="neoverse-v1", **changes):
     kernels = isa.select_kernels(isa.Isa.from_target(name).features, "aarch64")
-    return {"ok": True, "kernels": kernels, "runs": RUNS, "tokens_per_second": 12.5, **changes}
+    return {"ok": True, "kernels": kernels, "ops": OPS, "runs": RUNS, "tokens_per_second": 12.5, **changes}
 
 
 def test_a_recital_with_the_right_kernels_passes(tmp_path):
@@ -65,6 +68,12 @@ def test_a_yes_that_leaves_a_part_out_is_no_yes(tmp_path, runs, reason):
     result = judge(tmp_path, report=report(runs=runs))
     assert not result.passed
     assert reason in result.reason
+
+
+def test_a_yes_without_the_comparison_of_ops_is_no_yes(tmp_path):
+    result = judge(tmp_path, report=report(ops={}))
+    assert not result.passed
+    assert "compare its ops" in result.reason
 
 
 def test_a_no_is_a_no_with_its_reason(tmp_path):

@@ -1,4 +1,4 @@
-"""Run the cases that the command line asks for, and report."""
+"""Compare the ops, run the cases that the command line asks for, and report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import armllm
 from armllm import kernels
 from armllm.smoke.arguments import refuse
 from armllm.smoke.cases import batches, default_cases
+from armllm.smoke.ops import compare_ops
 from armllm.smoke.passages import Passage, load_passages
 from armllm.smoke.recite import Run, run
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armllm.smoke.cases import Case
+    from armllm.smoke.ops import OpResult
 
 OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_gpu_blocks_override")
 
@@ -30,7 +32,7 @@ class UsageError(Exception):
 
 
 def recite(arguments: argparse.Namespace) -> int:
-    """Run every case in every dtype, print the report, return the exit status."""
+    """Compare every op, run every case in every dtype, print the report, return the exit status."""
     try:
         cases = choose(arguments)
     except UsageError as error:
@@ -38,8 +40,9 @@ def recite(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.no_onednn:
         torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
-    runs = list(run_all(cases, arguments))
-    report = describe(runs)
+    ops = compare_ops()
+    show_ops(ops, sys.stderr if arguments.json else sys.stdout)
+    report = describe(list(run_all(cases, arguments)), ops)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -94,20 +97,29 @@ def show(result: Run, stream: TextIO) -> None:
         print(f"    {result.problem}", file=stream, flush=True)
 
 
-def describe(runs: Sequence[Run]) -> dict[str, Any]:
+def show_ops(ops: Sequence[OpResult], stream: TextIO) -> None:
+    wrong = [result for result in ops if not result.ok]
+    print(f"{len(ops) - len(wrong)} of {len(ops)} ops agree with plain torch", file=stream, flush=True)
+    for result in wrong:
+        print(f"    {result}", file=stream, flush=True)
+
+
+def describe(runs: Sequence[Run], ops: Sequence[OpResult]) -> dict[str, Any]:
     """Return the report as a JSON value; docs/smoke.md explains its fields."""
-    failed = next((result for result in runs if not result.ok), None)
+    problems = [str(result) for result in ops if not result.ok]
+    problems += [f"{failed.dtype}, {failed.case}: {failed.problem}" for failed in runs if not failed.ok]
     seconds = sum(result.seconds for result in runs)
     tokens = sum(result.tokens for result in runs)
     return {
         "schema": 1,
-        "ok": failed is None,
-        "reason": f"{failed.dtype}, {failed.case}: {failed.problem}" if failed else "",
+        "ok": not problems,
+        "reason": problems[0] if problems else "",
         "version": armllm.__version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "kernels": {op: entry["target"] for op, entry in kernels.report().items()},
         "targets": list(kernels.targets()),
+        "ops": {result.op: result.as_dict() for result in ops},
         "runs": [result.as_dict() for result in runs],
         "tokens_per_second": round(tokens / seconds, 3) if seconds else 0.0,
         "load_seconds": round(sum(result.load_seconds for result in runs), 3),

@@ -41,14 +41,15 @@ def test_usual_cases_pass_for_people(capsys):
 
 
 def test_wrong_kernel_gives_status_1_and_shows_the_words(monkeypatch, capsys):
-    monkeypatch.setattr(kernels, "rotary_embedding", lambda *_: None)
+    monkeypatch.setattr(kernels, "rotary_embedding", lambda *_, **__: None)
     assert command.main(["--json", "--dtype", "float32", "--batch", "1", "--prompts", "cache"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     difference = report["runs"][0]["first_difference"]
     assert difference["passage"] == "cache"
     assert difference["expected"] != difference["got"]
-    assert difference["expected"] in report["reason"]
+    assert "rotary_embedding_f32 differs" in report["reason"]
+    assert not report["ops"]["rotary_embedding_f32"]["ok"]
 
 
 def test_engine_options_reach_the_engine(monkeypatch):

@@ -1,0 +1,201 @@
+"""Every op beside the same op in plain torch: what is wrong in one kernel only, a recitation may not hear."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from armllm import kernels
+from armllm.kernels import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+COMPARED_WITH_ATTENTION = ("kv_cache_layout", "write_kv_cache")
+ROWS, HIDDEN = 5, 77  # a tail behind every vector length
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any], int]] = {  # op: function, options, inputs per output
+    "silu_and_mul": ("silu_and_mul", {}, 2),
+    "gelu_and_mul": ("gelu_and_mul", {"approximate": "none"}, 2),
+    "gelu_tanh_and_mul": ("gelu_and_mul", {"approximate": "tanh"}, 2),
+    "gelu": ("gelu", {"approximate": "none"}, 1),
+    "gelu_tanh": ("gelu", {"approximate": "tanh"}, 1),
+    "quick_gelu": ("quick_gelu", {}, 1),
+    "relu": ("relu", {}, 1),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpResult:
+    """One op's largest error, relative to the largest value, and the rounding that is allowed."""
+
+    op: str
+    error: float
+    bound: float
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.bound  # false for NaN
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the result as a JSON value; what is no number has no error."""
+        error = self.error if math.isfinite(self.error) else None
+        return {"ok": self.ok, "error": error, "bound": self.bound}
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.op}: {self.problem}"
+        return f"{self.op} differs from plain torch by {self.error:.2g} (rounding explains {self.bound:.2g})"
+
+
+def compare_ops() -> list[OpResult]:
+    """Run every op of this build, as dispatched on this CPU, and its reference on the same data."""
+    return [compare(op) for op in kernels.report() if not op.startswith(COMPARED_WITH_ATTENTION)]
+
+
+def compare(op: str) -> OpResult:
+    """Compare one op, named as in `kernels.report`; KeyError for an op that nobody compares."""
+    run, dtype, bound = _how(op)
+    with torch.inference_mode():
+        want = run(reference, dtype).double()
+        try:
+            error = ((run(kernels, dtype).double() - want).abs().max() / want.abs().max()).item()
+        except Exception as problem:  # noqa: BLE001 - whatever stops a kernel is the verdict, in one line
+            return OpResult(
+                op=op, error=math.inf, bound=bound, problem=f"{type(problem).__name__}: {problem}"
+            )
+    return OpResult(op=op, error=error, bound=bound)
+
+
+def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, float]:
+    """What runs the op, its storage type, and the error allowed.
+
+    Both sides compute in fp32 and round once to the storage type, which may fall to either side: one unit in
+    the last place. Attention in bf16 also rounds its weights, before they are multiplied and when summed.
+    """
+    if op.startswith("convert_"):
+        source, target = op.removeprefix("convert_").split("_to_")
+        return _convert(DTYPES[target]), DTYPES[source], 0.0
+    name, _, suffix = op.rpartition("_")
+    dtype = DTYPES[suffix]
+    unit = torch.finfo(dtype).eps
+    if name in ACTIVATIONS:
+        return _activation(*ACTIVATIONS[name]), dtype, unit + 1e-6
+    if name == "paged_attention":
+        return _attention, dtype, 4 * unit + 1e-5
+    return OTHERS[name], dtype, unit + 1e-5
+
+
+def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(shape))).to(dtype)
+
+
+def _convert(target: torch.dtype) -> Callable[[Any, torch.dtype], Tensor]:
+    def run(ops: Any, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(ROWS, HIDDEN, dtype=target)
+        ops.convert(out, _random(ROWS, HIDDEN, dtype=dtype))
+        return out
+
+    return run
+
+
+def _activation(name: str, options: dict[str, Any], inputs: int) -> Callable[[Any, torch.dtype], Tensor]:
+    def run(ops: Any, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(ROWS, HIDDEN, dtype=dtype)
+        getattr(ops, name)(out, _random(ROWS, inputs * HIDDEN, dtype=dtype), **options)
+        return out
+
+    return run
+
+
+def _rms_norm(ops: Any, dtype: torch.dtype) -> Tensor:
+    x, weight = _random(ROWS, HIDDEN, dtype=dtype), _random(HIDDEN, dtype=dtype)
+    plain, gemma = torch.empty_like(x), torch.empty_like(x)
+    ops.rms_norm(plain, x, weight, 0.5)
+    ops.rms_norm(gemma, x, weight, 0.5, weight_offset=1.0)
+    return torch.cat((plain, gemma))
+
+
+def _fused_add_rms_norm(ops: Any, dtype: torch.dtype) -> Tensor:
+    parts = []
+    for offset in (0.0, 1.0):
+        x, residual = _random(ROWS, HIDDEN, dtype=dtype), _random(ROWS, HIDDEN, dtype=dtype, seed=9)
+        ops.fused_add_rms_norm(x, residual, _random(HIDDEN, dtype=dtype), 0.5, weight_offset=offset)
+        parts += [x, residual]
+    return torch.cat(parts)
+
+
+def _layer_norm(ops: Any, dtype: torch.dtype) -> Tensor:
+    x = _random(ROWS, HIDDEN, dtype=dtype) + 1
+    weight, bias = _random(HIDDEN, dtype=dtype), _random(HIDDEN, dtype=dtype, seed=9)
+    with_bias, without = torch.empty_like(x), torch.empty_like(x)
+    ops.layer_norm(with_bias, x, weight, bias, 0.5)
+    ops.layer_norm(without, x, weight, None, 0.5)
+    return torch.cat((with_bias, without))
+
+
+def _rotary_embedding(ops: Any, dtype: torch.dtype) -> Tensor:
+    positions = torch.tensor([0, 3, 1, 9, 4])
+    angles = torch.outer(torch.arange(10.0), 1.0 / torch.arange(1, 12))
+    cache = torch.cat((angles.cos(), angles.sin()), dim=-1)  # turns 22 of 30 dimensions
+    parts = []
+    for interleaved in (False, True):
+        query, key = _random(5, 3, 30, dtype=dtype), _random(5, 1, 30, dtype=dtype, seed=9)
+        ops.rotary_embedding(positions, query, key, cache, interleaved=interleaved)
+        parts += [query.flatten(), key.flatten()]
+    return torch.cat(parts)
+
+
+OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
+    "rms_norm": _rms_norm,
+    "fused_add_rms_norm": _fused_add_rms_norm,
+    "layer_norm": _layer_norm,
+    "rotary_embedding": _rotary_embedding,
+}
+
+
+def _attention(ops: Any, dtype: torch.dtype) -> Tensor:
+    """A prompt's chunk, a decode over several splits, and one token alone; every option, alone."""
+    heads = 6
+    options: list[dict[str, Any]] = [
+        {},
+        {"sliding_window": 11},
+        {"logit_soft_cap": 1.5},
+        {"alibi_slopes": torch.linspace(0.05, 0.5, heads)},
+        {"sinks": torch.linspace(-1, 3, heads)},
+    ]
+    return torch.cat(
+        [
+            _attend(ops, dtype, head_dim, heads, given).flatten()
+            for head_dim in (64, 40)
+            for given in (options if head_dim == 64 else options[:1])
+        ]
+    )
+
+
+def _attend(ops: Any, dtype: torch.dtype, head_dim: int, heads: int, options: dict[str, Any]) -> Tensor:
+    lengths, queries, block_size = [37, 530, 1], [21, 1, 1], 16
+    layout = ops.kv_cache_layout(dtype, num_kv_heads=2, head_dim=head_dim, block_size=block_size)
+    tables = torch.zeros(len(lengths), -(-max(lengths) // block_size), dtype=torch.int32)
+    free = iter(torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist())
+    slots = []
+    for sequence, length in enumerate(lengths):
+        blocks = [next(free) for _ in range(-(-length // block_size))]
+        tables[sequence, : len(blocks)] = torch.tensor(blocks)
+        slots += [blocks[at // block_size] * block_size + at % block_size for at in range(length)]
+    cache = ops.allocate_kv_cache(layout, 64)
+    cache.zero_()
+    tokens = len(slots)
+    key, value = _random(tokens, 2, head_dim, dtype=dtype), _random(tokens, 2, head_dim, dtype=dtype, seed=9)
+    ops.write_kv_cache(key, value, cache, layout, torch.tensor(slots))
+    query = _random(sum(queries), heads, head_dim, dtype=dtype, seed=5)
+    out = torch.empty_like(query)
+    starts = torch.tensor([0, 21, 22, 23], dtype=torch.int32)
+    lens = torch.tensor(lengths, dtype=torch.int32)
+    ops.paged_attention(out, query, cache, layout, tables, starts, lens, head_dim**-0.5, **options)
+    return out
