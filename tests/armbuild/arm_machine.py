@@ -14,6 +14,7 @@ COMPILER = ("g++", "libpython3.11-dev", "binutils")
 TOOLS = [
     "auditwheel>=6.8",
     "build",
+    "capstone",
     "cmake",
     "ninja",
     "numpy",

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.audit import code, wheel
-from armbuild.audit.archive import Archive, BrokenArchive, Member, copy, open_archive
+from armbuild.audit.archive import Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import LARGEST_PAGE, BrokenElf, Elf, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
+from armbuild.audit.opening import open_archive
 from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport
 from armbuild.audit.verdict import judge, lowest_core, verdicts
+from armbuild.errors import UsageError
 from armbuild.isa.tables import key
 
 if TYPE_CHECKING:
@@ -124,10 +126,15 @@ class _Run:
         )
 
     def _judged(self, report: AuditReport, info: dict[str, Any] | None) -> AuditReport:
-        floor = self.floor
-        if floor is None and info and isinstance(info.get("baseline"), str) and self._machine() == "aarch64":
-            floor = info["baseline"]
-        needs, offences, doubts = judge(self.files, parse_floor(floor) if floor else None, self.guards)
+        stated = str(info.get("baseline") or "") if info and self._machine() == "aarch64" else ""
+        try:
+            baseline = parse_floor(stated) if stated else frozenset[str]()
+        except UsageError as error:
+            self.errors.append(f"build_info.json states a baseline that is none: {error}")
+            baseline, stated = frozenset(), ""
+        floor = self.floor or stated or None
+        allowed = parse_floor(floor) if floor else None
+        needs, offences, doubts = judge(self.files, allowed, self.guards, baseline)
         if floor and offences:
             lacking = sorted({name for item in offences for name in item.missing})
             self.errors.append(

@@ -11,6 +11,7 @@ import numpy as np
 
 from armbuild.audit import functions as bounds
 from armbuild.audit import startup
+from armbuild.audit.disassemble import disassemble
 from armbuild.audit.elf import Section
 from armbuild.audit.instructions import UNDEFINED, classify, needs_of_row, table
 
@@ -48,9 +49,9 @@ class Use:
         return needs_of_row(self.row)
 
     @property
-    def instructions(self) -> str:
-        """The names of the instructions that the row stands for."""
-        return table()[self.row].instructions
+    def text(self) -> str:
+        """The first one's mnemonic and operands."""
+        return disassemble(self.word, self.address, table()[self.row].instructions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Function:
     """A function that needs more than Armv8.0-A.
 
     ``needs`` are extensions; ``doubt`` says why its words may be data, None when they are code;
-    ``starts_up`` whether loading the file runs one of the instructions for certain.
+    ``at_load`` are the needs of instructions that loading the file runs for certain.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Function:
     uses: tuple[Use, ...]
     needs: frozenset[str]
     doubt: str | None = None
-    starts_up: bool = False
+    at_load: frozenset[str] = frozenset()
 
 
 @dataclass(kw_only=True)
@@ -113,7 +114,7 @@ class _Scanner:
         self.data = data
         self.elf = elf
         self.known = bounds.functions(data, elf)
-        self.certain = startup.certain_words(data, elf)
+        self.certain = startup.certain_words(data, elf, self.known)
         self.code = Code(known_functions=len(self.known.start))
 
     def section(self, section: Section) -> None:
@@ -186,7 +187,7 @@ class _Scanner:
                 uses=tuple(sorted(uses, key=lambda use: use.address)),
                 needs=_streaming(frozenset[str]().union(*(use.extensions for use in uses))),
                 doubt=_doubt(index, self.known, last, broken=broken) if stripped else None,
-                starts_up=any(use.certain for use in uses),
+                at_load=_streaming(frozenset[str]().union(*(use.extensions for use in uses if use.certain))),
             )
         )
 

@@ -155,14 +155,15 @@ def function_dict(function: Function) -> dict[str, Any]:
         "address": f"{function.address:#x}",
         "needs": sorted(function.needs),
         "doubt": function.doubt,
-        "runs_at_load": function.starts_up,
+        "runs_at_load": bool(function.at_load),
         "uses": [
             {
                 "extensions": sorted(use.extensions),
                 "count": use.count,
                 "address": f"{use.address:#x}",
                 "word": f"{use.word:08x}",
-                "instructions": use.instructions,
+                "mnemonic": use.text.partition(" ")[0],
+                "disassembly": use.text,
             }
             for use in function.uses
         ],

@@ -65,9 +65,7 @@ def _offence(offence: Offence, level: str, uri: str) -> Iterable[dict[str, Any]]
     for name in (name for name in extensions() if name in offence.missing):
         use = next((use for use in function.uses if name in use.extensions), function.uses[0])
         doubt = f" (doubtful: {function.doubt})" if function.doubt else ""
-        message = (
-            f"{function.name} at {use.address:#x}: {use.word:08x} {use.instructions} needs {name}{doubt}"
-        )
+        message = f"{function.name} at {use.address:#x}: {use.word:08x} {use.text} needs {name}{doubt}"
         where = [
             {"fullyQualifiedName": function.name, "kind": "function"},
             {"name": offence.file, "kind": "module"},

@@ -1,121 +1,149 @@
-"""Which instructions loading a file runs for certain: the straight lines from its initialisers."""
+"""Which instructions loading a file runs for certain: those on every path through its initialisers.
+
+Code that a check of the CPU guards lies beside at least one path that avoids it, so it is never among them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from armbuild.audit.functions import symbols
+from armbuild.audit.paths import Graph
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
-    from armbuild.audit.elf import Elf
+    from armbuild.audit.elf import Elf, Section
+    from armbuild.audit.functions import Functions
 
     Bytes = npt.NDArray[np.uint8]
 
 # ELF for the Arm 64-bit Architecture (AAELF64), "Relocation"
-_RELATIVE, _ABS64 = 1027, 257
+_ABS64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE, _IRELATIVE = 257, 1025, 1026, 1027, 1032
 _RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
-_MAX_STEPS = 20_000
-_MAX_DEPTH = 64
+_IFUNC = 10
+_WORD = 8
+# CPython, Include/moduleobject.h: the place of PyModuleDef's slots, and the one whose function fills a module
+_SLOTS, _EXEC = 72, 2
+_MODULE = re.compile(rb"\0(PyInit_)")
+# Bounds the time for one file; libtorch_cpu.so, the largest known, needs half.
+_MAX_FUNCTIONS = 20_000
+_MAX_WORDS = 2_000_000
 
 
-def certain_words(data: Bytes, elf: Elf) -> npt.NDArray[np.uint64]:
+def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uint64]:
     """Return the addresses of instructions that run whenever the file is loaded.
 
-    Calls through the PLT lead to other files and are taken to return. Follows branches and calls from every
-    initialiser up to the first conditional branch of each function; what lies behind a condition may be
-    dispatch, so it proves nothing.
+    Loading runs initialisers (.init, .init_array), resolvers of indirect functions, and what Python calls to
+    make a module; in a program, its entry too. From there calls are followed, also through the PLT where they
+    come back into this file; other files' functions are taken to return.
     """
     if elf.type not in ("ET_DYN", "ET_EXEC"):
         return np.empty(0, np.uint64)
-    visited: set[int] = set()
-    plt = elf.section(".plt")
-    foreign = range(plt.address, plt.address + plt.size) if plt else range(0)
-    for root in _roots(data, elf):
-        _walk(root, data, elf, foreign, visited)
-    return np.array(sorted(visited), np.uint64)
+    links = _Links(data, elf)
+    graph = Graph(data, elf, known, links.behind_plt)
+    certain: set[int] = set()
+    done: set[int] = set()
+    modules = _modules(links)
+    todo = [root for root in dict.fromkeys((*modules, *_roots(data, elf, links))) if root > 0]
+    while todo and len(done) < _MAX_FUNCTIONS and graph.words_read < _MAX_WORDS:
+        start = todo.pop()
+        if start not in done:
+            done.add(start)
+            words, calls = graph.on_every_path(start)
+            certain.update(words)
+            todo.extend(calls)
+            if start in modules:
+                todo.extend(_module_bodies(data, elf, graph, links, words))
+    return np.array(sorted(certain), np.uint64)
 
 
-def _roots(data: Bytes, elf: Elf) -> list[int]:
-    roots = [section.address for section in elf.sections if section.name == ".init"]
+class _Links:
+    """What the dynamic linker writes into the file's own words: addresses of functions of this file."""
+
+    def __init__(self, data: Bytes, elf: Elf) -> None:
+        entries, self.names = symbols(data, elf, ".dynsym")
+        self.entries = entries
+        self.target: dict[int, int] = {}
+        self.resolvers: list[int] = []
+        for item in _relocations(data, elf, {_ABS64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE, _IRELATIVE}):
+            place, kind, number, addend = (int(item[name]) for name in ("offset", "type", "symbol", "addend"))
+            if kind == _RELATIVE:
+                self.target[place] = addend
+            elif kind == _IRELATIVE:
+                self.resolvers.append(addend)
+            elif number < len(entries) and entries[number]["section"]:
+                value = int(entries[number]["value"])
+                if entries[number]["info"] & 0xF == _IFUNC:
+                    self.resolvers.append(value)
+                else:
+                    self.target[place] = value + addend
+
+    def behind_plt(self, slot: int) -> int | None:
+        """Return the function of this file whose address stands at ``slot``, None for another file's."""
+        return self.target.get(slot)
+
+
+def _relocations(data: Bytes, elf: Elf, kinds: set[int]) -> Iterator[Any]:
+    for section in elf.sections:
+        if section.type == "SHT_RELA":
+            found = np.frombuffer(_whole(data, section, _RELA.itemsize), _RELA)
+            yield from found[np.isin(found["type"], sorted(kinds))]
+
+
+def _whole(data: Bytes, section: Section, unit: int) -> bytes:
+    return data[section.offset : section.offset + section.size // unit * unit].tobytes()
+
+
+def _roots(data: Bytes, elf: Elf, links: _Links) -> Iterator[int]:
+    """Yield the addresses of the functions that loading calls."""
+    yield from links.resolvers
+    for section in elf.sections:
+        if section.name == ".init":
+            yield section.address
+        elif section.name in (".init_array", ".preinit_array"):
+            written = np.frombuffer(_whole(data, section, _WORD), "<u8")
+            for index, value in enumerate(written.tolist()):
+                yield links.target.get(section.address + _WORD * index, value)
     if elf.entry and elf.section(".interp"):
-        roots.append(elf.entry)
-    entries, names = symbols(data, elf, ".dynsym")
-    for offset in _find_all(names, b"\0PyInit_"):
-        roots.extend(
-            int(entry["value"])
-            for entry in entries[(entries["name"] == offset + 1) & (entries["section"] != 0)]
-        )
-    array = elf.section(".init_array")
-    if array is not None:
-        raw = data[array.offset : array.offset + array.size // 8 * 8].tobytes()
-        roots.extend(int(value) for value in np.frombuffer(raw, "<u8"))
-        for section in elf.sections:
-            if section.type == "SHT_RELA" and section.size:
-                size = section.size // _RELA.itemsize * _RELA.itemsize
-                relocations = np.frombuffer(data[section.offset : section.offset + size].tobytes(), _RELA)
-                inside = (relocations["offset"] >= array.address) & (
-                    relocations["offset"] < array.address + array.size
-                )
-                for item in relocations[inside]:
-                    if item["type"] == _RELATIVE:
-                        roots.append(int(item["addend"]))
-                    elif item["type"] == _ABS64 and item["symbol"] < len(entries):
-                        roots.append(int(entries[int(item["symbol"])]["value"]) + int(item["addend"]))
-    return [root for root in dict.fromkeys(roots) if root > 0]
+        yield elf.entry
 
 
-def _find_all(haystack: bytes, needle: bytes) -> list[int]:
-    found: list[int] = []
-    place = haystack.find(needle)
-    while place >= 0 and len(found) < 1000:
-        found.append(place)
-        place = haystack.find(needle, place + 1)
-    return found
-
-
-def _walk(root: int, data: Bytes, elf: Elf, foreign: range, visited: set[int]) -> None:
-    address, calls = root, list[int]()
-    for _ in range(_MAX_STEPS):
-        word = None if address in visited or address in foreign else _word(address, data, elf)
-        if word is None:
-            if not calls:
-                return
-            address = calls.pop()
-            continue
-        visited.add(address)
-        if word & 0x7C000000 == 0x14000000:  # B, BL
-            target = address + (((word & 0x3FFFFFF) ^ 0x2000000) - 0x2000000) * 4
-            if word >> 31:
-                if len(calls) >= _MAX_DEPTH:
-                    return
-                calls.append(address + 4)
-            address = target
-        elif _leaves(word):
-            if not calls:
-                return
-            address = calls.pop()
-        else:
-            address += 4
-
-
-def _leaves(word: int) -> bool:
-    """Return whether what runs for certain ends here: a condition, a return, or a computed jump."""
-    return (
-        word & 0x7E000000 in (0x34000000, 0x36000000)  # CBZ, CBNZ, TBZ, TBNZ
-        or word & 0xFE000000 == 0x54000000  # B.cond
-        or (word & 0xFE000000 == 0xD6000000 and word & 0xFFFFFC1F != 0xD63F0000)  # BR, RET; a BLR comes back
-        or word & 0xFFE00000 == 0xD4200000  # BRK
-        or word >> 16 == 0  # UDF
+def _modules(links: _Links) -> frozenset[int]:
+    """Return the functions that Python calls to make a module."""
+    entries = links.entries
+    return frozenset(
+        int(value)
+        for found in _MODULE.finditer(links.names)
+        for value in entries[(entries["name"] == found.start(1)) & (entries["section"] != 0)]["value"]
     )
 
 
-def _word(address: int, data: Bytes, elf: Elf) -> int | None:
-    for start, offset, size in elf.code:
-        if start <= address < start + size - 3:
-            place = offset + address - start
-            return int.from_bytes(data[place : place + 4].tobytes(), "little")
-    return None
+def _module_bodies(data: Bytes, elf: Elf, graph: Graph, links: _Links, words: list[int]) -> Iterator[int]:
+    """Yield what Python runs of a module that is made in two phases (PEP 489): its Py_mod_exec slots."""
+    for address in words:
+        definition = graph.loaded_address(address)
+        slot = links.target.get(definition + _SLOTS) if definition is not None else None
+        for _ in range(16):
+            number = _number(data, elf, slot) if slot else 0
+            if not slot or not 0 < number < 16:
+                break
+            if number == _EXEC:
+                yield links.target.get(slot + _WORD, 0)
+            slot += 2 * _WORD
+
+
+def _number(data: Bytes, elf: Elf, address: int) -> int:
+    for section in elf.sections:
+        if (
+            section.type == "SHT_PROGBITS"
+            and section.address <= address <= section.address + section.size - 8
+        ):
+            place = section.offset + address - section.address
+            return int.from_bytes(data[place : place + _WORD].tobytes(), "little")
+    return 0

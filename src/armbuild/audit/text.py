@@ -79,13 +79,16 @@ def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[
     if not offences:
         return
     yield f"  {title}: {len(offences)} functions" + (f", the first {show}" if len(offences) > show else "")
-    for item in offences[:show]:
+    # What loading runs comes first: it decides where the wheel dies.
+    for item in sorted(offences, key=lambda item: not item.missing & item.function.at_load)[:show]:
         function = item.function
-        use = next((use for use in function.uses if use.extensions & item.missing), function.uses[0])
+        wanted = item.missing & function.at_load or item.missing
+        use = next((use for use in function.uses if use.extensions & wanted), function.uses[0])
         yield f"    {item.file}: {function.name} ({function.section}, {function.address:#x})"
         doubt = f"; {function.doubt}" if function.doubt else ""
+        loads = "; runs when the file is loaded" if use.certain else ""
         missing = ", ".join(sorted(item.missing))
-        yield f"      {use.address:#x}: {use.word:08x}  {use.instructions} [{missing}]{doubt}"
+        yield f"      {use.address:#x}: {use.word:08x}  {use.text} [{missing}]{loads}{doubt}"
 
 
 def _bytes(size: int) -> str:

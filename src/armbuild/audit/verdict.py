@@ -30,9 +30,15 @@ class Needs:
 
 
 def judge(
-    files: Iterable[ElfReport], floor: frozenset[str] | None, guards: tuple[Guard, ...]
+    files: Iterable[ElfReport],
+    floor: frozenset[str] | None,
+    guards: tuple[Guard, ...],
+    baseline: frozenset[str] = frozenset(),
 ) -> tuple[Needs, tuple[Offence, ...], tuple[Offence, ...]]:
-    """Return the needs of ``files``, the offences against ``floor`` (None: Armv8.0-A), the doubtful ones."""
+    """Return the needs of ``files``, the offences against ``floor`` (None: Armv8.0-A), the doubtful ones.
+
+    ``baseline`` is what the wheel itself says that all its code was compiled for: nothing dispatches that.
+    """
     allowed = (floor if floor is not None else frozenset()) | _BASE
     everywhere: set[str] = set()
     dispatched: set[str] = set()
@@ -48,7 +54,9 @@ def judge(
             covered = _guard(function, guards)
             guarded |= function.needs & covered
             rest = function.needs - covered
-            (everywhere if function.starts_up else dispatched).update(rest)
+            certain = function.at_load | baseline
+            everywhere |= rest & certain
+            dispatched |= rest - certain
             if missing := rest - allowed:
                 offences.append(Offence(file=file.name, function=function, missing=missing))
     return (
@@ -99,9 +107,9 @@ def verdicts(needs: Needs) -> tuple[CoreVerdict, ...]:
 
 
 def lowest_core(needs: Needs) -> str:
-    """Return in words what the code needs at least."""
+    """Return in words what the code needs for certain, and what it needs unless that is behind dispatch."""
     surely = _minimal(needs.everywhere - _BASE)
-    perhaps = _minimal(needs.dispatched - _BASE - needs.everywhere)
+    perhaps = _minimal(needs.dispatched - _BASE - implied(needs.everywhere))
     text = "any Armv8.0-A core" if not surely else "a core with " + ", ".join(surely)
     return text + (f"; {', '.join(perhaps)} must be behind dispatch" if perhaps else "")
 

@@ -21,10 +21,12 @@ def audit(  # noqa: PLR0917 - the options of the command line
     paths: Annotated[
         list[Path], typer.Argument(metavar="WHEEL...", help="Wheels, ELF files, folders or OCI archives.")
     ],
-    floor: Annotated[
-        str | None,
+    floors: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="TARGET", help="Fail on unguarded instructions above armv8.2-a+dotprod, neoverse-n1, ..."
+            "--floor",
+            metavar="TARGET",
+            help="Fail on unguarded instructions above armv8.2-a+dotprod, neoverse-n1, ...",
         ),
     ] = None,
     guard: Annotated[
@@ -54,8 +56,10 @@ def audit(  # noqa: PLR0917 - the options of the command line
     from armbuild.audit.sarif import sarif_document  # noqa: PLC0415
     from armbuild.audit.text import describe  # noqa: PLC0415
 
+    if floors and len(floors) > 1:
+        raise UsageError(f"--floor stands {len(floors)} times: one run checks one floor")
     settings = _settings(config)
-    floor = floor or settings.get("floor")
+    floor: str | None = floors[0] if floors else settings.get("floor")
     guards = [*settings.get("guards", ()), *(guard or ())]
     if floor is not None:
         api.parse_floor(floor)
