@@ -13,8 +13,18 @@ from armllm.environment import limit_spinning
 if TYPE_CHECKING:
     from armllm.engine.async_llm import AsyncLLM
     from armllm.engine.llm import LLM
-    from armllm.outputs import CompletionOutput, RequestOutput
-    from armllm.sampling_params import RequestOutputKind, SamplingParams
+    from armllm.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
+    from armllm.sampling_params import (
+        PoolingParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 
@@ -22,9 +32,13 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -32,9 +46,13 @@ _HOMES = {
     "LLM": "armllm.engine.llm",
     "AsyncLLM": "armllm.engine.async_llm",
     "CompletionOutput": "armllm.outputs",
+    "EmbeddingRequestOutput": "armllm.outputs",
+    "PoolingParams": "armllm.sampling_params",
     "RequestOutput": "armllm.outputs",
     "RequestOutputKind": "armllm.sampling_params",
     "SamplingParams": "armllm.sampling_params",
+    "ScoringRequestOutput": "armllm.outputs",
+    "StructuredOutputsParams": "armllm.sampling_params",
 }
 
 

@@ -33,3 +33,7 @@ class EngineError(ArmllmError):
     """The engine failed or was shut down while a request was in it."""
 
     status = 70
+
+
+class ModelError(ArmllmError):
+    """The model computes what no token can be chosen from."""

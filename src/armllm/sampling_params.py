@@ -11,6 +11,7 @@ from armllm.errors import RequestError
 
 # Below this a softmax over logits is a one-hot in fp32 anyway; vLLM draws the line at the same place.
 GREEDY_TEMPERATURE = 1e-5
+POOLINGS = ("last", "mean", "cls")
 
 
 class RequestOutputKind(enum.Enum):
@@ -25,6 +26,46 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the whole output must look like; exactly one is given. Names are vLLM's.
+
+    json: a JSON schema, as a dict or in JSON. regex: in Rust's syntax, without look-around. choice: one of
+    these texts. grammar: context-free, in Lark's syntax, or in GBNF (which has ``::=``). json_object: any
+    JSON object.
+    """
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                "structured_outputs must have exactly one of json, regex, choice, grammar and json_object,"
+                f" not {' and '.join(given) or 'none'}"
+            )
+        if self.json is not None and not isinstance(self.json, (dict, bool, str)):
+            raise RequestError(f"structured_outputs.json must be a schema, not {self.json!r:.80}")
+        if self.json_object is not None and self.json_object is not True:
+            raise RequestError(f"structured_outputs.json_object must be True, not {self.json_object!r}")
+        for name in ("regex", "grammar"):
+            text = getattr(self, name)
+            if text is not None and not (isinstance(text, str) and text):
+                raise RequestError(f"structured_outputs.{name} must be a non-empty text, not {text!r:.80}")
+        if self.choice is not None and not (
+            isinstance(self.choice, (list, tuple))
+            and self.choice
+            and all(isinstance(text, str) and text for text in self.choice)
+        ):
+            raise RequestError(
+                f"structured_outputs.choice must be a list of non-empty texts, not {self.choice!r:.80}"
+            )
+
+
 @dataclasses.dataclass(kw_only=True)
 class SamplingParams:
     """What one request asks of the sampler; names, defaults and order of effects are vLLM's.
@@ -37,8 +78,10 @@ class SamplingParams:
     must not come out. max_tokens: None is up to the model's length. min_tokens: no end before that many.
     stop: strings that end the text and are cut off, unless include_stop_str_in_output. stop_token_ids: tokens
     that end it; the checkpoint's own end tokens do so too, unless ignore_eos. logprobs: report so many of the
-    likeliest tokens per step beside the chosen one; -1 is the whole vocabulary. detokenize: False leaves the
-    text empty. output_kind: what a streamed request's outputs hold (`LLM.generate` returns finished ones).
+    likeliest tokens per step beside the chosen one; -1 is the whole vocabulary. prompt_logprobs: so many for
+    each token of the prompt too. detokenize: False leaves the text empty. structured_outputs: the form that
+    the output must have. output_kind: what a streamed request's outputs hold (`LLM.generate` returns
+    finished ones).
 
     Raises RequestError (a ValueError) naming the parameter that is out of range.
     """
@@ -59,11 +102,13 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -79,6 +124,12 @@ class SamplingParams:
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise RequestError(f"output_kind must be a RequestOutputKind, not {self.output_kind!r}")
+        if self.structured_outputs is not None and not isinstance(
+            self.structured_outputs, StructuredOutputsParams
+        ):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputsParams, not {self.structured_outputs!r:.80}"
+            )
         if self.stop and not self.detokenize:
             raise RequestError("stop strings need detokenize=True")
         if self.n > 1 and self.greedy:
@@ -98,6 +149,7 @@ class SamplingParams:
             ("seed", self.seed, None),
             ("max_tokens", self.max_tokens, 1),
             ("logprobs", self.logprobs, -1),
+            ("prompt_logprobs", self.prompt_logprobs, -1),
         ):
             if value is not None:
                 _check_integer(name, value, low=low)
@@ -144,6 +196,7 @@ class SamplingParams:
             or self.bad_words
             or self.min_tokens
             or self.allowed_token_ids is not None
+            or self.structured_outputs is not None
             or self.presence_penalty
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
@@ -156,6 +209,30 @@ class SamplingParams:
             "allowed_token_ids": self.allowed_token_ids or [],
             "logit_bias": list(self.logit_bias or {}),
         }
+
+
+@dataclasses.dataclass(kw_only=True)
+class PoolingParams:
+    """How the hidden states of a prompt's tokens become one embedding.
+
+    pooling: the state of the last token, of the first ("cls"), or the mean of all; None is what the
+    checkpoint says, else "last". normalize: to length 1. dimensions: keep only so many leading numbers, for
+    models trained for that (Kusupati et al. 2022), before the length is taken.
+
+    Raises RequestError naming the parameter that is out of range.
+    """
+
+    pooling: str | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}")
+        if not isinstance(self.normalize, bool):
+            raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
+        if self.dimensions is not None:
+            _check_integer("dimensions", self.dimensions, low=1)
 
 
 def _check_number(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,11 @@ class Tokenizer:
         """One more than the largest token id, added tokens included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of a text that one token stands for at most."""
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
         try:
@@ -56,6 +62,11 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def to_json(self) -> str:
+        """All of tokenizer.json, for libraries that read it themselves."""
+        text: str = self._tokenizer.to_str()
         return text
 
     def special_texts(self) -> dict[str, str]:

@@ -17,19 +17,23 @@ import torch
 
 from armllm.engine.config import EngineConfig
 from armllm.engine.llm_engine import LLMEngine
+from armllm.engine.reporting import as_embedding
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
 from armllm.models.generation import read_default_sampling
+from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
-    from armllm.outputs import RequestOutput
-    from armllm.sampling_params import SamplingParams
+    from armllm.engine.sequence import Request
+    from armllm.engine.stats import EngineStats
+    from armllm.outputs import EmbeddingRequestOutput, RequestOutput
+    from armllm.sampling_params import PoolingParams, SamplingParams
     from armllm.tokenizer import Tokenizer
 
-# Shorter texts are tokenized in less time than it takes to hand them to another thread.
-LONG_TEXT = 2000
+# Shorter prompts are tokenized and checked in less time than it takes to hand them to another thread.
+LONG_PROMPT = 2000
 
 
 class AsyncLLM:
@@ -78,32 +82,69 @@ class AsyncLLM:
         """What the checkpoint's generation_config.json says, then defaults."""
         return read_default_sampling(self.llm_engine.config.model_folder)
 
+    def stats(self) -> EngineStats:
+        """What there is to do, and what was done since the start."""
+        return self.llm_engine.stats()
+
     async def generate(
-        self, prompt: str | list[int], sampling_params: SamplingParams, request_id: str
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
         """Yield the request's outputs, by its ``output_kind``, until one is ``finished``.
 
         A reader that is slower than the engine gets several steps in one output. Closing the iterator, or
-        cancelling the task that reads it, drops the request. Raises RequestError for what can't be honoured
-        and EngineError when the engine fails.
+        cancelling the task that reads it, drops the request. A lower ``priority`` is served first, if the
+        engine's scheduling_policy is "priority". Raises RequestError for what can't be honoured, ModelError
+        where the model computes nonsense, and EngineError when the engine fails.
         """
+        make = functools.partial(
+            self.llm_engine.processor.make_request, prompt=prompt, params=sampling_params, priority=priority
+        )
+        slow = sampling_params.structured_outputs is not None or len(prompt) > LONG_PROMPT
+        outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def encode(
+        self, prompt: str | list[int], pooling_params: PoolingParams, request_id: str, priority: int = 0
+    ) -> EmbeddingRequestOutput:
+        """The prompt's embedding. Cancelling the task that waits drops the request; raises as `generate`."""
+        make = functools.partial(
+            self.llm_engine.processor.make_pooling_request,
+            prompt=prompt,
+            params=pooling_params,
+            priority=priority,
+        )
+        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(prompt) > LONG_PROMPT)
+        async with contextlib.aclosing(outputs):
+            return as_embedding(await anext(outputs))
+
+    async def _run(
+        self, request_id: str, kind: RequestOutputKind, make: Callable[[str], Request], *, slow: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Queue the request that ``make`` returns for a key, in another thread if that is ``slow``."""
         key = f"{request_id}/{next(self._numbers)}"
         if self._keys.setdefault(request_id, key) != key:
             raise RequestError(f"request id {request_id!r} is in use")
-        stream = self._streams[key] = Stream(request_id, sampling_params.output_kind)
+        stream = self._streams[key] = Stream(request_id, kind)
         finished = False
         try:
-            make = functools.partial(self.llm_engine.processor.make_request, key, prompt, sampling_params)
-            if isinstance(prompt, str) and len(prompt) > LONG_TEXT:
-                request = await asyncio.get_running_loop().run_in_executor(None, make)
+            if slow:
+                request = await asyncio.get_running_loop().run_in_executor(None, make, key)
             else:
-                request = make()
+                request = make(key)
             if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
                 stream.fail(self.dead_error)
             self._inbox.put(functools.partial(self.llm_engine.add, request))
             while not finished:
                 output = await stream.get()
                 finished = output.finished
+                if output.error is not None:
+                    raise output.error
                 yield output
         finally:
             del self._streams[key], self._keys[request_id]

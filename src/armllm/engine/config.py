@@ -11,6 +11,7 @@ import torch
 from armllm.errors import CheckpointError, RequestError
 
 DTYPES = {"float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
+SCHEDULING_POLICIES = ("fcfs", "priority")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class EngineConfig:
     block_size: tokens per block of the KV cache. num_gpu_blocks_override: how many blocks.
     max_num_seqs, max_num_batched_tokens: sequences and tokens per step.
     enable_prefix_caching: keep the blocks of old prompts for new ones that begin alike.
+    scheduling_policy: "fcfs", or "priority": requests of a lower number are served first.
     """
 
     model: str
@@ -39,6 +41,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
 
     @classmethod
     def of(cls, model: str | Path, options: dict[str, Any]) -> EngineConfig:
@@ -60,6 +63,10 @@ class EngineConfig:
         for name in ("skip_tokenizer_init", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.scheduling_policy not in SCHEDULING_POLICIES:
+            raise RequestError(
+                f"scheduling_policy must be 'fcfs' or 'priority', not {self.scheduling_policy!r}"
+            )
         self.torch_dtype  # noqa: B018 - refuse an unknown one now
 
     @staticmethod

@@ -52,16 +52,16 @@ class Detokenizer:
         self,
         token_ids: Sequence[int],
         *,
-        skip_last: bool = False,
+        skip: int = 0,
         final: bool = False,
         may_stop: bool = True,
     ) -> str | None:
         """Extend ``text`` by all tokens that are new; return the stop string met, if any.
 
-        The text then ends with it or before it. ``skip_last`` leaves the last token out. ``final`` emits an
+        The text then ends with it or before it. ``skip`` leaves the last tokens out. ``final`` emits an
         incomplete character too, as a replacement. Unless it ``may_stop``, stop strings are let through.
         """
-        end = len(token_ids) - skip_last
+        end = len(token_ids) - skip
         window = self._decode(token_ids[self._start : end])
         settled = window if final else _settled(window)
         searched = len(self.text)

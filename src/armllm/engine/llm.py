@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tqdm import tqdm
 
 from armllm.engine.config import EngineConfig
 from armllm.engine.llm_engine import LLMEngine
+from armllm.engine.prompts import as_batch
+from armllm.engine.reporting import as_embedding
 from armllm.errors import RequestError
 from armllm.models.generation import read_default_sampling
-from armllm.sampling_params import RequestOutputKind, SamplingParams
+from armllm.outputs import ScoringOutput, ScoringRequestOutput
+from armllm.sampling_params import PoolingParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from armllm.chat import Message
-    from armllm.outputs import RequestOutput
+    from armllm.engine.prompts import Prompt
+    from armllm.engine.stats import EngineStats
+    from armllm.outputs import EmbeddingRequestOutput, RequestOutput
     from armllm.tokenizer import Tokenizer
 
-# text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}
-Prompt: TypeAlias = "str | Sequence[int] | dict[str, Any]"
+Params = TypeVar("Params", SamplingParams, PoolingParams)
 
 
 class LLM:
@@ -39,6 +43,10 @@ class LLM:
         """The checkpoint's tokenizer."""
         return self.llm_engine.get_tokenizer()
 
+    def stats(self) -> EngineStats:
+        """What was done since the start, and how long each part of it took."""
+        return self.llm_engine.stats()
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when given none: generation_config.json of the checkpoint, then defaults."""
         return read_default_sampling(self.llm_engine.config.model_folder)
@@ -49,41 +57,68 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; the outputs are in the prompts' order.
 
         ``sampling_params``: one for all, one each, or None for the checkpoint's own. All prompts are
         checked before the first is started: RequestError (a ValueError) names what is wrong. ``use_tqdm``:
-        a progress bar on stderr, or a factory of bars.
+        a progress bar on stderr, or a factory of bars. ``priority``: one number each, the lowest is served
+        first, if the engine's scheduling_policy is "priority".
         """
-        batch = _as_batch(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or self.get_default_sampling_params()] * len(batch)
-        else:
-            params = list(sampling_params)
-            if len(params) != len(batch):
-                raise RequestError(
-                    f"{len(batch)} prompts but {len(params)} sampling_params: give one, or one each"
-                )
-        for choice in params:
-            if not isinstance(choice, SamplingParams):
-                raise RequestError(f"sampling_params must be SamplingParams, not {type(choice).__name__}")
+        batch = as_batch(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = _one_each(batch, sampling_params, SamplingParams, "sampling_params")
         # one copy for all requests that share theirs
         finals = {
             id(choice): dataclasses.replace(choice, output_kind=RequestOutputKind.FINAL_ONLY)
             for choice in params
         }
-        request_ids: list[str] = []
-        try:
-            for prompt, choice in zip(batch, params, strict=True):
-                request_id = next(self._request_ids)
-                self.llm_engine.add_request(request_id, prompt, finals[id(choice)])
-                request_ids.append(request_id)
-            outputs = self._run(len(batch), use_tqdm)
-        except BaseException:
-            self.llm_engine.abort(request_ids)
-            raise
-        return [outputs[request_id] for request_id in request_ids]
+        return self._run(batch, [finals[id(choice)] for choice in params], priority, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of every prompt, in the prompts' order; otherwise as `generate`."""
+        batch = as_batch(prompts)
+        params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
+        return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm)]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[ScoringRequestOutput]:
+        """How alike pairs of texts are: the cosine of their embeddings, from -1 to 1.
+
+        One text is compared with each of ``data_2``; several with the same number there, one by one.
+        """
+        first, second = as_batch(data_1), as_batch(data_2)
+        if len(first) not in {1, len(second)}:
+            raise RequestError(
+                f"{len(first)} texts can't be compared with {len(second)}: give one, or as many"
+            )
+        params = dataclasses.replace(pooling_params or PoolingParams(), normalize=True)
+        outputs = self.embed([*first, *second], params, use_tqdm=use_tqdm)
+        left = outputs[: len(first)] * (len(second) // len(first) if first else 0)
+        return [
+            ScoringRequestOutput(
+                request_id=b.request_id,
+                prompt_token_ids=a.prompt_token_ids + b.prompt_token_ids,
+                outputs=ScoringOutput(
+                    sum(x * y for x, y in zip(a.outputs.embedding, b.outputs.embedding, strict=True))
+                ),
+            )
+            for a, b in zip(left, outputs[len(first) :], strict=True)
+        ]
 
     def chat(
         self,
@@ -125,7 +160,30 @@ class LLM:
             output.prompt = prompt
         return outputs
 
-    def _run(self, num_requests: int, use_tqdm: bool | Callable[..., Any]) -> dict[str, RequestOutput]:
+    def _run(
+        self,
+        batch: Sequence[str | list[int]],
+        params: Sequence[SamplingParams | PoolingParams],
+        priority: Sequence[int] | None,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        """Queue everything, step until all is done, and leave nothing behind if something fails."""
+        priorities = [0] * len(batch) if priority is None else list(priority)
+        if len(priorities) != len(batch):
+            raise RequestError(f"{len(batch)} prompts but {len(priorities)} priorities: give one each")
+        request_ids: list[str] = []
+        try:
+            for prompt, choice, rank in zip(batch, params, priorities, strict=True):
+                request_id = next(self._request_ids)
+                self.llm_engine.add_request(request_id, prompt, choice, rank)
+                request_ids.append(request_id)
+            outputs = self._finish(len(batch), use_tqdm)
+        except BaseException:
+            self.llm_engine.abort(request_ids)
+            raise
+        return [outputs[request_id] for request_id in request_ids]
+
+    def _finish(self, num_requests: int, use_tqdm: bool | Callable[..., Any]) -> dict[str, RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(
@@ -138,6 +196,8 @@ class LLM:
             num_input = num_output = 0
             while self.llm_engine.has_unfinished_requests():
                 for output in self.llm_engine.step():
+                    if output.error is not None:
+                        raise output.error
                     outputs[output.request_id] = output
                     num_input += len(output.prompt_token_ids)
                     num_output += sum(len(completion.token_ids) for completion in output.outputs)
@@ -151,38 +211,12 @@ class LLM:
         return outputs
 
 
-def _as_batch(prompts: Any) -> list[str | list[int]]:
-    """A list of texts and lists of token ids, from whatever vLLM's `generate` takes."""
-    if isinstance(prompts, (str, dict)) or (_is_list(prompts) and prompts and isinstance(prompts[0], int)):
-        prompts = [prompts]
-    if not _is_list(prompts):
-        raise RequestError(
-            f"prompts must be text, token ids, a dict, or a list of those, not {type(prompts).__name__}"
-        )
-    return [_as_prompt(prompt) for prompt in prompts]
-
-
-def _as_prompt(prompt: Any) -> str | list[int]:
-    if isinstance(prompt, dict):
-        unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
-        if unknown or not prompt:
-            given = ", ".join(unknown) or "none"
-            raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {given}")
-        # with both, as vLLM has it, the ids are the prompt
-        if "prompt_token_ids" in prompt:
-            prompt = prompt["prompt_token_ids"]
-            if not _is_list(prompt):
-                raise RequestError("prompt_token_ids must be a list of ints")
-        else:
-            prompt = prompt["prompt"]
-            if not isinstance(prompt, str):
-                raise RequestError("prompt must be text; give token ids as prompt_token_ids")
-    if isinstance(prompt, str):
-        return prompt
-    if _is_list(prompt):
-        return list(prompt)
-    raise RequestError(f"a prompt must be text, token ids or a dict, not {type(prompt).__name__}")
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+def _one_each(batch: Sequence[Any], given: Any, kind: type[Params], name: str) -> list[Params]:
+    """One of ``given`` for all, or one each; RequestError unless they are of this kind."""
+    params = [given] * len(batch) if isinstance(given, kind) else list(given)
+    if len(params) != len(batch):
+        raise RequestError(f"{len(batch)} prompts but {len(params)} {name}: give one, or one each")
+    for choice in params:
+        if not isinstance(choice, kind):
+            raise RequestError(f"{name} must be {kind.__name__}, not {type(choice).__name__}")
+    return params

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
+from armllm.engine.pooling import read_default_pooling
 from armllm.engine.processor import Processor
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
-from armllm.errors import CheckpointError, RequestError
+from armllm.engine.stats import EngineStats, Stopwatch
+from armllm.errors import ArmllmError, CheckpointError, ModelError, RequestError
 from armllm.models import read_model_config
 from armllm.models.generation import read_end_token_ids
+from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,8 +49,11 @@ class LLMEngine:
             self.tokenizer,
             vocab_size=model_config.vocab_size,
             max_model_len=self.runner.max_model_len,
+            hidden_size=model_config.hidden_size,
             end_token_ids=read_end_token_ids(config.model_folder, model_config, self.tokenizer),
+            default_pooling=read_default_pooling(config.model_folder),
             seed=config.seed,
+            priorities=config.scheduling_policy == "priority",
         )
         self.blocks = BlockManager(
             self.runner.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
@@ -57,16 +64,29 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self.requests: dict[str, Request] = {}
+        self._stopwatch = Stopwatch()
+        self._num_prompt_tokens = self._num_generation_tokens = self._num_steps = 0
 
-    def add_request(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+    ) -> None:
         """Check and queue a request; RequestError says what can't be honoured."""
-        self.add(self.processor.make_request(request_id, prompt, params))
+        if isinstance(params, PoolingParams):
+            request = self.processor.make_pooling_request(request_id, prompt, params, priority)
+        else:
+            request = self.processor.make_request(request_id, prompt, params, priority)
+        self.add(request)
 
     def add(self, request: Request) -> None:
         """Queue a request that the processor made."""
         if request.request_id in self.requests:
             raise RequestError(f"request id {request.request_id!r} is in use")
         self.requests[request.request_id] = request
+        self._num_prompt_tokens += len(request.prompt_token_ids)
         for sequence in request.sequences:
             self.scheduler.add(sequence)
 
@@ -88,7 +108,7 @@ class LLMEngine:
         ]
         self.scheduler.finish(unfinished)
         for sequence in unfinished:
-            sequence.abort()
+            sequence.cut("abort")
         return [output for request in dropped if (output := report(request)) is not None]
 
     def step(self) -> list[RequestOutput]:
@@ -105,18 +125,63 @@ class LLMEngine:
             raise
 
     def _step(self) -> list[RequestOutput]:
-        scheduled = self.scheduler.schedule()
-        logits = self.runner.run(scheduled)
-        sampling = [sequence for sequence in scheduled if sequence.samples_next]
+        self._num_steps += 1
+        with self._stopwatch.of("schedule"):
+            scheduled = self.scheduler.schedule()
+        with self._stopwatch.of("model"):
+            logits = self.runner.run(scheduled)
+        ready = [sequence for sequence in scheduled if sequence.reaches_end]
+        sampling = [sequence for sequence in ready if sequence.pooler is None]
         for sequence in scheduled:
             sequence.num_computed_tokens += sequence.num_scheduled_tokens
             sequence.num_scheduled_tokens = 0
-        if not sampling:
+        if not ready:
             return []
-        self._sample(logits, sampling)
-        self.scheduler.finish([sequence for sequence in sampling if sequence.finish_reason is not None])
+        with self._stopwatch.of("sample"):
+            if sampling:
+                self._sample(logits, sampling)
+        with self._stopwatch.of("detokenize"):
+            for sequence in sampling:
+                if not sequence.finished:  # it may have failed
+                    sequence.detokenize()
+        self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
+        with self._stopwatch.of("detokenize"):
+            return self._report(ready)
+
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Choose and append a token per row."""
+        raw = logprobs.raw_logprobs(logits, sequences)
+        adjust(logits, sequences)
+        uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
+        token_ids, greatest = sample(logits, [sequence.params for sequence in sequences], uniforms)
+        for row, values in raw.items():
+            count = sequences[row].params.logprobs or 0
+            described = logprobs.describe(values, token_ids[row], count, self.tokenizer)
+            sequences[row].logprobs.append(described)
+            sequences[row].cumulative_logprob += described[token_ids[row]].logprob
+        for sequence, token_id, logit in zip(sequences, token_ids, greatest, strict=True):
+            if sequence.finished:  # another one of its request has failed
+                continue
+            try:
+                if not math.isfinite(logit):
+                    raise _unusable(logit)
+                sequence.append(token_id)
+            except ArmllmError as error:  # of this request alone
+                self._fail(sequence.request_id, error)
+        self._num_generation_tokens += len(sequences)
+
+    def _fail(self, request_id: str, error: ArmllmError) -> None:
+        """End all sequences of a request."""
+        request = self.requests[request_id]
+        request.error = error
+        unfinished = [sequence for sequence in request.sequences if not sequence.finished]
+        for sequence in unfinished:
+            sequence.cut("error")
+        self.scheduler.finish(unfinished)
+
+    def _report(self, advanced: list[Sequence]) -> list[RequestOutput]:
         outputs = []
-        for request_id in dict.fromkeys(sequence.request_id for sequence in sampling):
+        for request_id in dict.fromkeys(sequence.request_id for sequence in advanced):
             request = self.requests[request_id]
             if request.finished:
                 del self.requests[request_id]
@@ -125,19 +190,23 @@ class LLMEngine:
                 outputs.append(output)
         return outputs
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
-        """Choose and append a token per row."""
-        raw = logprobs.raw_logprobs(logits, sequences)
-        adjust(logits, sequences)
-        uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
-        token_ids = sample(logits, [sequence.params for sequence in sequences], uniforms)
-        for row, values in raw.items():
-            count = sequences[row].params.logprobs or 0
-            described = logprobs.describe(values, token_ids[row], count, self.tokenizer)
-            sequences[row].logprobs.append(described)
-            sequences[row].cumulative_logprob += described[token_ids[row]].logprob
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            sequence.append(token_id)
+    def stats(self) -> EngineStats:
+        """What there is to do, and what was done since the start; may be asked from any thread."""
+        scheduler, blocks = self.scheduler, self.blocks
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            num_blocks=blocks.num_blocks,
+            num_used_blocks=blocks.num_blocks - blocks.num_free_blocks,
+            block_size=blocks.block_size,
+            num_steps=self._num_steps,
+            seconds=dict(self._stopwatch.seconds),
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is accounted for and dropped requests left nothing."""
@@ -146,3 +215,12 @@ class LLMEngine:
         if known != {sequence for sequence in active if not sequence.finished}:
             raise AssertionError("the scheduler's sequences are not those of the requests")
         self.blocks.check_integrity(self.scheduler.running)
+
+
+def _unusable(logit: float) -> ArmllmError:
+    """What to say where the greatest logit is not finite."""
+    if logit == -math.inf:
+        return RequestError("no token is left that allowed_token_ids, bad_words and min_tokens allow")
+    return ModelError(
+        f"the model's logits are {logit}: its weights are broken, or too large for this dtype (try float32)"
+    )

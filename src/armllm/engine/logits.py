@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen: bias, bans and penalties."""
+"""What a request does to its logits before a token is chosen: bias, bans, penalties, grammars."""
 
 from __future__ import annotations
 
@@ -49,3 +49,5 @@ def _adjust_row(logits: npt.NDArray[np.float32], sequence: Sequence) -> None:
             np.asarray(sequence.token_ids[sequence.num_prompt_tokens :]), return_counts=True
         )
         logits[said] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
+    if sequence.matcher is not None:
+        logits[sequence.matcher.banned(len(logits))] = BANNED

@@ -18,6 +18,8 @@ from armllm.models.loader import Checkpoint, Weights
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
 
+    import numpy.typing as npt
+
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """The scheduled tokens of all sequences in a row. ``rows``: the last token of each that samples."""
+    """The scheduled tokens of all sequences in a row. ``rows``: those whose final state is looked at."""
 
     token_ids: Tensor
     positions: Tensor
@@ -108,12 +110,26 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, sequences: Sequences[Sequence]) -> Tensor:
-        """Compute the scheduled tokens; fp32 logits ``[R, vocab_size]`` of the R sequences that sample."""
-        step = self._prepare(sequences)
-        hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
-        return self.model.logits(hidden)
+        """Compute the scheduled tokens; fp32 logits ``[R, vocab_size]`` of the R sequences that sample.
 
-    def _prepare(self, sequences: Sequences[Sequence]) -> StepInput:
+        Sequences with a reader show it what it wants to see of the hidden states.
+        """
+        counts = [_num_rows(sequence) for sequence in sequences]
+        step = self._prepare(sequences, counts)
+        hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
+        sampling = []
+        row = 0
+        for sequence, count in zip(sequences, counts, strict=True):
+            if count and sequence.reader is not None:
+                first = sequence.num_computed_tokens + sequence.num_scheduled_tokens - count
+                sequence.reader.read(first, hidden[row : row + count], self.model.logits)
+            row += count
+            if sequence.samples_next:
+                sampling.append(row - 1)
+        return self.model.logits(hidden if len(sampling) == len(hidden) else hidden[sampling])
+
+    def _prepare(self, sequences: Sequences[Sequence], num_rows: Sequences[int]) -> StepInput:
+        """The tensors of a step; of each sequence the last ``num_rows`` tokens' states are wanted."""
         counts = np.array([sequence.num_scheduled_tokens for sequence in sequences])
         starts = np.array([sequence.num_computed_tokens for sequence in sequences])
         ends = np.cumsum(counts)
@@ -130,11 +146,10 @@ class ModelRunner:
                 first : first + sequence.num_scheduled_tokens
             ]
         blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
-        samples = np.array([sequence.samples_next for sequence in sequences])
         return StepInput(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
-            rows=torch.from_numpy((ends - 1)[samples]),
+            rows=torch.from_numpy(_last_rows(ends, np.array(num_rows))),
             metadata=AttentionMetadata(
                 slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
                 block_tables=torch.from_numpy(block_tables),
@@ -142,3 +157,14 @@ class ModelRunner:
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
             ),
         )
+
+
+def _num_rows(sequence: Sequence) -> int:
+    """How many of the scheduled tokens, counted from the last, have a final state that someone looks at."""
+    return sequence.num_scheduled_tokens if sequence.needs_every_token else int(sequence.reaches_end)
+
+
+def _last_rows(ends: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The ``counts[i]`` numbers below ``ends[i]`` for each i, in order."""
+    stops = np.cumsum(counts)
+    return np.arange(stops[-1]) + np.repeat(ends - stops, counts)

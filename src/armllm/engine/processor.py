@@ -7,16 +7,27 @@ import random
 from typing import TYPE_CHECKING
 
 from armllm.engine.detokenizer import Detokenizer
+from armllm.engine.pooling import Pooler
+from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence
+from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
+from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from armllm.sampling_params import SamplingParams
+    from armllm.engine.structured import Matcher
+    from armllm.sampling_params import PoolingParams
     from armllm.tokenizer import Tokenizer
+
+# what the sequence of a request for an embedding has as sampling parameters; it never samples
+POOLED = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 class Processor:
-    """Checks prompts and parameters against the model's limits. ``seed``: of requests that bring none."""
+    """Checks prompts and parameters against the model's limits. ``seed``: of requests that bring none.
+
+    May be used by several threads at once.
+    """
 
     def __init__(
         self,
@@ -24,20 +35,33 @@ class Processor:
         *,
         vocab_size: int,
         max_model_len: int,
+        hidden_size: int,
         end_token_ids: frozenset[int],
+        default_pooling: str,
         seed: int,
+        priorities: bool,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
+        self.hidden_size = hidden_size
         self.end_token_ids = end_token_ids
+        self.default_pooling = default_pooling
+        self.priorities = priorities
+        self.grammars = (
+            GrammarCompiler(tokenizer, vocab_size, end_token_ids) if tokenizer is not None else None
+        )
         self._seeds = random.Random(seed)  # noqa: S311 - sampling, not secrecy
 
-    def make_request(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> Request:
+    def make_request(
+        self, request_id: str, prompt: str | list[int], params: SamplingParams, priority: int = 0
+    ) -> Request:
         """A request with its ``n`` sequences; RequestError says what can't be honoured."""
+        self._check_priority(priority)
         token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
         bad_words = self._check_params(params)
+        matcher = self._make_matcher(params)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
         sequences = [
@@ -53,15 +77,58 @@ class Processor:
                 # a string seed is hashed: neighbouring seeds give unrelated streams
                 random=random.Random(f"{seed}/{index}"),  # noqa: S311 - sampling, not secrecy
                 detokenizer=self._make_detokenizer(token_ids, params),
+                priority=priority,
+                matcher=matcher.copy() if matcher is not None else None,
             )
             for index in range(params.n)
         ]
+        if params.prompt_logprobs is not None:
+            sequences[0].prompt_logprobs = PromptLogprobs(token_ids, params.prompt_logprobs, self.tokenizer)
         return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, sequences)
+
+    def make_pooling_request(
+        self, request_id: str, prompt: str | list[int], params: PoolingParams, priority: int = 0
+    ) -> Request:
+        """A request for an embedding of the prompt."""
+        self._check_priority(priority)
+        token_ids = self._tokenize(prompt)
+        self._check_length(token_ids, room=0)
+        if params.dimensions is not None and params.dimensions > self.hidden_size:
+            raise RequestError(f"dimensions {params.dimensions} is above the model's {self.hidden_size}")
+        sequence = Sequence(
+            request_id=request_id,
+            index=0,
+            token_ids=array.array("i", token_ids),
+            num_prompt_tokens=len(token_ids),
+            max_tokens=0,
+            params=POOLED,
+            end_token_ids=frozenset(),
+            bad_words=[],
+            random=random.Random(0),  # noqa: S311 - nothing is drawn
+            detokenizer=None,
+            priority=priority,
+            pooler=Pooler(params, params.pooling or self.default_pooling),
+        )
+        return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, [sequence])
+
+    def _check_priority(self, priority: int) -> None:
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError(f"priority must be an integer, not {priority!r}")
+        if priority and not self.priorities:
+            raise RequestError(f"priority {priority} needs an engine with scheduling_policy 'priority'")
+
+    def _make_matcher(self, params: SamplingParams) -> Matcher | None:
+        if params.structured_outputs is None:
+            return None
+        if self.grammars is None:
+            raise RequestError("skip_tokenizer_init=True: structured_outputs needs a tokenizer")
+        return self.grammars.matcher(params.structured_outputs)
 
     def _tokenize(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("skip_tokenizer_init=True: prompts must be token ids")
+            self._check_text_length(self.tokenizer, prompt)
             return self.tokenizer.encode(prompt)
         for token_id in prompt:
             if (
@@ -74,13 +141,22 @@ class Processor:
                 )
         return list(prompt)
 
-    def _check_length(self, token_ids: list[int]) -> None:
+    def _check_text_length(self, tokenizer: Tokenizer, text: str) -> None:
+        """Refuse a text that is far too long without spending the seconds that tokenizing it takes."""
+        if len(text) > tokenizer.longest_token * self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which can't be as few tokens as the model's"
+                f" max_model_len {self.max_model_len}"
+            )
+
+    def _check_length(self, token_ids: list[int], room: int = 1) -> None:
+        """Refuse a prompt that leaves no room for ``room`` tokens of output."""
         if not token_ids:
             raise RequestError("the prompt is empty: it has no tokens")
-        if len(token_ids) >= self.max_model_len:
+        if len(token_ids) + room > self.max_model_len:
             raise RequestError(
-                f"the prompt has {len(token_ids)} tokens; with at least one of output that is more than the"
-                f" model's max_model_len {self.max_model_len}"
+                f"the prompt has {len(token_ids)} tokens; {'with at least one of output ' if room else ''}"
+                f"that is more than the model's max_model_len {self.max_model_len}"
             )
 
     def _check_params(self, params: SamplingParams) -> list[list[int]]:
@@ -89,8 +165,10 @@ class Processor:
             for token_id in token_ids:
                 if token_id >= self.vocab_size:
                     raise RequestError(f"{name}: {token_id} is not in the vocabulary of {self.vocab_size}")
-        if params.logprobs is not None and params.logprobs > self.vocab_size:
-            raise RequestError(f"logprobs {params.logprobs} is above the vocabulary of {self.vocab_size}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is not None and count > self.vocab_size:
+                raise RequestError(f"{name} {count} is above the vocabulary of {self.vocab_size}")
         if self.tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):

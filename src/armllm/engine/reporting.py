@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.outputs import CompletionOutput, RequestOutput
+from armllm.errors import RequestError
+from armllm.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
 
 def report(request: Request) -> RequestOutput | None:
     """The request's next output, or None if nothing is due; what it tells counts as reported."""
-    kind = request.sequences[0].params.output_kind
     sequences = request.sequences
+    first, finished = sequences[0], request.finished
+    kind = first.params.output_kind
     if kind is RequestOutputKind.FINAL_ONLY:
-        if not request.finished:
+        if not finished:
             return None
     else:
         advanced = [sequence for sequence in sequences if sequence.num_reported_tokens < _num_said(sequence)]
-        if not advanced and not request.finished:
+        if not advanced and not finished:
             return None
         if kind is RequestOutputKind.DELTA:
             sequences = advanced
@@ -29,8 +31,26 @@ def report(request: Request) -> RequestOutput | None:
         prompt=request.prompt,
         prompt_token_ids=request.prompt_token_ids,
         outputs=[_completion(sequence, delta=kind is RequestOutputKind.DELTA) for sequence in sequences],
-        finished=request.finished,
-        num_cached_tokens=request.sequences[0].num_cached_tokens or 0,
+        finished=finished,
+        num_cached_tokens=first.num_cached_tokens or 0,
+        prompt_logprobs=first.prompt_logprobs.described if first.prompt_logprobs is not None else None,
+        embedding=first.pooler.embedding()
+        if first.pooler is not None and finished and first.finish_reason is None
+        else None,
+        error=request.error,
+    )
+
+
+def as_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
+    """A pooled request's output as its user sees it."""
+    if output.embedding is None:
+        raise RequestError(f"request {output.request_id} was aborted")
+    return EmbeddingRequestOutput(
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        outputs=EmbeddingOutput(output.embedding),
+        num_cached_tokens=output.num_cached_tokens,
     )
 
 

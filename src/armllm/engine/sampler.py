@@ -25,20 +25,26 @@ CHUNK = 256
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
-    """One token id per row of fp32 ``logits[rows, vocab_size]``.
+def sample(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """One token id per row of fp32 ``logits[rows, vocab_size]``, and the greatest logit of the row.
 
-    ``uniforms`` are numbers in [0, 1), one per row; those of greedy rows are not looked at.
+    ``uniforms`` are numbers in [0, 1), one per row; those of greedy rows are not looked at. Where the
+    greatest logit is not finite (NaN counts as the greatest), the token id means nothing.
     """
-    token_ids = logits.argmax(-1)
-    drawn = [row for row, choice in enumerate(params) if not choice.greedy]
+    greatest, token_ids = logits.max(-1)
+    greatest_of: list[float] = greatest.tolist()
+    drawn = [
+        row for row, choice in enumerate(params) if not choice.greedy and math.isfinite(greatest_of[row])
+    ]
     if drawn:
         temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
         scaled = logits[drawn] / temperatures.unsqueeze(1)
         thresholds = [_threshold(scaled[index].numpy(), params[row]) for index, row in enumerate(drawn)]
         token_ids[drawn] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
     result: list[int] = token_ids.tolist()
-    return result
+    return result, greatest_of
 
 
 def _threshold(logits: npt.NDArray[np.float32], params: SamplingParams) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
+import itertools
 from typing import TYPE_CHECKING
 
 from armllm.engine.sequence import Sequence, SequenceStatus
@@ -13,25 +14,34 @@ if TYPE_CHECKING:
     from armllm.engine.block_manager import BlockManager
 
 
-class Scheduler:
-    """First come, first served, under one budget of tokens per step that decodes and prefill chunks share.
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
 
-    A sequence is served as far as the budget reaches; what is left of its prompt comes in later steps. When
-    blocks run out, the sequence that was admitted last gives all of its own back and is computed again later;
-    the first one always gets on, because the cache holds at least one sequence of the greatest length.
+
+class Scheduler:
+    """The lowest priority first, then first come, under one budget of tokens per step.
+
+    Decodes and chunks of prompts share the budget: a sequence is served as far as it reaches, and what is
+    left of its prompt comes in later steps. When blocks run out, the running sequence of the last rank gives
+    all of its own back and is computed again later; the first one always gets on, because the cache holds at
+    least one sequence of the greatest length.
     """
 
     def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []  # both lists by rank
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # tokens that were looked for in the prefix cache
+        self.num_prefix_hits = 0  # tokens that were found there
+        self._arrivals = itertools.count()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(sequence)
+        sequence.rank = (sequence.priority, next(self._arrivals))
+        bisect.insort(self.waiting, sequence, key=_rank)
 
     def schedule(self) -> list[Sequence]:
         """Choose the next step; each sequence returned has ``num_scheduled_tokens`` and blocks for them."""
@@ -50,29 +60,40 @@ class Scheduler:
                 scheduled.append(sequence)
         while budget and self.waiting and not preempted and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            sequence.num_computed_tokens = self.blocks.share_prefix(sequence)
-            # Admitted only if all of it fits now: a prompt that starts and is thrown out half-way is work for
-            # nothing.
-            if not self.blocks.can_grow(sequence, sequence.num_tokens):
-                self._give_back(sequence)
+            if not self._admit(sequence):
                 break
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = sequence.num_computed_tokens
-            sequence.status = SequenceStatus.RUNNING
-            self.running.append(self.waiting.popleft())
             budget -= self._commit(sequence, sequence.num_computed_tokens + self._chunk(sequence, budget))
             scheduled.append(sequence)
         return scheduled
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """Take sequences out, wherever they are, and free their blocks."""
-        finished = set(sequences)
-        for sequence in finished:
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            place = self.running if sequence.status is SequenceStatus.RUNNING else self.waiting
+            del place[bisect.bisect_left(place, sequence.rank, key=_rank)]
             self._give_back(sequence)
             sequence.status = SequenceStatus.FINISHED
-        self.running = [sequence for sequence in self.running if sequence not in finished]
-        if any(sequence in finished for sequence in self.waiting):
-            self.waiting = deque(sequence for sequence in self.waiting if sequence not in finished)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Let the first waiting sequence run, if all of its tokens fit now.
+
+        A prompt that starts and is thrown out half-way would be work for nothing.
+        """
+        if not sequence.needs_every_token:
+            sequence.num_computed_tokens = self.blocks.share_prefix(sequence)
+        if not self.blocks.can_grow(sequence, sequence.num_tokens):
+            self._give_back(sequence)
+            return False
+        if sequence.num_cached_tokens is None:  # of a sequence that comes back, its own would be found
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            if self.blocks.enable_prefix_caching and not sequence.needs_every_token:
+                self.num_prefix_queries += sequence.num_tokens
+                self.num_prefix_hits += sequence.num_computed_tokens
+        sequence.status = SequenceStatus.RUNNING
+        bisect.insort(self.running, self.waiting.pop(0), key=_rank)
+        return True
 
     @staticmethod
     def _chunk(sequence: Sequence, budget: int) -> int:
@@ -87,7 +108,7 @@ class Scheduler:
         sequence = self.running.pop()
         self._give_back(sequence)
         sequence.status = SequenceStatus.WAITING
-        self.waiting.appendleft(sequence)
+        bisect.insort(self.waiting, sequence, key=_rank)
         self.num_preemptions += 1
         return sequence
 

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import random
 
     from armllm.engine.detokenizer import Detokenizer
+    from armllm.engine.pooling import Pooler
+    from armllm.engine.prompt_logprobs import PromptLogprobs
+    from armllm.engine.structured import Matcher
+    from armllm.errors import ArmllmError
     from armllm.outputs import Logprob
     from armllm.sampling_params import SamplingParams
 
@@ -30,7 +34,7 @@ class Sequence:
     ``token_ids`` are prompt and output. The keys and values of the first ``num_computed_tokens`` are in the
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
-    the output was part of a `RequestOutput`.
+    the output was part of a `RequestOutput`. ``rank``: the order in which the scheduler serves.
     """
 
     request_id: str
@@ -43,6 +47,11 @@ class Sequence:
     bad_words: list[list[int]]
     random: random.Random
     detokenizer: Detokenizer | None
+    priority: int = 0
+    rank: tuple[int, int] = (0, 0)
+    matcher: Matcher | None = None
+    pooler: Pooler | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
     prefix_ids: list[int] = dataclasses.field(default_factory=list)
@@ -53,6 +62,7 @@ class Sequence:
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    num_silent_tokens: int = 0  # at the end, an end token that is not part of the text
     num_reported_tokens: int = 0
     num_reported_characters: int = 0
 
@@ -77,37 +87,57 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
     @property
-    def samples_next(self) -> bool:
-        """Whether the scheduled tokens reach the last one, so that a new token comes out of this step."""
+    def reaches_end(self) -> bool:
+        """Whether the scheduled tokens reach the last one: its state is what was asked for."""
         return self.num_computed_tokens + self.num_scheduled_tokens == len(self.token_ids)
 
-    def append(self, token_id: int) -> None:
-        """Take a new token, and end the sequence when it, or the text it completes, says so."""
-        self.token_ids.append(token_id)
-        params = self.params
-        reason: str | None = None
-        if token_id in self.end_token_ids:
-            reason = "stop"
-        elif token_id in (params.stop_token_ids or ()):
-            reason, self.stop_reason = "stop", token_id
-        elif self.num_output_tokens >= self.max_tokens:
-            reason = "length"
-        if self.detokenizer is not None and (params.streams or params.stop or reason is not None):
-            ended_by_token = reason == "stop" and not params.include_stop_str_in_output
-            stop_string = self.detokenizer.catch_up(
-                self.token_ids,
-                skip_last=ended_by_token,
-                final=reason is not None,
-                may_stop=self.num_output_tokens > params.min_tokens,
-            )
-            if stop_string is not None:
-                reason, self.stop_reason = "stop", stop_string
-        if reason is not None:
-            self.finish_reason = reason
+    @property
+    def samples_next(self) -> bool:
+        """Whether a new token comes out of this step."""
+        return self.pooler is None and self.reaches_end
 
-    def abort(self) -> None:
-        """End the sequence where it is, because nobody waits for it any more."""
-        self.finish_reason = "abort"
+    @property
+    def reader(self) -> Pooler | PromptLogprobs | None:
+        """Who wants to see the hidden states of the prompt."""
+        return self.pooler or self.prompt_logprobs
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether it is of no use to find tokens in the prefix cache."""
+        reader = self.reader
+        return reader is not None and reader.needs_every_token
+
+    def append(self, token_id: int) -> None:
+        """Take a new token, and end the sequence when it says so."""
+        self.token_ids.append(token_id)
+        if token_id in self.end_token_ids:
+            self.finish_reason = "stop"
+        elif token_id in (self.params.stop_token_ids or ()):
+            self.finish_reason, self.stop_reason = "stop", token_id
+        if self.finish_reason is not None:
+            self.num_silent_tokens = 0 if self.params.include_stop_str_in_output else 1
+        elif self.matcher is not None and self.matcher.advance(token_id):
+            self.finish_reason = "stop"
+        elif self.num_output_tokens >= self.max_tokens:
+            self.finish_reason = "length"
+
+    def detokenize(self) -> None:
+        """Bring the text up to date where someone looks at it, and end the sequence at a stop string."""
+        params, final = self.params, self.finish_reason is not None
+        if self.detokenizer is None or not (params.streams or params.stop or final):
+            return
+        stop_string = self.detokenizer.catch_up(
+            self.token_ids,
+            skip=self.num_silent_tokens,
+            final=final,
+            may_stop=self.num_output_tokens > params.min_tokens,
+        )
+        if stop_string is not None:
+            self.finish_reason, self.stop_reason = "stop", stop_string
+
+    def cut(self, reason: str) -> None:
+        """End the sequence where it is."""
+        self.finish_reason = reason
         if self.detokenizer is not None:
             self.detokenizer.catch_up(self.token_ids, final=True, may_stop=False)
 
@@ -120,6 +150,7 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     sequences: list[Sequence]
+    error: ArmllmError | None = None
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,48 @@
+"""The forms in which the offline API takes prompts; they are vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from armllm.errors import RequestError
+
+# text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}
+Prompt: TypeAlias = str | Sequence[int] | dict[str, Any]
+
+
+def as_batch(prompts: Any) -> list[str | list[int]]:
+    """A list of texts and lists of token ids, from whatever vLLM's `generate` takes."""
+    if isinstance(prompts, (str, dict)) or (_is_list(prompts) and prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    if not _is_list(prompts):
+        raise RequestError(
+            f"prompts must be text, token ids, a dict, or a list of those, not {type(prompts).__name__}"
+        )
+    return [_as_prompt(prompt) for prompt in prompts]
+
+
+def _as_prompt(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, dict):
+        unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
+        if unknown or not prompt:
+            given = ", ".join(unknown) or "none"
+            raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {given}")
+        # with both, as vLLM has it, the ids are the prompt
+        if "prompt_token_ids" in prompt:
+            prompt = prompt["prompt_token_ids"]
+            if not _is_list(prompt):
+                raise RequestError("prompt_token_ids must be a list of ints")
+        else:
+            prompt = prompt["prompt"]
+            if not isinstance(prompt, str):
+                raise RequestError("prompt must be text; give token ids as prompt_token_ids")
+    if isinstance(prompt, str):
+        return prompt
+    if _is_list(prompt):
+        return list(prompt)
+    raise RequestError(f"a prompt must be text, token ids or a dict, not {type(prompt).__name__}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))

@@ -1,0 +1,59 @@
+"""What the engine has done and where its time went."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PHASES = ("schedule", "model", "sample", "detokenize")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineStats:
+    """A snapshot. What counts sequences counts each of a request's ``n``; totals are since the start.
+
+    num_running, num_waiting: sequences now. num_preemptions: how often one had to give its blocks back.
+    num_prompt_tokens, num_generation_tokens: of requests taken in, and given out. num_prefix_queries,
+    num_prefix_hits: prompt tokens looked for and found in the prefix cache. num_blocks, num_used_blocks: of
+    the KV cache, of ``block_size`` tokens each; those that only the prefix cache remembers are free.
+    num_steps; seconds: their time by phase (`PHASES`).
+    """
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_blocks: int
+    num_used_blocks: int
+    block_size: int
+    num_steps: int
+    seconds: dict[str, float]
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """The part of the KV cache that sequences hold, from 0 to 1."""
+        return self.num_used_blocks / self.num_blocks
+
+
+class Stopwatch:
+    """Adds up the seconds of each phase."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextlib.contextmanager
+    def of(self, phase: str) -> Iterator[None]:
+        """Time what is done within."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - started
