@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from armllm.sampling_params import StructuredOutputsParams
     from armllm.tokenizer import Tokenizer
 
-# As JSON is written by people and programs: one space, or a line break and an indentation. Unlimited white
-# space is legal too, and a weak model then writes nothing else until it runs out of tokens.
-WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
+# JSON on one line, as json.dumps writes it. White space without limit is legal too, and a weak model then
+# writes nothing else until it runs out of tokens.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 CACHED_GRAMMARS = 64
 
 
@@ -100,19 +100,19 @@ class GrammarCompiler:
     @functools.cached_property
     def _vocabulary(self) -> llguidance.LLTokenizer:
         """The vocabulary as a trie, made when it is first needed: it takes up to a second."""
-        return _library().LLTokenizer(
-            self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=self._eos
-        )
+        text = self._tokenizer.to_json()
+        made = _library().LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
+        return cast("llguidance.LLTokenizer", made)
 
     def _compile_uncached(self, kind: str, source: str) -> Matcher:
         library = _library()
         make = library.LLMatcher
         try:
             if kind == "json":
-                options = {"whitespace_pattern": WHITESPACE}
-                grammar = make.grammar_from_json_schema(source, overrides=options)
+                grammar = make.grammar_from_json_schema(source, overrides=JSON_STYLE)
             elif kind == "regex":
-                grammar = make.grammar_from_regex(source)
+                # digits are ASCII's: a subset that readers of every dialect expect
+                grammar = make.grammar_from_lark(f"start: /{library.regex_to_lark(source, 'd')}/")
             elif kind == "choice":
                 texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source))
                 grammar = make.grammar_from_lark(f"start: {texts}")
