@@ -59,12 +59,12 @@ class ChatTemplate:
             raise RequestError("continue_final_message needs add_generation_prompt=False")
         conversation = [_plain(message) for message in messages]
         if not conversation:
-            raise RequestError("a conversation needs at least one message")
+            raise RequestError("messages: a conversation needs at least one message")
         given = {"messages": conversation, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             text = self.template.render(**self.tokens | variables | given)
         except Exception as error:  # noqa: BLE001 - a template is someone else's program
-            raise RequestError(f"the chat template fails on these messages: {error}") from None
+            raise RequestError(f"the chat template fails on these messages: {_line(error)}") from None
         return _cut(text, conversation[-1]["content"]) if continue_final_message else text
 
 
@@ -91,7 +91,9 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
 def _plain(message: Message) -> Message:
     """The message with its content as one text; parts that are not text are refused."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError(f"a message must be a dict with a role, not {message!r:.80}")
+        raise RequestError(f"messages: each must be a dict with a role, not {message!r:.80}")
+    if message.get("tool_calls"):
+        message = message | {"tool_calls": [_with_parsed_arguments(call) for call in message["tool_calls"]]}
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
@@ -101,11 +103,31 @@ def _plain(message: Message) -> Message:
                 or not isinstance(part.get("text"), str)
             ):
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise RequestError(f"message content of type {kind!r} is not supported, only text")
+                raise RequestError(f"messages: content of type {kind!r} is not supported, only text")
         return message | {"content": "\n".join(part["text"] for part in content)}
     if content is not None and not isinstance(content, str):
-        raise RequestError(f"message content must be text or a list of parts, not {type(content).__name__}")
+        raise RequestError(f"messages: content must be text or a list of parts, not {type(content).__name__}")
     return dict(message)
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """A tool call with its arguments as a dict, which templates expect; OpenAI's API has them as JSON text."""
+    if not isinstance(call, dict):
+        raise RequestError(f"messages: a tool call must be a dict, not {call!r:.80}")
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        raise RequestError(
+            f"messages: the arguments of a tool call are not JSON: {function['arguments']!r:.80}"
+        ) from None
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
 
 
 def _cut(text: str, final: str | None) -> str:

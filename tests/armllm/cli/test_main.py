@@ -70,7 +70,6 @@ def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
         (["run", "FOLDER"], 2, "prompt"),
         (["run", "/nowhere", "x"], 1, "/nowhere"),
         (["info", "/nowhere"], 1, "/nowhere"),
-        (["serve", "FOLDER"], 2, "serve"),
         (["run", "FOLDER", "x", "--beam-width", "3"], 2, "--beam-width"),
     ],
 )

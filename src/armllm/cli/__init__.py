@@ -1,0 +1,85 @@
+"""The ``armllm`` command. One module per subcommand; everything heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+import typer
+
+from armllm.cli import chat, doctor, info, run, serve
+from armllm.errors import ArmllmError
+
+try:  # typer carries its own click since 0.26
+    from typer._click.exceptions import ClickException
+except ImportError:
+    from click.exceptions import ClickException  # type: ignore[assignment]
+
+INTERRUPTED = 130
+# What to install for a module that is missing; the rest belongs to the engine.
+EXTRAS = {
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "pydantic": "serve",
+    "prometheus_client": "serve",
+    "matplotlib": "bench",
+    "httpx2": "bench",
+}
+
+app = typer.Typer(
+    name="armllm",
+    help="Run large language models on Arm CPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (run, chat, serve, info, doctor):
+    module.register(app)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit status; every error is one or two lines on stderr."""
+    arguments = [dashed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+    try:
+        status = app(arguments, standalone_mode=False)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt  # noqa: TRY301 - typer has caught it and made it a return value
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a user never sees a traceback unasked
+        if "--verbose" in arguments:
+            traceback.print_exc()
+        message, status = _explain(error)
+        print(f"armllm: error: {message}", file=sys.stderr)
+        if "--json" in arguments:
+            print(json.dumps({"schema": 1, "error": message, "status": status}))
+        return status
+    return status if isinstance(status, int) else 0
+
+
+def dashed(argument: str) -> str:
+    """``--max_model_len`` as ``--max-model-len``: guides write both."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """What to tell the user, and the exit status."""
+    if isinstance(error, ArmllmError):
+        return str(error), error.status
+    if isinstance(error, ClickException):
+        return " ".join(error.format_message().split()), 2
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, ModuleNotFoundError):
+        module = (error.name or "").split(".", 1)[0]
+        return f"{module} is not installed: pip install 'armllm[{EXTRAS.get(module, 'engine')}]'", 3
+    if isinstance(error, OSError):
+        return f"{error.filename or 'system'}: {error.strerror or error}", 3
+    return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70

@@ -1,0 +1,54 @@
+"""`armllm run`: complete one prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from armllm.cli.options import AsJson, Model, Verbose, takes_engine_options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="run")(run)
+
+
+@takes_engine_options
+def run(  # noqa: PLR0917 - typer reads options from parameters
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to complete; - reads it from standard input.")],
+    engine: dict[str, Any],
+    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many tokens; 0 is all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(hidden=True)] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Complete one prompt."""
+    from armllm.engine.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
+    from armllm.sampling_params import SamplingParams  # noqa: PLC0415
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    llm = LLM(model, max_num_seqs=max_num_seqs, **engine)
+    (output,) = llm.generate(text, params, use_tqdm=not as_json and sys.stderr.isatty())
+    print(json.dumps({"schema": 1, **dataclasses.asdict(output)}) if as_json else output.outputs[0].text)

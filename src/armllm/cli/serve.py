@@ -1,0 +1,160 @@
+"""`armllm serve`: the OpenAI-compatible server, with vLLM's flags."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from armllm.cli.options import Verbose, only, takes_engine_options
+from armllm.errors import RequestError
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
+ONE_PROCESS = "the engine is one process with as many threads as the CPU has cores"
+MEMORY = "there is no GPU; VLLM_CPU_KVCACHE_SPACE says how many GiB the KV cache gets"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="serve")(serve)
+
+
+@takes_engine_options
+def serve(  # noqa: PLR0917 - typer reads options from parameters
+    ctx: typer.Context,
+    engine: dict[str, Any],
+    model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104 - as vLLM does
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
+    uds: Annotated[str | None, typer.Option(help="Listen on this Unix socket instead.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask clients for this key; may be repeated. Also from VLLM_API_KEY."),
+    ] = None,
+    allowed_origins: Annotated[
+        str, typer.Option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
+    ] = "[]",
+    chat_template: Annotated[
+        str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
+    ] = None,
+    generation_config: Annotated[
+        str, typer.Option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
+    ] = "auto",
+    enable_auto_tool_choice: Annotated[
+        bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="How the model writes calls: hermes, llama3_json or mistral.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="Split off what the model thinks: deepseek_r1 or qwen3.")
+    ] = None,
+    uvicorn_log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS) + ".")] = "info",
+    disable_uvicorn_access_log: Annotated[
+        bool, typer.Option("--disable-uvicorn-access-log", help="No line per request.")
+    ] = False,
+    enable_log_requests: Annotated[
+        bool,
+        typer.Option(
+            "--enable-log-requests/--no-enable-log-requests",
+            help="Log sizes and parameters of requests, never their text.",
+        ),
+    ] = False,
+    disable_log_requests: Annotated[
+        bool, typer.Option("--disable-log-requests", help="The default; for guides that say so.")
+    ] = False,
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", hidden=True)] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", hidden=True)] = 1,
+    data_parallel_size: Annotated[int, typer.Option("--data-parallel-size", "-dp", hidden=True)] = 1,
+    distributed_executor_backend: Annotated[str, typer.Option(hidden=True)] = "mp",
+    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
+    load_format: Annotated[str, typer.Option(hidden=True)] = "auto",
+    swap_space: Annotated[float, typer.Option(hidden=True)] = 0.0,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
+    enable_chunked_prefill: Annotated[bool, typer.Option(hidden=True)] = True,
+    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False,  # noqa: ARG001 - there is none to run
+    disable_log_stats: Annotated[bool, typer.Option("--disable-log-stats", hidden=True)] = False,  # noqa: ARG001 - /metrics has them
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> int:
+    """Serve a model over HTTP, as OpenAI and vLLM do; --help lists flags, vLLM's names are understood."""
+    only("--tensor-parallel-size", tensor_parallel_size, (1,), ONE_PROCESS)
+    only("--pipeline-parallel-size", pipeline_parallel_size, (1,), ONE_PROCESS)
+    only("--data-parallel-size", data_parallel_size, (1,), ONE_PROCESS)
+    only("--distributed-executor-backend", distributed_executor_backend, ("mp", "uni"), ONE_PROCESS)
+    only("--device", device, ("cpu",), "this engine runs on CPUs")
+    only("--load-format", load_format, ("auto", "safetensors"), "only safetensors files are read")
+    only("--swap-space", swap_space, (0.0,), MEMORY)
+    only("--gpu-memory-utilization", gpu_memory_utilization, (None,), MEMORY)
+    only("--enable-chunked-prefill", enable_chunked_prefill, (True,), "prompts are always chunked")
+    only("--enforce-eager", enforce_eager, (True,), "there is nothing to compile")
+    only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
+    if uvicorn_log_level not in LOG_LEVELS:
+        raise RequestError(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")
+    if enable_log_requests and disable_log_requests:
+        raise RequestError("--enable-log-requests and --disable-log-requests exclude each other")
+    if (model_tag is None) == (model is None):
+        raise RequestError(f"give one MODEL: {ctx.command_path} MODEL [OPTIONS]")
+    name = model_tag or model or ""
+
+    from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
+    from armllm.server.service import ServerOptions  # noqa: PLC0415
+
+    options = ServerOptions(
+        served_model_names=tuple(served_model_name or [name]),
+        api_keys=_keys(api_key),
+        chat_template=_template(chat_template),
+        neutral_sampling=generation_config == "vllm",
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        log_requests=enable_log_requests,
+        allowed_origins=_origins(allowed_origins),
+    )
+    return run(
+        name,
+        engine,
+        options,
+        host=host,
+        port=port,
+        uds=uds,
+        log_level=uvicorn_log_level,
+        access_log=not disable_uvicorn_access_log,
+    )
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """Keys from the command line, else from the environment."""
+    keys = given or [os.environ.get("ARMLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
+    if given and not all(key.strip() for key in given):
+        raise RequestError("--api-key must not be empty")
+    return tuple(key for key in keys if key)
+
+
+def _template(given: str | None) -> str | None:
+    """A file's content; what looks like a template is one."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--chat-template {given}: {error}") from None
+
+
+def _origins(given: str) -> tuple[str, ...]:
+    try:
+        origins = json.loads(given.replace("'", '"'))
+    except ValueError:
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(one, str) for one in origins):
+        raise RequestError(f"--allowed-origins must be a JSON list of texts, not {given!r}")
+    return tuple(origins)

@@ -1,0 +1,160 @@
+"""What the engine finds on this machine, and what to do where that is not the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from armllm.engine.memory import available_memory, readable
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+SERVER_PACKAGES = ("starlette", "uvicorn", "httptools", "pydantic", "prometheus_client")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One check. status: "ok", "warn" (slower or poorer than it could be) or "error" (doesn't work)."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """All checks, the most basic first."""
+    found = [_packages(), _kernels()]
+    if found[-1].status != "error":
+        found += [_threads(), _openmp()]
+    return [*found, _allocator(), _memory(), _pages(), _server()]
+
+
+def _packages() -> Finding:
+    try:
+        import torch  # noqa: PLC0415
+    except Exception as error:  # noqa: BLE001 - whatever keeps it from loading is the finding
+        return Finding("torch", "error", f"can't be imported: {error}", "pip install 'armllm[engine]'")
+    version: str = torch.__version__
+    if torch.version.cuda is not None:
+        advice = "a CPU build of torch is smaller and loads faster"
+        return Finding("torch", "warn", f"{version}, a CUDA build", advice)
+    return Finding("torch", "ok", version)
+
+
+def _kernels() -> Finding:
+    try:
+        from armllm import kernels  # noqa: PLC0415
+
+        report = kernels.report()
+    except Exception as error:  # noqa: BLE001 - whatever keeps it from loading is the finding
+        return Finding("kernels", "error", f"can't be loaded: {error}", "install a wheel for this machine")
+    chosen = sorted({entry["target"] for entry in report.values()})
+    cap = os.environ.get("ARMLLM_ISA")
+    shown = f"{platform.machine()}: {', '.join(chosen)}"
+    if cap:
+        return Finding("kernels", "warn", f"{shown}, capped by ARMLLM_ISA={cap}", "unset ARMLLM_ISA")
+    return Finding("kernels", "ok", shown)
+
+
+def _threads() -> Finding:
+    import torch  # noqa: PLC0415
+
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    shown = f"{threads} threads, {cores} CPUs allowed" + (f" ({given})" if given else "")
+    quota = _cpu_quota()
+    usable = cores if quota is None else min(cores, quota)
+    if quota is not None and quota < cores:
+        shown += f", cgroup quota {quota:g} CPUs"
+    if threads > usable:
+        return Finding("threads", "warn", shown, f"OMP_NUM_THREADS={max(1, int(usable))}: more only wait")
+    return Finding("threads", "ok", shown)
+
+
+def _cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs' worth of time that the container may use; None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text()
+            period = (root / "cpu/cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    if quota.strip() in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
+def _openmp() -> Finding:
+    from armllm import kernels  # noqa: PLC0415
+
+    backend = kernels.thread_backend()
+    libraries = sorted(
+        {path for path in _mapped() if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
+    )
+    if len(libraries) > 1:
+        advice = "two OpenMP runtimes fight for the cores; find out which package brings the second"
+        return Finding("OpenMP", "warn", ", ".join(libraries), advice)
+    if backend != "libgomp":
+        advice = "the kernels have a thread pool beside torch's OpenMP team"
+        return Finding("OpenMP", "warn", f"kernels use their own {backend}", advice)
+    return Finding("OpenMP", "ok", f"torch and the kernels share {', '.join(libraries) or backend}")
+
+
+def _allocator() -> Finding:
+    names = ("libtcmalloc", "libjemalloc", "libmimalloc")
+    loaded = sorted({Path(path).name for path in _mapped() if Path(path).name.startswith(names)})
+    if loaded:
+        return Finding("allocator", "ok", f"{', '.join(loaded)} is preloaded")
+    places = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/lib")
+    there = [str(path) for place in places for path in sorted(Path(place).glob("libtcmalloc_minimal.so.4"))]
+    how = (
+        f"export LD_PRELOAD={there[0]}"
+        if there
+        else "apt-get install libtcmalloc-minimal4, then set LD_PRELOAD to libtcmalloc_minimal.so.4"
+    )
+    return Finding("allocator", "warn", "glibc's malloc; tcmalloc is not preloaded", how)
+
+
+def _mapped() -> list[str]:
+    """Paths of the files that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    return [fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6]
+
+
+def _memory() -> Finding:
+    left = available_memory()
+    space = os.environ.get("ARMLLM_KVCACHE_SPACE") or os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+    shown = f"{readable(left)} available" + (f", KV cache {space} GiB" if space else "")
+    if left < 2 << 30:
+        return Finding("memory", "warn", shown, "only small models fit")
+    return Finding("memory", "ok", shown)
+
+
+def _pages() -> Finding:
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return Finding(
+            "huge pages", "ok", f"pages of {readable(PAGE)}; the kernel has no transparent huge ones"
+        )
+    mode = text[text.find("[") + 1 : text.find("]")]
+    shown = f"transparent huge pages: {mode}, pages of {readable(PAGE)}"
+    if mode == "never":
+        advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        return Finding("huge pages", "warn", shown, advice)
+    return Finding("huge pages", "ok", shown)
+
+
+def _server() -> Finding:
+    missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding(
+            "server", "warn", f"not installed: {', '.join(missing)}", "pip install 'armllm[serve]'"
+        )
+    return Finding("server", "ok", "everything `armllm serve` needs is installed")

@@ -1,0 +1,114 @@
+"""The ASGI application: which path is answered by what."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from armllm.server import openapi
+from armllm.server.errors import ApiError, answer_error, error_handlers
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from armllm.server.service import Service
+
+PAGE = Path(__file__).parent / "page"
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+
+
+def create_app(service: Service) -> Starlette:
+    """The application around a loaded model."""
+    middleware = []
+    if service.options.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(service.options.allowed_origins),
+                allow_methods=["*"],
+                allow_headers=["*"],
+            )
+        )
+    if service.options.api_keys:
+        middleware.append(Middleware(KeyGuard, keys=service.options.api_keys))
+    app = Starlette(
+        routes=[
+            *openapi.routes(),
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/", page),
+            Mount("/page", StaticFiles(directory=PAGE)),
+        ],
+        middleware=middleware,
+        exception_handlers=error_handlers(),
+    )
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+async def health(request: Request) -> Response:
+    """Status 200 while requests are served, 503 once the engine has failed."""
+    service: Service = request.app.state.service
+    if service.engine.errored:
+        raise ApiError(str(service.engine.dead_error), status=503, code="engine_error")
+    return Response()
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def page(_request: Request) -> Response:
+    """The page to chat with the model."""
+    return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+
+
+class KeyGuard:
+    """Lets requests for the API through only with one of the keys, compared in constant time."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        # digests have one length, so that the comparison's time tells nothing about a key's
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401 or pass the request on."""
+        if (
+            scope["type"] == "http"
+            and scope["path"].startswith(GUARDED)
+            and scope["method"] != "OPTIONS"
+            and not self._admits(dict(scope["headers"]).get(b"authorization", b""))
+        ):
+            error = ApiError(
+                "an API key is needed: send it as 'Authorization: Bearer KEY'",
+                status=401,
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+            response = await answer_error(Request(scope), error)
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _admits(self, header: bytes) -> bool:
+        scheme, _, key = header.partition(b" ")
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,34 @@
+"""What the server found and decided, in five lines at its start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+import armllm
+from armllm import kernels
+from armllm.engine.memory import readable
+
+if TYPE_CHECKING:
+    from armllm.server.service import Service
+
+
+def greeting(service: Service, address: str) -> list[str]:
+    """Model, threads, kernels, cache and address."""
+    engine = service.engine.llm_engine
+    runner = engine.runner
+    dtype = str(runner.dtype).removeprefix("torch.")
+    blocks = engine.blocks
+    tokens = blocks.num_blocks * blocks.block_size
+    config = runner.model_config
+    element = runner.dtype.itemsize
+    cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element * tokens
+    targets = sorted({entry["target"] for entry in kernels.report().values()})
+    return [
+        f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
+        f"  threads: {torch.get_num_threads()} ({kernels.thread_backend()})",
+        f"  kernels: {', '.join(targets)}",
+        f"  KV cache: {readable(cache)}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
+        f"  serving {', '.join(service.options.served_model_names)} on {address}",
+    ]

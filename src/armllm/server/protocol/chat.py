@@ -1,0 +1,190 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import NotRequired, TypedDict
+
+from armllm.server.protocol.base import MAX_LOGPROBS, Strict
+from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
+from armllm.server.protocol.sampling import Sampling
+
+
+class Message(BaseModel):
+    """What someone said; fields beyond these go to the chat template, which may know them."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str = Field(min_length=1)
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Function(Strict):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool; the only kind is a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class TemplateOptions(Strict):
+    """What a chat template is told beside the messages."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, str]] | None = None
+
+
+class ChatRequest(Sampling, TemplateOptions):
+    """What /v1/chat/completions takes: OpenAI's fields, and vLLM's additions."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **UNSUPPORTED,
+        "audio": (),
+        "modalities": (["text"],),
+        "prediction": (),
+        "web_search_options": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "functions": ([],),
+        "function_call": ("none",),
+        "chat_template": (),
+        "echo": (False,),
+        "mm_processor_kwargs": ({},),
+    }
+
+    model: str | None = None
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
+
+class TopLogprob(TypedDict):
+    """A likely token; ``bytes`` are its UTF-8, which may be a part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The chosen token, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of a choice."""
+
+    content: list[TokenLogprob]
+
+
+class CalledFunction(TypedDict):
+    """A function and the JSON text of its arguments."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call, or in a stream a piece of one: the first has id, type and name."""
+
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    index: NotRequired[int]
+    function: CalledFunction
+
+
+class AssistantMessage(TypedDict):
+    """What the model says; in a stream, what is new of it."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str | None]
+    refusal: NotRequired[None]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    """One answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """The answer to a request that is not streamed."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
+
+
+class ChatChunkChoice(TypedDict):
+    """A piece of one answer."""
+
+    index: int
+    delta: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[int | str | None]
+    token_ids: NotRequired[list[int]]
+
+
+class ChatChunk(TypedDict):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str | None
+    usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]

@@ -1,0 +1,153 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
+
+from armllm.server.protocol.base import Strict, WithoutEffect
+from armllm.server.protocol.sampling import JsonObjectFormat, TextFormat
+
+
+class TextPart(Strict):
+    """A piece of text, said to or by the model."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(Strict):
+    """What someone said; an earlier answer can be given back as it came."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[TextPart]
+    id: str | None = None
+    status: str | None = None
+
+
+class SchemaFormat(Strict):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+TextForm = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class TextOptions(Strict):
+    """What the text must look like."""
+
+    format: TextForm | None = None
+
+
+class ResponsesRequest(WithoutEffect):
+    """What /v1/responses takes: text in, text out; nothing is stored, so nothing can be continued."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "include": ([],),
+        "prompt": (),
+        "reasoning": ({},),
+        "tools": ([],),
+        "tool_choice": ("auto", "none"),
+        "parallel_tool_calls": (True, False),
+        "max_tool_calls": (),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "stream_options": ({},),
+    }
+
+    model: str | None = None
+    input: str | list[InputMessage]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    text: TextOptions | None = None
+    stream: bool | None = None
+
+
+class OutputText(TypedDict):
+    """A text of the model."""
+
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+
+
+class OutputItem(TypedDict):
+    """What the model thought or said."""
+
+    type: Literal["message", "reasoning"]
+    id: str
+    status: NotRequired[str]
+    role: NotRequired[Literal["assistant"]]
+    content: list[OutputText]
+    summary: NotRequired[list[Any]]
+
+
+class InputDetails(TypedDict):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """How many tokens went into thoughts; they are not told apart, so 0."""
+
+    reasoning_tokens: int
+
+
+class ResponsesUsage(TypedDict):
+    """Counted tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    """Why a response is incomplete."""
+
+    reason: str
+
+
+class ResponseObject(TypedDict):
+    """The response, complete or not."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    temperature: float | None
+    top_p: float | None
+    text: dict[str, Any]
+    tool_choice: str
+    tools: list[Any]
+    truncation: str
+    metadata: dict[str, Any]
+    store: bool
+    usage: ResponsesUsage | None

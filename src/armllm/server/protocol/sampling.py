@@ -1,0 +1,164 @@
+"""The sampling fields of completions, chat and responses, and how they become `SamplingParams`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from armllm.errors import RequestError
+from armllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from armllm.server.protocol.base import MAX_CHOICES, Strict, WithoutEffect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Fields that go to SamplingParams as they are.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "ignore_eos",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+
+class JsonSchema(Strict):
+    """OpenAI's wrapping of a schema."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None  # the schema is always kept to
+
+
+class TextFormat(Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Strict):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's ways to say what the output must look like; exactly one is given."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Sampling(WithoutEffect):
+    """OpenAI's sampling fields and vLLM's additions; None is as good as absent."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    request_id: str | None = Field(None, min_length=1, max_length=256)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    return_token_ids: bool | None = None
+
+    def sampling_params(
+        self, defaults: SamplingParams, *, max_tokens: int | None, streamed: bool, **changes: Any
+    ) -> SamplingParams:
+        """``defaults`` are the checkpoint's; RequestError names a field that is out of range."""
+        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            given["logit_bias"] = _token_biases(self.logit_bias)
+        structured = self.structured()
+        if structured is not None:
+            given["structured_outputs"] = structured
+        kind = RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY
+        return dataclasses.replace(
+            defaults, **{**given, "max_tokens": max_tokens, "output_kind": kind, **changes}
+        )
+
+    def structured(self) -> StructuredOutputsParams | None:
+        """The one constraint on the output's form, if there is one."""
+        found = [*self._format(), *self._structured(), *self._guided()]
+        if len(found) > 1:
+            raise RequestError(
+                "response_format, structured_outputs and guided_… exclude each other: give one"
+            )
+        return StructuredOutputsParams(**found[0]) if found else None
+
+    def _format(self) -> Iterator[dict[str, Any]]:
+        if isinstance(self.response_format, JsonObjectFormat):
+            yield {"json_object": True}
+        elif isinstance(self.response_format, JsonSchemaFormat):
+            schema = self.response_format.json_schema.schema_
+            if schema is None:
+                raise RequestError("response_format: json_schema needs a schema")
+            yield {"json": schema}
+
+    def _structured(self) -> Iterator[dict[str, Any]]:
+        if self.structured_outputs is not None:
+            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            yield {name: value for name, value in given.items() if value is not False}
+
+    def _guided(self) -> Iterator[dict[str, Any]]:
+        for name in ("json", "regex", "choice", "grammar"):
+            value = getattr(self, f"guided_{name}")
+            if value is not None:
+                yield {name: value}
+
+
+def _token_biases(biases: dict[str, float]) -> dict[int, float]:
+    """JSON has only strings as keys."""
+    result = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise RequestError(f"logit_bias: {key!r:.40} is not a token id")
+        result[int(key)] = bias
+    return result

@@ -1,0 +1,111 @@
+"""/tokenize, /detokenize, /v1/embeddings, /v1/models and /version."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import NotRequired, TypedDict
+
+from armllm.server.protocol.base import Body, WithoutEffect
+from armllm.server.protocol.chat import Message, TemplateOptions, Tool
+
+
+class TokenizeRequest(Body, TemplateOptions):
+    """A text or a conversation to tokenize."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("one_of", "either prompt or messages is required")
+        return self
+
+
+class Tokenized(TypedDict):
+    """Token ids and how many there are."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to turn into text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class Detokenized(TypedDict):
+    """The text of some token ids."""
+
+    prompt: str
+
+
+class EmbeddingRequest(WithoutEffect):
+    """Texts or token ids to embed."""
+
+    model: str | None = None
+    input: str | list[str] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    add_special_tokens: bool | None = None
+
+
+class Embedding(TypedDict):
+    """One vector, as numbers or as the base64 of little-endian fp32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    """Counted tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    """The vectors, in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ModelCard(TypedDict):
+    """A name that the model is served under."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+    permission: NotRequired[list[Any]]
+
+
+class ModelList(TypedDict):
+    """All names."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Version(TypedDict):
+    """The version of armllm."""
+
+    version: str

@@ -1,0 +1,168 @@
+"""`armllm serve`: bind, load, listen; drain at the first signal, stop at the second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from armllm.server.service import ServerOptions, Service
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ENGINE_FAILED = 70
+
+
+def serve(
+    model: str,
+    engine_options: dict[str, Any],
+    options: ServerOptions,
+    *,
+    host: str,
+    port: int,
+    uds: str | None = None,
+    log_level: str = "info",
+    access_log: bool = True,
+) -> int:
+    """Serve a model until a signal comes; return the exit status.
+
+    The port is taken before the model is loaded, and listened to after: whoever can connect is served.
+    """
+    # As PID 1 of a container, a process that has no handler never sees SIGTERM.
+    for number in SIGNALS:
+        signal.signal(number, _stop_now)
+    with _bound(host, port, uds) as sock:
+        from armllm.engine.async_llm import AsyncLLM  # noqa: PLC0415 - torch takes seconds, a port in use doesn't
+        from armllm.server.service import Service  # noqa: PLC0415
+
+        engine = AsyncLLM(model, **engine_options)
+        try:
+            service = Service(engine, options)
+            return _run(service, sock, _address(sock, uds), log_level=log_level, access_log=access_log)
+        finally:
+            engine.shutdown()
+
+
+def _run(service: Service, sock: socket.socket, address: str, *, log_level: str, access_log: bool) -> int:
+    import uvicorn  # noqa: PLC0415 - not needed to say that a port is in use
+
+    from armllm.server.app import create_app  # noqa: PLC0415
+    from armllm.server.greeting import greeting  # noqa: PLC0415
+
+    class Server(uvicorn.Server):
+        """uvicorn's, with signals as a container wants them, ending when the engine has failed."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for line in greeting(service, address):
+                print(line, file=sys.stderr, flush=True)
+
+        async def on_tick(self, counter: int) -> bool:
+            return service.engine.errored or await super().on_tick(counter)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop = asyncio.get_running_loop()
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self._drain)
+            yield
+
+        def _drain(self) -> None:
+            if self.should_exit:
+                _stop_now()
+            self.should_exit = True
+            running = len(self.server_state.tasks)
+            print(
+                f"armllm: stopping after the {running} requests that are running; a second signal stops now",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    config = uvicorn.Config(
+        create_app(service),
+        log_level=log_level,
+        log_config=_log_config(log_level),
+        access_log=access_log,
+        lifespan="off",
+        server_header=False,
+        ws="none",
+        http="httptools",
+    )
+    server = Server(config)
+    server.run(sockets=[sock])
+    if service.engine.errored:
+        print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)
+        return ENGINE_FAILED
+    return 0
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+    """A socket that has its address but doesn't listen yet."""
+    if uds is not None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.bind(uds)
+            except OSError as error:
+                raise RequestError(
+                    f"--uds {uds}: {error.strerror or error}; remove it or choose another"
+                ) from None
+            try:
+                yield sock
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(uds)  # noqa: PTH108
+        return
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise RequestError(f"--host {host}: {error.strerror or error}") from None
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(address)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RequestError(
+                f"can't use {host}:{port}: {reason}; choose another --port or --host"
+            ) from None
+        yield sock
+
+
+def _address(sock: socket.socket, uds: str | None) -> str:
+    if uds is not None:
+        return f"unix:{uds}"
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
+    """End without waiting for the engine's thread, which may be within torch for seconds."""
+    print("armllm: stopped", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+def _log_config(level: str) -> dict[str, Any]:
+    """Everything goes to stderr, one line each."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {
+            "stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
+        },
+        "loggers": {
+            "uvicorn": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},
+            "armllm": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        },
+    }

@@ -1,0 +1,181 @@
+"""What the endpoints share: the engine, the names of its model, its templates and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from armllm.chat import ChatTemplate, find_template
+from armllm.errors import RequestError
+from armllm.sampling_params import SamplingParams
+from armllm.server.errors import ApiError
+from armllm.server.generation import Prompt
+from armllm.server.metrics import Metrics
+from armllm.server.reasoning import REASONING_PARSERS
+from armllm.server.tools import TOOL_PARSERS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from armllm.engine.async_llm import AsyncLLM
+    from armllm.outputs import RequestOutput
+    from armllm.tokenizer import Tokenizer
+
+# Shorter texts are tokenized in less time than it takes to hand them to another thread.
+LONG_TEXT = 2000
+# From here on it pays to find out by its length alone that a text is hopeless.
+HUGE_TEXT = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What the server is told beside the engine's own options.
+
+    served_model_names: names of the model, the first is the one answers bear. api_keys: any of them opens
+    /v1; empty: no key is asked for. chat_template: source of a template instead of the checkpoint's.
+    tool_call_parser, reasoning_parser: names in `TOOL_PARSERS` and `REASONING_PARSERS`.
+    enable_auto_tool_choice: whether the model may decide to call tools. neutral_sampling: requests start from
+    neutral defaults instead of the checkpoint's generation_config.json. log_requests: a line per request,
+    without its text. allowed_origins: web pages that may use the server.
+
+    Raises RequestError for a parser that does not exist.
+    """
+
+    served_model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    chat_template: str | None = None
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    neutral_sampling: bool = False
+    log_requests: bool = False
+    allowed_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for flag, name, known in (
+            ("--tool-call-parser", self.tool_call_parser, TOOL_PARSERS),
+            ("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS),
+        ):
+            if name is not None and name not in known:
+                raise RequestError(f"{flag} must be one of {', '.join(known)}, not {name!r}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise RequestError("--enable-auto-tool-choice needs --tool-call-parser")
+
+
+class Service:
+    """One served model."""
+
+    def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.tokenizer = engine.get_tokenizer()
+        self.default_sampling = (
+            SamplingParams() if options.neutral_sampling else engine.get_default_sampling_params()
+        )
+        self.max_model_len = engine.max_model_len
+        self.vocab_size = engine.llm_engine.processor.vocab_size
+        self.model = options.served_model_names[0]
+        self.created = int(time.time())
+        self.metrics = Metrics(engine, self.model)
+        self._templates: dict[bool, ChatTemplate] = {}
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model."""
+        if name is not None and name not in self.options.served_model_names:
+            raise ApiError(
+                f"the model {name!r} does not exist; this server has {self.model!r}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+
+    def start(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int | None
+    ) -> AsyncIterator[RequestOutput]:
+        """The engine's outputs for one prompt."""
+        if priority and self.engine.llm_engine.config.scheduling_policy != "priority":
+            raise ApiError("priority needs a server with --scheduling-policy priority", param="priority")
+        return self.engine.generate(token_ids, params, request_id, priority or 0)
+
+    def template(self, *, tools: bool) -> ChatTemplate:
+        """The chat template for conversations with or without tools; RequestError if there is none."""
+        if tools not in self._templates:
+            source = self.options.chat_template or find_template(
+                self.tokenizer.folder, self.tokenizer.settings, tools=tools
+            )
+            self._templates[tools] = ChatTemplate(source, self.tokenizer.special_texts())
+        return self._templates[tools]
+
+    async def encode(self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None) -> Prompt:
+        """Tokenize a prompt, away from the event loop if it is long; the last ``truncate_to`` tokens stay."""
+        longest = self.max_model_len * self.tokenizer.longest_token if len(text) > HUGE_TEXT else len(text)
+        if len(text) > longest and truncate_to is None:
+            raise ApiError(
+                f"the prompt has {len(text)} characters, more than the model's max_model_len"
+                f" {self.max_model_len} tokens can hold",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        token_ids = await _away_if(len(text) > LONG_TEXT, encode)
+        return self.truncated(Prompt(token_ids, text), truncate_to)
+
+    async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """Put a conversation into the model's words."""
+        template = self.template(tools=bool(options.get("tools")))
+        size = sum(len(str(message.get("content"))) for message in messages)
+        text: str = await _away_if(size > LONG_TEXT, functools.partial(template.render, messages, **options))
+        return text
+
+    @staticmethod
+    def truncated(prompt: Prompt, length: int | None) -> Prompt:
+        """The last ``length`` tokens of a prompt."""
+        if length is None or len(prompt.token_ids) <= length:
+            return prompt
+        return Prompt(prompt.token_ids[-length:], prompt.text)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Refuse a prompt that is empty or leaves no room for a token."""
+        self.output_tokens(prompt, None)
+
+    def output_tokens(self, prompt: Prompt, max_tokens: int | None) -> int:
+        """How many tokens may follow the prompt: what was asked for, or all that fit; ApiError if none."""
+        size = len(prompt.token_ids)
+        room = self.max_model_len - size
+        if size == 0:
+            raise ApiError("the prompt is empty: it has no tokens", param="prompt", code="invalid_value")
+        if room < max(max_tokens or 1, 1):
+            asked = f" and max_tokens is {max_tokens}" if max_tokens else ""
+            raise ApiError(
+                f"the prompt has {size} tokens{asked}: together that is more than the model's max_model_len"
+                f" {self.max_model_len}",
+                param="prompt" if room < 1 else "max_tokens",
+                code="context_length_exceeded",
+            )
+        return room if max_tokens is None else max_tokens
+
+
+def new_id(prefix: str, given: str | None = None) -> str:
+    """An id for an answer; clients may bring their own."""
+    return prefix + (given or uuid.uuid4().hex)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """How the vocabulary spells a token; empty for an id that it leaves out."""
+    text: str | None = tokenizer._tokenizer.id_to_token(token_id)  # noqa: SLF001 - one call is no reason for an API
+    return text or ""
+
+
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Refuse token ids that the model does not have."""
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"{field}: token id {wrong} is not in the vocabulary of {vocab_size}")
+
+
+async def _away_if(slow: bool, work: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(work) if slow else work()

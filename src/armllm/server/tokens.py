@@ -1,0 +1,94 @@
+"""/tokenize, /detokenize, /v1/models and /version."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import armllm
+from armllm.server.conversation import render_prompt
+from armllm.server.errors import ApiError
+from armllm.server.http import json_response, read_body, unless_disconnected
+from armllm.server.protocol.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    TokenizeRequest,
+    Version,
+)
+from armllm.server.service import Service, check_vocabulary, token_text
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+
+async def tokenize(request: Request) -> Response:
+    """Turn a text or a conversation into token ids."""
+    service: Service = request.app.state.service
+    body = await read_body(request, TokenizeRequest)
+    service.check_model(body.model)
+
+    async def work() -> Tokenized:
+        if body.prompt is not None:
+            special = body.add_special_tokens is not False
+            text = body.prompt
+        else:
+            special = bool(body.add_special_tokens)
+            text = await render_prompt(service, body, body.messages or [], body.tools)
+        ids = (await service.encode(text, add_special_tokens=special)).token_ids
+        texts = [token_text(service.tokenizer, one) for one in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": texts}
+
+    return json_response(await unless_disconnected(request, work()))
+
+
+async def detokenize(request: Request) -> Response:
+    """Turn token ids into text, special tokens included."""
+    service: Service = request.app.state.service
+    body = await read_body(request, DetokenizeRequest)
+    service.check_model(body.model)
+    check_vocabulary(body.tokens, service.vocab_size, "tokens")
+    answer: Detokenized = {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return json_response(answer)
+
+
+async def list_models(request: Request) -> Response:
+    """All names that the model is served under."""
+    service: Service = request.app.state.service
+    answer: ModelList = {
+        "object": "list",
+        "data": [_card(service, name) for name in service.options.served_model_names],
+    }
+    return json_response(answer)
+
+
+async def get_model(request: Request) -> Response:
+    """One name."""
+    service: Service = request.app.state.service
+    name = request.path_params["model"]
+    try:
+        service.check_model(name)
+    except ApiError as error:
+        error.param = None
+        raise
+    return json_response(_card(service, name))
+
+
+async def version(_request: Request) -> Response:
+    """The version of armllm."""
+    answer: Version = {"version": armllm.__version__}
+    return json_response(answer)
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "armllm",
+        "root": service.engine.llm_engine.config.model,
+        "parent": None,
+        "max_model_len": service.max_model_len,
+    }
