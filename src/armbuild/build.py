@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,9 @@ def build(
     with cache.lock(folder, on_wait=on_wait):
         setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
         _forget_other_world(folder, setup)
-        sources = source.mirror(plan.project.folder, folder, leave_out=plan.out)
+        sources = source.mirror(
+            plan.project.folder, folder, leave_out=plan.out, complete=plan.project.origin is not None
+        )
         hooks = {**setup.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
             shutil.rmtree(sources / "build/lib", ignore_errors=True)
@@ -116,10 +119,15 @@ def _run_back_end(
         if not extra <= requires:
             environment = isolation.environment(python, requires | extra, log=log)
             builder = ProjectBuilder.from_isolated_env(environment, sources, runner=run_hook)
-        return Path(builder.build("wheel", out, settings))
+        with warnings.catch_warnings(record=True) as said:  # the back end's, not ours
+            warnings.simplefilter("always")
+            made = Path(builder.build("wheel", out, settings))
+        with log.open("a") as sink:
+            sink.writelines(f"{warning.message}\n" for warning in said)
     except BuildBackendException as error:
         if isinstance(error.exception, ArmbuildError):
             raise error.exception from None
         raise BuildError(f"the project's build failed: {error}\n  log: {log}") from error
     except BuildException as error:
         raise UsageError(f"{plan.project.folder}: {error}") from error
+    return made

@@ -7,7 +7,7 @@ import platform
 import re
 import shlex
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -15,11 +15,13 @@ from packaging.version import InvalidVersion, Version
 
 from armbuild import cache, isa, project, pythons
 from armbuild.errors import UsageError
+from armbuild.user_tests import UserTests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.fetch import Origin
     from armbuild.pythons import HostPython
 
 LANES = ("cross", "native")
@@ -27,6 +29,7 @@ GLIBC = "2.28"
 """What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
 KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
 """The targets that have a command-line flag; those without one (scalar, neon) are always in."""
+NO_TESTS = UserTests()
 SMOKE_CPUS = ("neoverse-n1", "neoverse-v1", "max")
 
 
@@ -48,12 +51,14 @@ class Plan:
     out: Path
     cpus: tuple[str, ...]
     """Where the smoke test runs; empty: nowhere."""
+    tests: UserTests = NO_TESTS
+    """What the smoke test does; nothing named: the engine's own test."""
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Return the kernel targets that go into the wheel, lowest first."""
-        names = [target.name for target in isa.kernel_targets() if target.machine in ("any", "aarch64")]
-        return tuple(name for name in names if self.kernels.get(name, True)) if self.project.is_armllm else ()
+        names = project.kernel_targets(self.project) if self.project.is_armllm else ()
+        return tuple(name for name in names if self.kernels.get(name, True))
 
     @property
     def label(self) -> str | None:
@@ -123,25 +128,28 @@ class Plan:
             ],
             "steps": ["build", "repair", "audit", *(["smoke"] if self.cpus else [])],
             "smoke": list(self.cpus),
+            "tests": list(self.tests.labels()),
         }
 
 
 def plan(
     folder: Path,
     *,
+    origin: Origin | None = None,
     python_versions: Sequence[str] = (),
     lane: str | None = None,
     kernels: Mapping[str, bool | None] | None = None,
     baseline: str | None = None,
     out: Path,
     cpus: Sequence[str] = SMOKE_CPUS,
+    tests: UserTests = NO_TESTS,
 ) -> Plan:
     """Check every choice and return what will be done.
 
     ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said". Raises UsageError for
     a choice that cannot be honoured and MissingError for a Python that this machine lacks.
     """
-    described = project.read(folder)
+    described = project.read(folder, origin)
     chosen = _lane(lane, platform.machine())
     _check_out(out)
     interpreters = tuple(pythons.find(version) for version in dict.fromkeys(python_versions)) or (
@@ -163,9 +171,10 @@ def plan(
         kernels=_kernels(described, kernels or {}),
         baseline=core[0] if core else None,
         flags=tuple(shlex.split(flags)),
-        epoch=project.source_epoch(described.folder),
+        epoch=project.source_epoch(described),
         out=out.absolute(),
-        cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm else (),
+        cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm or tests else (),
+        tests=replace(tests, project=described.folder),
     )
 
 
@@ -208,7 +217,7 @@ def _kernels(described: project.Project, asked: Mapping[str, bool | None]) -> di
                 f"--{'' if given[flag] else 'no-'}{flag}: {described.name} has no kernel targets of armllm"
             )
         return {}
-    there = [target.name for target in isa.kernel_targets() if target.name in KERNEL_FLAGS]
+    there = [name for name in project.kernel_targets(described) if name in KERNEL_FLAGS]
     for name, value in given.items():
         if value and name not in there:
             have = ", ".join(there) or "none of the optional ones"

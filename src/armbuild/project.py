@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.parser
 import os
 import sys
 from dataclasses import dataclass
@@ -16,11 +17,15 @@ from armbuild.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from armbuild.fetch import Origin
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
+KERNEL_TABLE = "src/armbuild/data/kernels.toml"
 LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
 
 
@@ -38,6 +43,8 @@ class Project:
     requires_python: str
     tool: dict[str, Any]
     """The ``[tool]`` table."""
+    origin: Origin | None = None
+    """The sdist that the folder was unpacked from."""
 
     @property
     def is_armllm(self) -> bool:
@@ -45,8 +52,11 @@ class Project:
         return self.name == "armllm"
 
 
-def read(folder: Path) -> Project:
-    """Read ``pyproject.toml`` or ``setup.py``; raises UsageError that says what is wrong with the folder."""
+def read(folder: Path, origin: Origin | None = None) -> Project:
+    """Read ``pyproject.toml``, ``setup.py`` and an sdist's ``PKG-INFO``.
+
+    Raises UsageError that says what is wrong with the folder.
+    """
     if not folder.exists():
         raise UsageError(f"{folder}: no such folder")
     if not folder.is_dir():
@@ -65,7 +75,8 @@ def read(folder: Path) -> Project:
         raise UsageError(f"{path}: [build-system] and [project] must be tables")
     if path.is_file() and not build_system and not project and not (folder / "setup.py").is_file():
         raise UsageError(f"{path}: neither [build-system] nor [project]: it describes no package")
-    requires_python = str(project.get("requires-python", ""))
+    stated = _package_info(folder) if origin else {}
+    requires_python = str(project.get("requires-python", stated.get("Requires-Python", "")))
     listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
     if not isinstance(listed, list):
         raise UsageError(f"{path}: [build-system] requires must be a list")
@@ -76,17 +87,41 @@ def read(folder: Path) -> Project:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
     return Project(
         folder=folder,
-        name=canonicalize_name(str(project.get("name", folder.name))),
-        version=str(project["version"]) if "version" in project else None,
+        name=canonicalize_name(str(project.get("name", stated.get("Name", folder.name)))),
+        version=str(project["version"]) if "version" in project else stated.get("Version"),
         backend=str(build_system.get("build-backend", LEGACY_BACKEND)),
         requires=requires,
         requires_python=requires_python,
         tool=table.get("tool", {}),
+        origin=origin,
     )
 
 
-def source_epoch(folder: Path) -> int:
-    """Return SOURCE_DATE_EPOCH: the environment's, else the last commit's time, else zip's 1980."""
+def _package_info(folder: Path) -> dict[str, str]:
+    """Return what an sdist's own metadata says, where it has one."""
+    path = folder / "PKG-INFO"
+    if not path.is_file():
+        return {}
+    return dict(email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace")))
+
+
+def kernel_targets(described: Project) -> tuple[str, ...]:
+    """Return the AArch64 kernel targets that this version of the engine's sources has, lowest first.
+
+    Its own table counts, not that of the armbuild that runs: the two may be of different versions.
+    """
+    path = described.folder / KERNEL_TABLE
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file: this is not a whole source tree of armllm")
+    try:
+        targets = _load(path)["target"]
+        return tuple(item["name"] for item in targets if item["machine"] in ("any", "aarch64"))
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path}: a [[target]] without {error}") from error
+
+
+def source_epoch(described: Project) -> int:
+    """Return SOURCE_DATE_EPOCH: the environment's, else the sdist's or last commit's time, else 1980."""
     from armbuild import process  # noqa: PLC0415 - reading a project needs no subprocess
 
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -94,8 +129,10 @@ def source_epoch(folder: Path) -> int:
         if not given.isdigit():
             raise UsageError(f"SOURCE_DATE_EPOCH={given}: not a number of seconds")
         return int(given)
-    commit = process.succeeds(["git", "-C", folder, "log", "-1", "--format=%ct"])
-    return int(commit) if commit else 315532800
+    if described.origin:
+        return max(described.origin.epoch, EARLIEST)
+    commit = process.succeeds(["git", "-C", described.folder, "log", "-1", "--format=%ct"])
+    return int(commit) if commit else EARLIEST
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from armbuild import process, pythons, wheelfile
 from armbuild.errors import BuildError, MissingError
+from armbuild.project import EARLIEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 EXCLUDED = ("libgomp.so*", "libtorch*.so*", "libc10*.so*")
 """Libraries that torch brings: a second copy in one process is a second thread team or runtime."""
-EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
 
 
 @dataclass(frozen=True, kw_only=True)

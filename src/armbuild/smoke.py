@@ -1,7 +1,11 @@
-"""Real inference with a built wheel on each CPU asked for: natively on AArch64, under QEMU elsewhere."""
+"""Run a built wheel on each CPU asked for: natively on AArch64, under QEMU elsewhere.
+
+The engine's wheel does real inference; any other runs the tests that the user names.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -12,8 +16,9 @@ import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, wheelfile
+from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, user_tests, wheelfile
 from armbuild.errors import MissingError, UsageError
+from armbuild.user_tests import UserTests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +28,7 @@ NATIVE = "native"
 """The CPU name that stands for this machine itself."""
 EXTRAS = ("engine",)
 TIMEOUT = 1200.0
+NO_TESTS = UserTests()
 TORCH_FLOOR = frozenset({"atomics"})
 """Features (Linux names) without which torch 2.10's AArch64 wheel dies while it is imported: a static
 initialiser executes LDADDAL, an atomic instruction of Armv8.1 (pytorch/pytorch#174344, seen under QEMU
@@ -43,6 +49,8 @@ class CpuResult:
     seconds: float
     report: Mapping[str, Any] | None
     """What ``python -m armllm.smoke --json`` said."""
+    said: str = ""
+    """The last line of a user's test that passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,8 @@ class SmokeReport:
     python: str
     torch: str | None
     results: tuple[CpuResult, ...]
+    tests: tuple[str, ...] = ()
+    """What was run, where the user named it; empty: the engine's own test."""
 
     @property
     def ok(self) -> bool:
@@ -99,15 +109,32 @@ def default_cpus() -> tuple[str, ...]:
     return (NATIVE,) if platform.machine() == "aarch64" else ("neoverse-n1", "neoverse-v1", "max")
 
 
-def check(path: Path) -> wheelfile.WheelFile:
+def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
     """Return the wheel if the smoke test can run it; raises UsageError that says in a line why not."""
     wheel = wheelfile.read(path)
     wrong = wheelfile.mismatches(wheel)
     if wrong:
         raise UsageError(f"{path.name} is for another machine or misnamed: {wrong[0]}")
-    if wheel.name != "armllm":
-        raise UsageError(f"{path.name}: only armllm carries a smoke test; this is {wheel.name}")
+    tests.check()
+    if wheel.name != "armllm" and not tests:
+        raise UsageError(
+            f"{path.name}: only armllm carries a smoke test of its own: say --import NAME or --command TEXT"
+        )
     return wheel
+
+
+def python_for(wheel: wheelfile.WheelFile) -> str:
+    """Return the Python to run a wheel with: its own, or for one that serves several, one that is there."""
+    if wheel.python:
+        return wheel.python
+    running = "{}.{}".format(*sys.version_info[:2])
+    there = [running, *arm64_root.SUITES]
+    fitting = [version for version in there if wheel.serves(version) and (version in arm64_root.SUITES)]
+    if platform.machine() == "aarch64" and wheel.serves(running):
+        return running
+    if not fitting:
+        raise MissingError(f"{wheel.path.name}: it needs a Python that no Debian release carries")
+    return fitting[0]
 
 
 def smoke(
@@ -115,25 +142,27 @@ def smoke(
     names: Sequence[str],
     work: Path,
     *,
+    tests: UserTests = NO_TESTS,
     mirror: str | None = None,
+    timeout: float = TIMEOUT,
     on_step: Callable[[str], None] = lambda _what: None,
     on_result: Callable[[CpuResult], None] = lambda _result: None,
 ) -> SmokeReport:
-    """Install the wheel at ``path`` for AArch64 and run its smoke test on each CPU of ``names``.
+    """Install the wheel at ``path`` for AArch64 and run ``tests``, or the engine's own, on each CPU named.
 
-    Raises UsageError for a wheel or CPU it cannot use, MissingError when QEMU, the root or torch cannot be
-    had.
+    Raises UsageError for a wheel, CPU or test it cannot use, MissingError when QEMU, the root or a package
+    that the wheel requires cannot be had. A run that lasts longer than ``timeout`` seconds has failed.
     """
-    wheel = check(path)
+    wheel = check(path, tests)
     chosen = check_names(names)
     models = tuple(cpu.model for cpu in chosen if cpu.model)
     emulator = qemu.find(models, mirror=mirror) if models else None
-    python = wheel.python or "{}.{}".format(*sys.version_info[:2])
+    python = python_for(wheel)
     log = work / "smoke-install.log"
     host = _host(python)
-    packages = target_packages.requirements(wheel, python, EXTRAS)
+    packages = target_packages.requirements(wheel, python, () if tests else EXTRAS)
     on_step(f"AArch64 packages for Python {python}")
-    site = target_packages.cached(packages, python, host=host, log=log)
+    site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
     own = work / "site"
     target_packages.install([path], python, own, log=log, dependencies=False)
     if host:
@@ -146,28 +175,50 @@ def smoke(
         interpreter = arm64_root.interpreter(root, python)
     else:
         prefix, interpreter = [], pythons.find(python).executable
-    commands = {
-        cpu.name: [
-            *prefix,
-            *(("-cpu", cpu.model) if cpu.model else ()),
-            interpreter,
-            "-m",
-            "armllm.smoke",
-            "--json",
-            *(("--no-onednn",) if cpu.model else ()),
-        ]
-        for cpu in chosen
-    }
-    available = kernel_targets(path)
-    results = _run_all(
-        chosen,
-        commands,
-        env=environment(own, site, work, emulated=bool(models)),
-        available=available,
-        work=work,
-        on_result=on_result,
+    starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in chosen}
+    env = environment(own, site, work, emulated=bool(models))
+    if tests:
+        if emulator:
+            env["PYTHONHOME"] = str(root / "usr")
+        programs = {cpu.name: work / "programs" / cpu.name for cpu in chosen}
+        for name, start in starts.items():
+            user_tests.programs(programs[name], start, start[:-1], (own, site))
+        runs = {
+            name: _Test(
+                [user_tests.script(tests, folder, own)],
+                {**env, "PATH": f"{folder}:{env['PATH']}"},
+                functools.partial(judge_status, timeout=timeout),
+            )
+            for name, folder in programs.items()
+        }
+    else:
+        available = kernel_targets(path)
+        words = ("-m", "armllm.smoke", "--json")
+        runs = {
+            cpu.name: _Test(
+                [*starts[cpu.name], *words, *(("--no-onednn",) if cpu.model else ())],
+                env,
+                lambda run, status: judge(run, status, available),
+            )
+            for cpu in chosen
+        }
+    results = _run_all(chosen, runs, work=work, timeout=timeout, on_result=on_result)
+    return SmokeReport(
+        wheel=path.name,
+        python=python,
+        torch=_installed_torch(site),
+        results=results,
+        tests=tests.labels(),
     )
-    return SmokeReport(wheel=path.name, python=python, torch=_installed_torch(site), results=results)
+
+
+@dataclass(frozen=True)
+class _Test:
+    """What is started on one CPU, and who says whether it went well."""
+
+    command: Sequence[str | Path]
+    env: Mapping[str, str]
+    judge: Callable[[Run, int], CpuResult]
 
 
 EMULATED = {
@@ -208,11 +259,10 @@ def kernel_targets(path: Path) -> frozenset[str] | None:
 
 def _run_all(
     chosen: Sequence[Cpu],
-    commands: Mapping[str, Sequence[str | Path]],
+    tests: Mapping[str, _Test],
     *,
-    env: Mapping[str, str],
-    available: frozenset[str] | None,
     work: Path,
+    timeout: float,
     on_result: Callable[[CpuResult], None],
 ) -> tuple[CpuResult, ...]:
     """Run the CPUs side by side, at most two and no more than there are cores: memory is limited too."""
@@ -221,12 +271,13 @@ def _run_all(
     try:
         while waiting or running:
             while waiting and len(running) < places:
-                running.append(_start(waiting.pop(0), commands, env, work))
+                cpu = waiting.pop(0)
+                running.append(_start(cpu, tests[cpu.name], work, timeout))
             for run in list(running):
                 status = run.poll()
                 if status is not None:
                     running.remove(run)
-                    result = judge(run, status, available)
+                    result = tests[run.cpu.name].judge(run, status)
                     results[run.cpu.name] = result
                     on_result(result)
             time.sleep(0.05)
@@ -246,12 +297,41 @@ class Run:
     start: float
 
 
-def _start(cpu: Cpu, commands: Mapping[str, Sequence[str | Path]], env: Mapping[str, str], work: Path) -> Run:
-    output, log = work / f"smoke-{cpu.name}.json", work / f"smoke-{cpu.name}.log"
+def _start(cpu: Cpu, test: _Test, work: Path, timeout: float) -> Run:
+    output, log = work / f"smoke-{cpu.name}.out", work / f"smoke-{cpu.name}.log"
+    here = work / "run" / cpu.name  # empty: the wheel's modules are found where they are installed
+    here.mkdir(parents=True)
     poll = process.observe(
-        commands[cpu.name], output=output, log=log, cwd=work, env=env, timeout=TIMEOUT, what="smoke"
+        test.command, output=output, log=log, cwd=here, env=test.env, timeout=timeout, what="smoke"
     )
     return Run(cpu=cpu, poll=poll, output=output, log=log, start=time.monotonic())
+
+
+def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResult:
+    """Turn a user's test into a verdict: its exit status decides, its last line says what happened."""
+    seconds = time.monotonic() - run.start
+    said = run.output.read_text(errors="replace").strip()
+    heard = run.log.read_text(errors="replace").partition("\n")[2].strip()
+    number = -status if status < 0 else status - 128
+    reason = ""
+    if number == signal.SIGILL:
+        reason = f"killed by an illegal instruction (SIGILL) on {run.cpu.name} (log: {run.log})"
+    elif seconds >= timeout:
+        reason = f"it did not end within {timeout:.0f} s (log: {run.log})"
+    elif status:
+        killed = f"was killed by {signal.Signals(number).name}" if number in set(signal.Signals) else ""
+        last = ((heard if "Error" in heard else said) or said or heard or "it said nothing").splitlines()[-1]
+        reason = f"it {killed or f'ended with status {status}'}: {last[:300]} (log: {run.log}, {run.output})"
+    return CpuResult(
+        cpu=run.cpu.name,
+        passed=not reason,
+        reason=reason,
+        kernels={},
+        tokens_per_second=None,
+        seconds=round(seconds, 1),
+        report=None,
+        said="" if reason or not (said or heard) else (said or heard).splitlines()[-1].strip("= "),
+    )
 
 
 def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:

@@ -22,8 +22,10 @@ project's files, neither list is used."""
 MANIFEST = "manifest.json"
 
 
-def mirror(project: Path, folder: Path, *, leave_out: Path | None = None) -> Path:
+def mirror(project: Path, folder: Path, *, leave_out: Path | None = None, complete: bool = False) -> Path:
     """Make ``folder/source`` equal to the project's files, but for those below ``leave_out``, and return it.
+
+    ``complete``: every file counts, as in an sdist, where a folder ``build`` is no left-over.
 
     Only what changed is written, with the time of writing: build systems then see a change even where the
     new file is older. In a git work tree these are the files that git tracks or would offer to add.
@@ -36,7 +38,7 @@ def mirror(project: Path, folder: Path, *, leave_out: Path | None = None) -> Pat
         known = {}
     manifest.unlink(missing_ok=True)  # an interrupted copy starts anew
     seen: dict[str, list[int]] = {}
-    for name in _files(project):
+    for name in _files(project, complete=complete):
         source, copy = project / name, target / name
         if leave_out and project in leave_out.parents and source.is_relative_to(leave_out):
             continue
@@ -68,16 +70,16 @@ def _link_history(project: Path, target: Path) -> None:
         shutil.copyfile(project / ".git", link)
 
 
-def _files(project: Path) -> list[str]:
+def _files(project: Path, *, complete: bool) -> list[str]:
     listed = None
-    if (project / ".git").exists():
+    if (project / ".git").exists() and not complete:
         tracked = process.succeeds(
             ["git", "-C", project, "ls-files", "-z", "--cached", "--recurse-submodules"]
         )
         others = process.succeeds(["git", "-C", project, "ls-files", "-z", "--others", "--exclude-standard"])
         if tracked is not None and others is not None:
             listed = [name for name in {*tracked.split("\0"), *others.split("\0")} if name]
-    names = listed if listed is not None else list(_walk(project))
+    names = listed if listed is not None else list(_walk(project, complete=complete))
     return sorted(name for name in names if _is_file(project / name))
 
 
@@ -90,14 +92,14 @@ def _is_file(path: Path) -> bool:
     return path.is_symlink() or path.is_file()
 
 
-def _walk(project: Path) -> Iterator[str]:
+def _walk(project: Path, *, complete: bool) -> Iterator[str]:
     for parent, folders, files in os.walk(project):
         kept = []
         for name in sorted(folders):
             path = os.path.join(parent, name)  # noqa: PTH118 - os.walk speaks in strings
             if os.path.islink(path):  # noqa: PTH114
                 files.append(name)
-            elif name not in CACHES and not (parent == str(project) and name in OUTPUTS):
+            elif complete or (name not in CACHES and not (parent == str(project) and name in OUTPUTS)):
                 kept.append(name)
         folders[:] = kept
         for name in files:

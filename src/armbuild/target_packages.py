@@ -83,6 +83,8 @@ def install(
     if not dependencies:
         target.append("--no-deps")
     wanted = [os.fspath(package) for package in packages]
+    if not wanted:
+        return
     process.run(
         [isolation.uv_program(), "pip", "install", "-q", *target, "--target", folder, "--", *wanted],
         log=log,

@@ -47,6 +47,7 @@ class WheelFile:
     version: str
     pythons: frozenset[str]
     """Interpreter tags, such as "cp311"."""
+    abis: frozenset[str]
     platforms: frozenset[str]
     requires: tuple[str, ...]
     """``Requires-Dist`` lines."""
@@ -55,7 +56,22 @@ class WheelFile:
     def python(self) -> str | None:
         """Return "3.11" for a wheel of CPython 3.11 alone, None for one that serves several."""
         digits = [tag[3:] for tag in self.pythons if re.fullmatch(r"cp3\d+", tag)]
-        return f"3.{digits[0]}" if len(digits) == 1 else None
+        return f"3.{digits[0]}" if len(digits) == 1 and not self.is_stable_abi else None
+
+    @property
+    def is_stable_abi(self) -> bool:
+        """Whether the wheel keeps to the stable ABI (abi3), and so serves later Pythons too."""
+        return "abi3" in self.abis
+
+    def serves(self, version: str) -> bool:
+        """Return whether CPython ``version`` ("3.11") may install it on AArch64."""
+        minor = int(version.partition(".")[2])
+        return any(
+            tag in ("py3", f"py3{minor}", f"cp3{minor}")
+            or (self.is_stable_abi and re.fullmatch(r"cp3\d+", tag) and int(tag[3:]) <= minor)
+            or (self.abis == {"none"} and re.fullmatch(r"(?:py|cp)3\d+", tag) and int(tag[3:]) <= minor)
+            for tag in self.pythons
+        )
 
     @property
     def is_pure(self) -> bool:
@@ -106,6 +122,7 @@ def read(path: Path) -> WheelFile:
         name=name,
         version=str(version),
         pythons=frozenset(tag.interpreter for tag in tags),
+        abis=frozenset(tag.abi for tag in tags),
         platforms=frozenset(tag.platform for tag in tags),
         requires=tuple(metadata.get_all("Requires-Dist", [])),
     )

@@ -62,9 +62,28 @@ def test_what_is_no_project_folder_is_refused(tmp_path):
 
 def test_the_date_of_a_build_is_the_environments_or_the_commits_or_1980(tmp_path, monkeypatch):
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    assert project.source_epoch(tmp_path) == 315532800
+    (tmp_path / "setup.py").touch()
+    described = project.read(tmp_path)
+    assert project.source_epoch(described) == 315532800
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    assert project.source_epoch(tmp_path) == 1700000000
+    assert project.source_epoch(described) == 1700000000
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "today")
     with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH=today"):
-        project.source_epoch(tmp_path)
+        project.source_epoch(described)
+
+
+def test_kernel_targets_are_those_of_the_tree_that_is_built(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "armllm"\n')
+    described = project.read(tmp_path)
+    with pytest.raises(UsageError, match=r"kernels\.toml: no such file"):
+        project.kernel_targets(described)
+    table = tmp_path / project.KERNEL_TABLE
+    table.parent.mkdir(parents=True)
+    entries = (("scalar", "any"), ("avx2", "x86_64"), ("sme9", "aarch64"))
+    table.write_text(
+        "".join(f'[[target]]\nname = "{name}"\nmachine = "{machine}"\n' for name, machine in entries)
+    )
+    assert project.kernel_targets(described) == ("scalar", "sme9")
+    table.write_text("[[target]]\n")
+    with pytest.raises(UsageError, match="without 'machine'"):
+        project.kernel_targets(described)

@@ -24,6 +24,7 @@ WHEEL = WheelFile(
     name="armllm",
     version="1",
     pythons=frozenset({"cp311"}),
+    abis=frozenset({"cp311"}),
     platforms=frozenset({"any"}),
     requires=REQUIRES,
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,8 +17,22 @@ def register(app: typer.Typer) -> None:
 
 
 def smoke(
-    wheel: Annotated[Path, typer.Argument(help="An AArch64 wheel of armllm.")],
+    wheel: Annotated[Path, typer.Argument(help="An AArch64 wheel: of armllm, or with a test of yours.")],
     *,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="NAME", help="Import this module of the wheel; may be repeated."),
+    ] = None,
+    command: Annotated[
+        str, typer.Option("--command", metavar="TEXT", help="Run this, such as 'pytest --pyargs thing'.")
+    ] = "",
+    requires: Annotated[
+        list[str] | None,
+        typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long one CPU may take.")
+    ] = 1200.0,
     cpu: Annotated[
         list[str] | None, typer.Option("--cpu", metavar="CPU", help="A core to run on; may be repeated.")
     ] = None,
@@ -28,22 +42,28 @@ def smoke(
         bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
     ] = False,
 ) -> int:
-    """Run a wheel's real inference on each core: natively on AArch64, under QEMU elsewhere."""
+    """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild import smoke as smoking  # noqa: PLC0415
     from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.user_tests import UserTests  # noqa: PLC0415
 
+    tests = UserTests(
+        imports=tuple(imports or ()), command=command, requires=tuple(requires or ()), project=Path.cwd()
+    )
     if mirror:
         debian.check_address(mirror)
     process.interrupt_on_termination()
     progress = Progress()
-    smoking.check(wheel)
+    smoking.check(wheel, tests)
     names = tuple(cpu or smoking.default_cpus())
     smoking.check_names(names)
     with cache.work_folder("smoke") as work:
         try:
             with progress.step("smoke", ", ".join(names)):
-                report = smoking.smoke(wheel, names, work, mirror=mirror, on_step=progress.note)
+                report = smoking.smoke(
+                    wheel, names, work, tests=tests, mirror=mirror, timeout=timeout, on_step=progress.note
+                )
             if not report.ok:
                 cache.keep(work)
         finally:
@@ -56,19 +76,25 @@ def smoke(
 
 def table(report: SmokeReport) -> str:
     """Return the verdicts as a table, one line per CPU, reasons below."""
-    rows = [("cpu", "verdict", "kernels", "tokens/s", "seconds")]
+    rows: list[tuple[str, ...]] = [("cpu", "verdict", "said", "seconds") if report.tests else ENGINE]
     for result in report.results:
+        verdict, seconds = "passed" if result.passed else "FAILED", f"{result.seconds:.1f}"
+        if report.tests:
+            rows.append((result.cpu, verdict, result.said or "-", seconds))
+            continue
         counts: dict[str, int] = {}
         for target in result.kernels.values():
             counts[target] = counts.get(target, 0) + 1
         speed = f"{result.tokens_per_second:.1f}" if result.tokens_per_second else "-"
         kernels = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "-"
-        rows.append(
-            (result.cpu, "passed" if result.passed else "FAILED", kernels, speed, f"{result.seconds:.1f}")
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        rows.append((result.cpu, verdict, kernels, speed, seconds))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     lines += [f"{result.cpu}: {result.reason}" for result in report.results if result.reason]
-    return "\n".join((f"{report.wheel}, Python {report.python}, torch {report.torch}", *lines))
+    what = "; ".join(report.tests) or f"torch {report.torch}"
+    return "\n".join((f"{report.wheel}, Python {report.python}, {what}", *lines))
+
+
+ENGINE: tuple[str, ...] = ("cpu", "verdict", "kernels", "tokens/s", "seconds")

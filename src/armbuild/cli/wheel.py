@@ -25,8 +25,14 @@ def register(app: typer.Typer) -> None:
 
 
 def wheel(
-    project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    project: Annotated[
+        str, typer.Argument(help="A project's folder, an sdist file, or a requirement such as 'lz4>=4.4'.")
+    ] = ".",
     *,
+    hashes: Annotated[
+        list[str] | None,
+        typer.Option("--hash", metavar="sha256:HEX", help="The sdist must match it; may be repeated."),
+    ] = None,
     python: Annotated[
         list[str] | None,
         typer.Option("--python", metavar="X.Y", help="Build for this Python; may be repeated."),
@@ -56,6 +62,22 @@ def wheel(
         list[str] | None,
         typer.Option("--cpu", metavar="CPU", help="Smoke-test on this core; may be repeated."),
     ] = None,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="NAME", help="Prove the wheel by importing this; may be repeated."),
+    ] = None,
+    command: Annotated[
+        str,
+        typer.Option(
+            "--command",
+            metavar="TEXT",
+            help="Prove it by running this; {project} is the sources' folder.",
+        ),
+    ] = "",
+    requires: Annotated[
+        list[str] | None,
+        typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
+    ] = None,
     no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Do not run the wheel.")] = False,
     mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
     plan_only: Annotated[
@@ -67,27 +89,35 @@ def wheel(
     ] = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild import debian, process, smoke  # noqa: PLC0415
+    from armbuild import debian, fetch, process, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.user_tests import UserTests  # noqa: PLC0415
 
-    if no_smoke and cpu:
-        raise typer.BadParameter("--cpu says where to smoke-test, --no-smoke not to")
+    if no_smoke and (cpu or imports or command):
+        raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")
     if mirror:
         debian.check_address(mirror)
     process.interrupt_on_termination()
     cpus = () if no_smoke else tuple(cpu or smoke.default_cpus())
+    tests = UserTests(imports=tuple(imports or ()), command=command, requires=tuple(requires or ()))
+    located = fetch.locate(project, python=next(iter(python or ()), None), hashes=hashes or ())
     chosen = planning.plan(
-        project,
+        located.folder,
+        origin=located.origin,
         python_versions=python or (),
         lane=lane,
         kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
         baseline=baseline,
         out=out,
         cpus=cpus,
+        tests=tests,
     )
+    chosen.tests.check()
     smoke.check_names(cpus)
-    if cpu and not chosen.project.is_armllm:
-        raise typer.BadParameter(f"--cpu: only armllm carries a smoke test; this is {chosen.project.name}")
+    if cpu and not chosen.cpus:
+        raise typer.BadParameter(
+            f"--cpu: {chosen.project.name} carries no test of its own: say --import NAME or --command TEXT"
+        )
     if plan_only:
         print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
         return 0
@@ -170,8 +200,8 @@ class _Run:
         from armbuild import smoke  # noqa: PLC0415
         from armbuild.errors import MissingError  # noqa: PLC0415
 
-        if not self.plan.project.is_armllm:
-            return None, "not smoked: only armllm carries a smoke test"
+        if not self.plan.project.is_armllm and not self.plan.tests:
+            return None, "no test named (--import NAME or --command TEXT)"
         if not self.plan.cpus:
             return None, "--no-smoke"
         try:
@@ -180,6 +210,7 @@ class _Run:
                     repaired.path,
                     self.plan.cpus,
                     work,
+                    tests=self.plan.tests,
                     mirror=self.mirror,
                     on_step=lambda what: self.progress.note(f"{'':<19}{what}"),
                     on_result=lambda result: self.progress.note(f"{'':<19}{_result_line(result)}"),
@@ -237,7 +268,8 @@ class _Run:
 
 def _result_line(result: CpuResult) -> str:
     speed = f", {result.tokens_per_second:.1f} tokens/s" if result.tokens_per_second else ""
-    return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s"
+    said = f": {result.said}" if result.said else ""
+    return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s{said}"
 
 
 def _plan_text(plan: Plan) -> str:
