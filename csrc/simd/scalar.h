@@ -41,9 +41,10 @@ ARMLLM_INLINE void store(bfloat16* p, Vf x) {
 
 // binary16. A NaN stays one (quiet).
 #if ARMLLM_LANES == 16
-ARMLLM_INLINE Vf half_to_float(Vh x) { return (Vf)_mm512_cvtph_ps((__m256i)x); }
+// The masked forms (with every lane kept): GCC 12 warns of its own header in the plain ones.
+ARMLLM_INLINE Vf half_to_float(Vh x) { return (Vf)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x); }
 ARMLLM_INLINE Vh float_to_half(Vf x) {
-  return (Vh)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return (Vh)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #elif ARMLLM_LANES == 8
 ARMLLM_INLINE Vf half_to_float(Vh x) { return (Vf)_mm256_cvtph_ps((__m128i)x); }

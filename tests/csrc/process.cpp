@@ -175,6 +175,12 @@ Result test_rejects() {
                              {x.data(), x.data(), cache.data(), slots, shape, layout, 2, 8, 8, 8, 8}, 2);
     });
   }
+  int64_t twice[4] = {3, -1, 0, 3};
+  refused("slot_mapping[3] is 3, as slot_mapping[0]", [&] {
+    Array<float> four(32);
+    armllm::write_kv_cache(table, Storage::f32,
+                           {four.data(), four.data(), cache.data(), twice, shape, layout, 4, 8, 8, 8, 8}, 2);
+  });
   for (const int64_t bad : {int64_t{-1}, int64_t{1}, INT64_MIN}) {
     int64_t positions[2] = {0, bad};
     refused("positions[1]", [&] {
@@ -196,9 +202,13 @@ Result test_rejects() {
   };
   for (const Bad& bad : all) {
     refused(bad.argument, [&] {
-      armllm::paged_attention(table, Storage::f32,
-                              {x.data(), x.data(), cache.data(), bad.blocks, bad.starts, bad.lengths, shape,
-                               layout, 2, 1, 1, 1, 8, 8, 8, 8, 1.0f},
+      armllm::paged_attention(table, Storage::f32, {x.data(),   x.data(),   cache.data(),
+                                                    bad.blocks, bad.starts, bad.lengths,
+                                                    shape,      layout,     2,
+                                                    1,          1,          1,
+                                                    8,          8,          8,
+                                                    8,          1.0f,       INT64_MAX,
+                                                    0,          nullptr,    nullptr},
                               2, 2);
     });
   }

@@ -28,6 +28,35 @@ Guarded::Guarded(Guarded&& other) noexcept : map_(other.map_), mapped_(other.map
   other.map_ = nullptr;
 }
 
+float to_float(float16 x) {
+  const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
+  const float magnitude = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
+                          : exponent == 0 ? ldexpf(static_cast<float>(mantissa), -24)
+                                          : ldexpf(static_cast<float>(1024 + mantissa), exponent - 25);
+  return (x.bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+void from_float(float x, float16& out) {
+  const int sign = signbit(x) ? 0x8000 : 0;
+  if (isnan(x)) {
+    out.bits = static_cast<uint16_t>(sign | 0x7e00);
+    return;
+  }
+  int exponent = 0;
+  frexpf(x, &exponent);
+  // The distance between neighbours is 2^-24 at the small end, 2^-10 of the power of two further up;
+  // nearbyint rounds ties to even.
+  const int step = exponent - 11 < -24 ? -24 : exponent - 11;
+  const float rounded = ldexpf(nearbyintf(ldexpf(fabsf(x), -step)), step);
+  if (isinf(x) || rounded > 65504) {
+    out.bits = static_cast<uint16_t>(sign | 0x7c00);
+  } else if (rounded < 0x1p-14f) {
+    out.bits = static_cast<uint16_t>(sign | static_cast<int>(ldexpf(rounded, 24)));
+  } else {
+    frexpf(rounded, &exponent);
+    const int mantissa = static_cast<int>(ldexpf(rounded, 11 - exponent));  // in [1024, 2048)
+    out.bits = static_cast<uint16_t>(sign | (((exponent + 14) << 10) + mantissa - 1024));
+  }
+}
 void from_float(float x, float& out) { out = x; }
 void from_float(float x, bfloat16& out) {
   uint32_t bits;
@@ -79,8 +108,11 @@ void Result::compare(double actual, double expected, double bound, const char* w
 
 const std::vector<NamedTest>& op_tests() {
   static const std::vector<NamedTest> all = [] {
-    std::vector<NamedTest> tests = elementwise_tests();
-    tests.insert(tests.end(), attention_tests().begin(), attention_tests().end());
+    std::vector<NamedTest> tests;
+    for (const auto* more :
+         {&norm_tests(), &rotary_tests(), &activation_tests(), &kv_cache_tests(), &attention_tests()}) {
+      tests.insert(tests.end(), more->begin(), more->end());
+    }
     return tests;
   }();
   return all;
