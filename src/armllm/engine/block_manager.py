@@ -21,13 +21,26 @@ if TYPE_CHECKING:
     from armllm.engine.sequence import Sequence
 
 NO_PREFIX = 0
+NO_PREFIX_LONG = -1  # before the tokens of a sequence whose rotary frequencies are those for long ones
 Key = tuple[int, tuple[int, ...]]
 
 
 class BlockManager:
-    """Reference counts and prefix cache of ``num_blocks`` blocks of ``block_size`` tokens."""
+    """Reference counts and prefix cache of ``num_blocks`` blocks of ``block_size`` tokens.
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    ``switch_length``: longer sequences have other keys from their first token on (`ModelConfig`), which the
+    prefix cache keeps apart.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        switch_length: int | None = None,
+    ) -> None:
+        self.switch_length = switch_length
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -69,7 +82,7 @@ class BlockManager:
         """
         if not self.enable_prefix_caching:
             return 0
-        prefix = NO_PREFIX
+        prefix = self._root(sequence)
         for index in range((sequence.num_tokens - 1) // self.block_size):
             hit = self._cached.get(self._key(sequence, index, prefix))
             if hit is None:
@@ -121,7 +134,7 @@ class BlockManager:
         return block
 
     def _register(self, sequence: Sequence, index: int) -> None:
-        key = self._key(sequence, index, sequence.prefix_ids[-1] if index else NO_PREFIX)
+        key = self._key(sequence, index, sequence.prefix_ids[-1] if index else self._root(sequence))
         hit = self._cached.get(key)
         if hit is None:
             hit = sequence.block_table[index], self._next_prefix_id
@@ -129,6 +142,10 @@ class BlockManager:
             self._cached[key] = hit
             self._keys[hit[0]] = key
         sequence.prefix_ids.append(hit[1])
+
+    def _root(self, sequence: Sequence) -> int:
+        long = self.switch_length is not None and sequence.num_tokens > self.switch_length
+        return NO_PREFIX_LONG if long else NO_PREFIX
 
     def _key(self, sequence: Sequence, index: int, prefix: int) -> Key:
         start = index * self.block_size

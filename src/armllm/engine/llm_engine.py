@@ -56,7 +56,10 @@ class LLMEngine:
             priorities=config.scheduling_policy == "priority",
         )
         self.blocks = BlockManager(
-            self.runner.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+            self.runner.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            switch_length=model_config.rope_switch_length,
         )
         self.scheduler = Scheduler(
             self.blocks,
@@ -166,6 +169,8 @@ class LLMEngine:
                 if not math.isfinite(logit):
                     raise _unusable(logit)
                 sequence.append(token_id)
+                if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
+                    self.scheduler.restart(sequence)
             except ArmllmError as error:  # of this request alone
                 self._fail(sequence.request_id, error)
         self._num_generation_tokens += len(sequences)

@@ -46,7 +46,7 @@ class ModelRunner:
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
-                " max_position_embeddings and sliding_window in config.json limit it"
+                " max_position_embeddings (and its rope scaling) in config.json limit it"
             )
         if config.max_model_len is None and config.num_gpu_blocks_override is not None:
             self.max_model_len = min(self.max_model_len, config.num_gpu_blocks_override * config.block_size)
@@ -132,6 +132,7 @@ class ModelRunner:
         """The tensors of a step; of each sequence the last ``num_rows`` tokens' states are wanted."""
         counts = np.array([sequence.num_scheduled_tokens for sequence in sequences])
         starts = np.array([sequence.num_computed_tokens for sequence in sequences])
+        totals = np.array([sequence.num_tokens for sequence in sequences])
         ends = np.cumsum(counts)
         query_start_loc = np.zeros(len(sequences) + 1, dtype=np.int32)
         query_start_loc[1:] = ends
@@ -155,6 +156,7 @@ class ModelRunner:
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
+                total_lens=torch.from_numpy(totals[of_sequence]),
             ),
         )
 

@@ -66,6 +66,10 @@ class Scheduler:
             scheduled.append(sequence)
         return scheduled
 
+    def restart(self, sequence: Sequence) -> None:
+        """Let a running sequence be computed from its first token again."""
+        self._give_back(sequence)
+
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """Take sequences out, wherever they are, and free their blocks."""
         for sequence in sequences:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,26 +20,41 @@ class AttentionMetadata:
 
     slot_mapping int64 [T]: the cache slot of each token's key and value. block_tables int32 [S, most blocks].
     query_start_loc int32 [S + 1]: each sequence's rows among the T. seq_lens int32 [S]: tokens in the cache
-    after the step.
+    after the step. total_lens int64 [T]: all tokens of each token's sequence, those of later steps included.
     """
 
     slot_mapping: Tensor
     block_tables: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
+    total_lens: Tensor
 
 
 class Attention:
-    """One layer's attention and its KV cache, which the model runner binds before the first step."""
+    """One layer's attention and its KV cache, which the model runner binds before the first step.
+
+    sliding_window: how many tokens a token sees, itself included; None is all. logit_soft_cap: scores x
+    become c * tanh(x / c) (Gemma 2).
+    """
 
     layout: KVCacheLayout
     cache: Tensor
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, scale: float) -> None:
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        sliding_window: int | None = None,
+        logit_soft_cap: float | None = None,
+    ) -> None:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.scale = scale
+        self.options: dict[str, Any] = {"sliding_window": sliding_window, "logit_soft_cap": logit_soft_cap}
 
     def cache_layout(self, dtype: torch.dtype, block_size: int) -> KVCacheLayout:
         """What the attention kernel of this CPU wants the cache to look like."""
@@ -65,5 +80,6 @@ class Attention:
             metadata.query_start_loc,
             metadata.seq_lens,
             self.scale,
+            **self.options,
         )
         return out

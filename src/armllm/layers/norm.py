@@ -1,4 +1,4 @@
-"""Root mean square layer normalisation (Zhang and Sennrich 2019)."""
+"""Normalisation over the last dimension."""
 
 from __future__ import annotations
 
@@ -14,18 +14,36 @@ if TYPE_CHECKING:
 
 
 class RMSNorm:
-    """Normalises the last dimension of ``x[..., size]`` and scales it by ``weight[size]``."""
+    """Root mean square normalisation of ``x[..., size]`` times ``weight[size]`` (Zhang and Sennrich 2019).
 
-    def __init__(self, weights: Weights, size: int, eps: float) -> None:
+    ``weight_offset`` is added to the weight: 1 for Gemma, whose checkpoints store it that much lower.
+    """
+
+    def __init__(self, weights: Weights, size: int, eps: float, *, weight_offset: float = 0.0) -> None:
         self.weight = weights.take("weight", size)
         self.eps = eps
+        self.weight_offset = weight_offset
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty_like(rows)
-        kernels.rms_norm(out, rows, self.weight, self.eps)
+        kernels.rms_norm(out, rows, self.weight, self.eps, weight_offset=self.weight_offset)
         return out.view(x.shape)
 
     def add(self, x: Tensor, residual: Tensor) -> None:
         """Residual += x, then x = norm(residual), both in place."""
-        kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
+        kernels.fused_add_rms_norm(x, residual, self.weight, self.eps, weight_offset=self.weight_offset)
+
+
+class LayerNorm:
+    """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias."""
+
+    def __init__(self, weights: Weights, size: int, eps: float, *, affine: bool) -> None:
+        self.weight = weights.take("weight", size) if affine else torch.ones(size, dtype=weights.dtype)
+        self.bias = weights.take("bias", size) if affine else None
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        kernels.layer_norm(out, x, self.weight, self.bias, self.eps)
+        return out

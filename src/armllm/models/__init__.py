@@ -18,17 +18,37 @@ if TYPE_CHECKING:
 
 # architecture in config.json -> module here; the class has the architecture's name
 ARCHITECTURES = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "OPTForCausalLM": "opt",
+    "OlmoeForCausalLM": "olmoe",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 # for a config.json that names no architecture
 MODEL_TYPES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "opt": "OPTForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 
 
@@ -47,7 +67,7 @@ class Model(Protocol):
 
     @staticmethod
     def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
-        """Endings of tensor names that may be in a checkpoint and carry nothing."""
+        """Patterns of tensor names that may be in a checkpoint and carry nothing."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
@@ -62,7 +82,9 @@ def read_model_config(folder: Path) -> tuple[type[Model], ModelConfig]:
     """The class and the configuration of a checkpoint folder, or CheckpointError."""
     reader = ConfigReader.open(folder)
     architecture = model_class(reader)
-    return architecture, architecture.read_config(reader)
+    config = architecture.read_config(reader)
+    reader.refuse_unknown()
+    return architecture, config
 
 
 def model_class(reader: ConfigReader) -> type[Model]:

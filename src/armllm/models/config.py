@@ -1,7 +1,6 @@
 """What config.json says about a model, read strictly: a value that can't be honoured is refused by name.
 
-Both spellings are understood: rope_theta and rope_scaling, and transformers 5's rope_parameters. Neither
-torch_dtype nor dtype is asked: tensors say what they are, and the user what to compute in.
+Neither torch_dtype nor dtype is asked: tensors say what they are, and the user what to compute in.
 """
 
 from __future__ import annotations
@@ -9,22 +8,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import CheckpointError
-from armllm.layers.rotary import RopeParameters
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
 _REQUIRED = object()
+
+# Keys of other families and of experiments: one of these that nobody here has read, and that is set, may well
+# change what the model computes. Biases and norms need no such guess: their tensors would be left over.
+SUSPICIOUS = re.compile(
+    r"attn|attention|rope|rotary|window|softcap|clip|scal|multiplier|alibi|causal|bidirectional|residual"
+    r"|layer_types|qk_|mup_|topk_method|scoring_func"
+)
+# Training, bookkeeping, choice of kernels; max_window_layers means nothing without a window.
+HARMLESS = re.compile(
+    r"dropout|pdrop|implementation|flash|_bias$|output_|aux_loss|^max_window_layers$|^_name_or_path$"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What the engine needs to know of every decoder; families add their own.
 
-    max_model_len: tokens up to which the engine honours the checkpoint.
+    max_model_len: tokens up to which the engine honours the checkpoint. windows: per layer, how many tokens
+    it sees, itself included; None is all. rope_switch_length: a sequence that grows beyond this many tokens
+    has other rotary frequencies from its first token on, so that its cached keys are no longer right; None
+    for most models.
     """
 
     architecture: str
@@ -38,14 +52,18 @@ class ModelConfig:
     max_model_len: int
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
+    windows: tuple[int | None, ...]
+    rope_switch_length: int | None = None
 
 
 class ConfigReader:
     """Typed access to one config.json; every error names the file and the key."""
 
-    def __init__(self, values: dict[str, Any], path: Path) -> None:
+    def __init__(self, values: dict[str, Any], path: Path, prefix: str = "") -> None:
         self.values = values
         self.path = path
+        self.prefix = prefix
+        self.asked = {"architectures", "model_type"}
 
     @classmethod
     def open(cls, folder: Path) -> ConfigReader:
@@ -72,10 +90,23 @@ class ConfigReader:
 
     def error(self, message: str) -> CheckpointError:
         """A CheckpointError that names this file."""
-        return CheckpointError(f"{self.path}: {message}")
+        return CheckpointError(f"{self.path}: {self.prefix}{message}")
+
+    def section(self, name: str) -> ConfigReader:
+        """A reader of the object ``name`` in this one."""
+        values = self.get(name)
+        if not isinstance(values, dict):
+            raise self.error(f"{name} must be an object, not {values!r}")
+        return ConfigReader(values, self.path, f"{self.prefix}{name}.")
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there, even as null."""
+        self.asked.add(name)
+        return name in self.values
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
         """A raw value; null counts as absent."""
+        self.asked.add(name)
         value = self.values.get(name)
         if value is not None:
             return value
@@ -83,16 +114,32 @@ class ConfigReader:
             raise self.error(f"{name} is missing")
         return default
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> int:
-        """A positive integer."""
-        value = self.get(name, default)
+    def integer(self, name: str, default: Any = None) -> int:
+        """A positive integer; no default, as None, is an error that says what is missing."""
+        value = self.get(name, _REQUIRED if default is None else default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.error(f"{name} must be a positive integer, not {value!r}")
         return value
 
-    def number(self, name: str, default: Any = _REQUIRED) -> float:
-        """A positive finite number."""
-        return self._positive(name, self.get(name, default))
+    def number(self, name: str, default: Any = None) -> float:
+        """A positive finite number; no default, as None, is an error that says what is missing."""
+        value = self.get(name, _REQUIRED if default is None else default)
+        if (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or value <= 0
+        ):
+            raise self.error(f"{name} must be a positive number, not {value!r}")
+        return float(value)
+
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """A positive number; an explicit null is None, an absent key is the default."""
+        return self.number(name, default) if self.get(name, self._unset(name, default)) is not None else None
+
+    def optional_integer(self, name: str, default: int | None) -> int | None:
+        """A positive integer; an explicit null is None, an absent key is the default."""
+        return self.integer(name, default) if self.get(name, self._unset(name, default)) is not None else None
 
     def boolean(self, name: str, default: bool) -> bool:
         """True or false."""
@@ -100,6 +147,21 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise self.error(f"{name} must be true or false, not {value!r}")
         return value
+
+    def choice(self, name: str, default: str, allowed: Collection[str]) -> str:
+        """One of several words."""
+        value = self.get(name, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.error(f"{name} {value!r} is not supported, only {', '.join(sorted(allowed))}")
+        return value
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of this many positive numbers."""
+        values = self.get(name)
+        if not isinstance(values, list) or len(values) != length:
+            given = len(values) if isinstance(values, list) else repr(values)
+            raise self.error(f"{name} must be a list of {length} numbers, not {given}")
+        return tuple(ConfigReader({name: value}, self.path, self.prefix).number(name) for value in values)
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuse any other value than these; the first is the default."""
@@ -110,11 +172,21 @@ class ConfigReader:
 
     def token_ids(self, name: str, default: int | None) -> frozenset[int]:
         """One token id or a list of them; an explicit null is none."""
+        self.asked.add(name)
         value = self.values.get(name, default)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise self.error(f"{name} must be a token id or a list of them, not {value!r}")
         return frozenset(ids)
+
+    def refuse_unknown(self) -> None:
+        """Refuse a key that nobody asked for, that is set, and that sounds as if it changed the result."""
+        for name in sorted(self.values.keys() - self.asked):
+            if self.values[name] and SUSPICIOUS.search(name) and not HARMLESS.search(name):
+                raise self.error(
+                    f"{name} {self.values[name]!r} is not known for this architecture and may change its"
+                    " result; remove it if it does not"
+                )
 
     def common(
         self,
@@ -122,79 +194,38 @@ class ConfigReader:
         *,
         default_eos: int | None = None,
         default_positions: int,
+        default_heads: int | None = None,
         default_kv_heads: int | None = None,
         default_head_dim: int | None = None,
-        sliding_window: int | None = None,
+        default_tied: bool = False,
+        default_sizes: dict[str, int] | None = None,
     ) -> dict[str, Any]:
-        """The fields of `ModelConfig`; defaults are those of the family's class in transformers.
-
-        Up to the length of its ``sliding_window``, a layer sees all tokens: longer ones are not offered.
-        """
-        hidden_size = self.integer("hidden_size")
-        num_heads = self.integer("num_attention_heads")
+        """The fields of `ModelConfig` but ``windows``; defaults are those of the class in transformers."""
+        sizes = default_sizes or {}
+        hidden_size = self.integer("hidden_size", sizes.get("hidden_size"))
+        num_heads = self.integer("num_attention_heads", default_heads)
         num_kv_heads = self.integer("num_key_value_heads", num_heads)
-        if default_kv_heads is not None and "num_key_value_heads" not in self.values:
+        if default_kv_heads is not None and not self.has("num_key_value_heads"):
             num_kv_heads = default_kv_heads
         if num_heads % num_kv_heads:
             raise self.error(
                 f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
             )
-        head_dim = self.integer("head_dim", default_head_dim or hidden_size // num_heads)
-        if head_dim % 2:
-            raise self.error(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
+        head_dim = self.integer("head_dim", default_head_dim or hidden_size // num_heads or None)
         positions = self.integer("max_position_embeddings", default_positions)
         return {
             "architecture": architecture,
-            "vocab_size": self.integer("vocab_size"),
+            "vocab_size": self.integer("vocab_size", sizes.get("vocab_size")),
             "hidden_size": hidden_size,
-            "num_layers": self.integer("num_hidden_layers"),
+            "num_layers": self.integer("num_hidden_layers", sizes.get("num_hidden_layers")),
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
             "max_position_embeddings": positions,
-            "max_model_len": min(positions, sliding_window or positions),
-            "tie_word_embeddings": self.boolean("tie_word_embeddings", default=False),
+            "max_model_len": positions,
+            "tie_word_embeddings": self.boolean("tie_word_embeddings", default=default_tied),
             "eos_token_ids": self.token_ids("eos_token_id", default_eos),
         }
 
-    def rope(self, max_position_embeddings: int) -> RopeParameters:
-        """Rotary parameters in either spelling; transformers too lets rope_scaling win where both stand."""
-        source = "rope_scaling" if self.values.get("rope_scaling") else "rope_parameters"
-        given = self.get(source, {})
-        if not isinstance(given, dict):
-            raise self.error(f"{source} must be an object, not {given!r}")
-        given = {key: value for key, value in given.items() if value is not None}
-        rope_type = given.pop("rope_type", given.get("type", "default"))
-        given.pop("type", None)
-        theta = self._positive(
-            f"{source}.rope_theta", given.pop("rope_theta", self.get("rope_theta", 10000.0))
-        )
-        if self.get("partial_rotary_factor", given.pop("partial_rotary_factor", 1.0)) != 1.0:
-            raise self.error("partial_rotary_factor other than 1.0 is not supported for this architecture")
-        fields = ("factor", "low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ()
-        if rope_type not in ("default", "llama3"):
-            raise self.error(f"rope_type {rope_type!r} is not supported, only 'default' or 'llama3'")
-        numbers = {}
-        for name in fields:
-            if name not in given:
-                raise self.error(f"{source}.{name} is missing; rope_type 'llama3' needs it")
-            numbers[name] = self._positive(f"{source}.{name}", given.pop(name))
-        original = given.pop("original_max_position_embeddings", max_position_embeddings)
-        original = int(self._positive(f"{source}.original_max_position_embeddings", original))
-        if given:
-            raise self.error(f"{source}.{next(iter(given))} is not supported for rope_type {rope_type!r}")
-        if fields and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
-            raise self.error(f"{source}.high_freq_factor must be above low_freq_factor")
-        return RopeParameters(
-            rope_type=rope_type, theta=theta, original_max_position_embeddings=original, **numbers
-        )
-
-    def _positive(self, name: str, value: Any) -> float:
-        if (
-            not isinstance(value, (int, float))
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
-            raise self.error(f"{name} must be a positive number, not {value!r}")
-        return float(value)
+    def _unset(self, name: str, default: Any) -> Any:
+        return None if name in self.values else default

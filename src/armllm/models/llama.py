@@ -1,22 +1,30 @@
-"""Llama (Touvron et al. 2023, Grattafiori et al. 2024): pre-norm, rotary, grouped queries, SwiGLU."""
+"""Llama (Touvron et al. 2023, Grattafiori et al. 2024): pre-norm, rotary, grouped queries, SwiGLU.
+
+The other families are this decoder with other parts; what they change they override.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from armllm import kernels
+from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
 from armllm.layers.linear import DenseLinear, load_linear
+from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import RMSNorm
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
 from armllm.models.config import ConfigReader, ModelConfig
+from armllm.models.rope import read_rope, stretched_length
+from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from armllm.models.loader import Weights
 
 
@@ -25,20 +33,22 @@ class LlamaConfig(ModelConfig):
     """Llama's own part of config.json."""
 
     intermediate_size: int
+    activation: str
     rms_norm_eps: float
     rope: RopeParameters
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
 
 
 class LlamaAttention:
-    """Self-attention of one layer."""
+    """Self-attention of one layer; ``rotary`` None: its tokens don't know their positions."""
 
-    def __init__(self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding) -> None:
+    def __init__(
+        self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
+    ) -> None:
         self.sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
-        parts = dict(zip(("q_proj", "k_proj", "v_proj"), self.sizes, strict=True))
-        self.qkv_proj = load_linear(weights, parts, config.hidden_size, bias=config.qkv_bias)
+        self.qkv_proj = load_linear(weights, self.qkv_parts(), config.hidden_size, bias=config.qkv_bias)
         self.o_proj = load_linear(
             weights, {"o_proj": config.hidden_size}, self.sizes[0], bias=config.output_bias
         )
@@ -47,38 +57,35 @@ class LlamaAttention:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
+            sliding_window=config.windows[index],
+            **self.score_options(config),
         )
 
-    def __call__(
-        self, x: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor | None
-    ) -> Tensor:
+    def qkv_parts(self) -> dict[str, int]:
+        """Names and sizes of the products that give query, key and value."""
+        return dict(zip(("q_proj", "k_proj", "v_proj"), self.sizes, strict=True))
+
+    @staticmethod
+    def score_options(config: Any) -> dict[str, Any]:
+        """What `Attention` does to the scores."""
+        return {"scale": config.head_dim**-0.5}
+
+    def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         query, key, value = self.project(x)
-        self.rotary(positions, query, key)
+        if self.rotary is not None:
+            self.rotary(places, query, key)
         attended = self.attention(query, key, value, metadata).flatten(1)
         return self.o_proj(attended if rows is None else attended[rows])
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
-        parts = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
-        query, key, value = (part.view(x.shape[0], -1, self.attention.head_dim) for part in parts)
-        return query, key, value
+        query, key, value = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
+        return self.heads(query), self.heads(key), self.heads(value)
 
-
-class LlamaMLP:
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020)."""
-
-    def __init__(self, config: LlamaConfig, weights: Weights) -> None:
-        size = config.intermediate_size
-        parts = {"gate_proj": size, "up_proj": size}
-        self.gate_up_proj = load_linear(weights, parts, config.hidden_size, bias=config.mlp_bias)
-        self.down_proj = load_linear(weights, {"down_proj": config.hidden_size}, size, bias=config.mlp_bias)
-        self.size = size
-
-    def __call__(self, x: Tensor) -> Tensor:
-        activated = torch.empty(x.shape[0], self.size, dtype=x.dtype)
-        kernels.silu_and_mul(activated, self.gate_up_proj(x))
-        return self.down_proj(activated)
+    def heads(self, x: Tensor) -> Tensor:
+        """``[T, heads * head_dim]`` as ``[T, heads, head_dim]``."""
+        head_dim = self.attention.head_dim
+        return x.view(x.shape[0], x.shape[1] // head_dim, head_dim)
 
 
 class LlamaDecoderLayer:
@@ -88,32 +95,41 @@ class LlamaDecoderLayer:
     is no sum.
     """
 
-    attention_class = LlamaAttention
+    attention_class: type[LlamaAttention] = LlamaAttention
 
-    def __init__(self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding) -> None:
-        self.self_attn = self.attention_class(config, weights.scope("self_attn"), rotary)
-        self.mlp = LlamaMLP(config, weights.scope("mlp"))
-        self.input_layernorm = RMSNorm(
-            weights.scope("input_layernorm"), config.hidden_size, config.rms_norm_eps
+    def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
+        self.self_attn = self.attention_class(config, weights.scope("self_attn"), rotary, index)
+        self.mlp = self.load_mlp(config, weights, index)
+        self.input_layernorm = self.load_norm(config, weights, "input_layernorm")
+        self.post_attention_layernorm = self.load_norm(config, weights, "post_attention_layernorm")
+
+    @staticmethod
+    def load_mlp(config: Any, weights: Weights, index: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG004
+        """The feed-forward part of layer ``index``."""
+        return GatedMLP(
+            weights.scope("mlp"),
+            config.hidden_size,
+            config.intermediate_size,
+            activation=config.activation,
+            bias=config.mlp_bias,
         )
-        self.post_attention_layernorm = RMSNorm(
-            weights.scope("post_attention_layernorm"), config.hidden_size, config.rms_norm_eps
-        )
+
+    @staticmethod
+    def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm:
+        """One of the norms."""
+        return RMSNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps)
 
     def __call__(
         self,
         x: Tensor,
         residual: Tensor | None,
-        positions: Tensor,
+        places: Tensor,
         metadata: AttentionMetadata,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far; with ``rows``, of these tokens only, though all are attended to."""
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, positions, metadata, rows)
+        x, residual = add_and_normalise(self.input_layernorm, x, residual)
+        x = self.self_attn(x, places, metadata, rows)
         if rows is not None:
             residual = residual[rows]
         self.post_attention_layernorm.add(x, residual)
@@ -123,20 +139,18 @@ class LlamaDecoderLayer:
 class LlamaForCausalLM:
     """The decoder and its head."""
 
-    layer_class = LlamaDecoderLayer
+    layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
 
-    def __init__(self, config: LlamaConfig, weights: Weights, *, max_positions: int) -> None:
+    def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
-        rotary = RotaryEmbedding(
-            config.rope, rotary_dim=config.head_dim, max_positions=max_positions, device=weights.device
-        )
-        model = weights.scope("model")
+        self.rotary = RotaryEmbedding(config.rope, max_positions=max_positions)
+        model = self.decoder_weights(weights)
         self.embed_tokens = Embedding(model.scope("embed_tokens"), config.vocab_size, config.hidden_size)
         self.layers = [
-            self.layer_class(config, model.scope(f"layers.{index}"), rotary)
+            self.layer_class(config, model.scope(f"layers.{index}"), self.rotary_of(index), index)
             for index in range(config.num_layers)
         ]
-        self.norm = RMSNorm(model.scope("norm"), config.hidden_size, config.rms_norm_eps)
+        self.norm = self.layer_class.load_norm(config, model, "norm")
         self.lm_head = (
             DenseLinear(self.embed_tokens.weight)
             if config.tie_word_embeddings
@@ -145,37 +159,92 @@ class LlamaForCausalLM:
         self.attention_layers = [layer.self_attn.attention for layer in self.layers]
 
     @staticmethod
+    def decoder_weights(weights: Weights) -> Weights:
+        """All but the head; Qwen's embedding models and other bare decoders are stored without the prefix."""
+        return weights.scope("model", optional=True)
+
+    def rotary_of(self, index: int) -> RotaryEmbedding | None:  # noqa: ARG002 - for families that have several
+        """What layer ``index`` turns queries and keys with."""
+        return self.rotary
+
+    @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Llama's config.json."""
-        reader.only("hidden_act", "silu")
-        attention_bias = reader.boolean("attention_bias", default=False)
-        common = reader.common("LlamaForCausalLM", default_eos=2, default_positions=2048)
+        bias = reader.boolean("attention_bias", default=False)
+        fields = llama_fields(
+            reader, reader.common("LlamaForCausalLM", default_eos=2, default_positions=2048)
+        )
         return LlamaConfig(
-            **common,
-            intermediate_size=reader.integer("intermediate_size"),
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-            rope=reader.rope(common["max_position_embeddings"]),
-            qkv_bias=attention_bias,
-            output_bias=attention_bias,
+            **fields,
+            windows=same_everywhere(reader, fields["num_layers"], None),
+            qkv_bias=bias,
+            output_bias=bias,
             mlp_bias=reader.boolean("mlp_bias", default=False),
         )
 
     @staticmethod
-    def ignored_tensors(config: LlamaConfig) -> tuple[str, ...]:
+    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
         """Old checkpoints keep the rotary frequencies; a tied head may be stored once more."""
-        return ("rotary_emb.inv_freq", *(["lm_head.weight"] if config.tie_word_embeddings else []))
+        return ("*rotary_emb.inv_freq", *(["*lm_head.weight"] if config.tie_word_embeddings else []))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
     ) -> Tensor:
         """Final hidden states of ``rows``."""
-        x, residual = self.embed_tokens(token_ids), None
+        x, residual = self.embed(token_ids), None
+        places = self.places(positions, metadata.total_lens)
         for layer in self.layers[:-1]:
-            x, residual = layer(x, residual, positions, metadata, rows=None)
+            x, residual = layer(x, residual, places, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
-        x, residual = self.layers[-1](x, residual, positions, metadata, rows)
+        x, residual = self.layers[-1](x, residual, places, metadata, rows)
         return self.norm(residual + x)
+
+    def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
+        """Where tokens stand in the tables of the rotary embedding."""
+        return self.rotary.rows(positions, total_lens)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer sees."""
+        return self.embed_tokens(token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""
         return self.lm_head(hidden).float()
+
+
+def add_and_normalise(norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The norm of the sum, and the sum; before the first layer, x is the sum."""
+    if residual is None:
+        return norm(x), x
+    norm.add(x, residual)
+    return x, residual
+
+
+def llama_fields(
+    reader: ConfigReader,
+    common: dict[str, Any],
+    *,
+    default_eps: float = 1e-6,
+    default_theta: float = 10000.0,
+    rope: RopeParameters | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
+    default_intermediate: int | None = None,
+) -> dict[str, Any]:
+    """What all Llama-like families have, but ``windows`` and biases: ``common`` and the fields beside it.
+
+    ``rope``: where the family has read it already. ``activation``: its key and default.
+    """
+    rope = rope or read_rope(
+        reader,
+        head_dim=common["head_dim"],
+        positions=common["max_position_embeddings"],
+        default_theta=default_theta,
+    )
+    return common | {
+        "max_model_len": stretched_length(rope, common["max_position_embeddings"]),
+        "rope": rope,
+        "rope_switch_length": rope.switch_length,
+        "intermediate_size": reader.integer("intermediate_size", default_intermediate),
+        "activation": reader.choice(*activation, GATED),
+        "rms_norm_eps": reader.number("rms_norm_eps", default_eps),
+    }

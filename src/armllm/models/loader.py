@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,9 +100,16 @@ class Weights:
             self.taken: set[str] = set()
             self.num_bytes = 0
 
-    def scope(self, name: str) -> Weights:
-        """The tensors below ``name``."""
-        return Weights(self.checkpoint, self.dtype, self.device, self._root, f"{self.prefix}{name}.")
+    def scope(self, name: str, *, optional: bool = False) -> Weights:
+        """The tensors below ``name``; if it is ``optional`` and there are none, these ones."""
+        prefix = f"{self.prefix}{name}."
+        if optional and not any(known.startswith(prefix) for known in self.checkpoint.names()):
+            return self
+        return Weights(self.checkpoint, self.dtype, self.device, self._root, prefix)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor."""
+        return self.prefix + name in self.checkpoint.names()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape in the wanted dtype; mapped, not copied, where that is the stored one."""
@@ -144,14 +152,14 @@ class Weights:
     def finish_check(self, ignored: Sequence[str] = ()) -> None:
         """Raise CheckpointError if a tensor was missing or wrong, or is in the files and not in the model.
 
-        ``ignored``: endings of names that carry nothing (tables that are computed, a head that is tied).
+        ``ignored``: patterns of names that carry nothing (tables that are computed, a head that is tied).
         """
         problems = list(self._root.problems)
         unknown = sorted(self.checkpoint.names() - self._root.taken)
         problems += [
             f"tensor {name} is not part of the model that config.json describes"
             for name in unknown
-            if not name.endswith(tuple(ignored))
+            if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
         ]
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.models.llama import LlamaConfig, LlamaForCausalLM
+from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
+from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from armllm.models.config import ConfigReader
@@ -16,23 +17,10 @@ class MistralForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Mistral's config.json."""
-        reader.only("hidden_act", "silu")
-        window = None
-        if reader.values.get("sliding_window", 4096) is not None:
-            window = reader.integer("sliding_window", 4096)
         common = reader.common(
-            "MistralForCausalLM",
-            default_eos=2,
-            default_positions=131072,
-            default_kv_heads=8,
-            sliding_window=window,
+            "MistralForCausalLM", default_eos=2, default_positions=131072, default_kv_heads=8
         )
+        window = reader.optional_integer("sliding_window", 4096)
         return LlamaConfig(
-            **common,
-            intermediate_size=reader.integer("intermediate_size"),
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-            rope=reader.rope(common["max_position_embeddings"]),
-            qkv_bias=False,
-            output_bias=False,
-            mlp_bias=False,
+            **llama_fields(reader, common), windows=same_everywhere(reader, common["num_layers"], window)
         )

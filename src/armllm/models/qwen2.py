@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.models.llama import LlamaConfig, LlamaForCausalLM
+from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
+from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
     from armllm.models.config import ConfigReader
 
 
-def shortest_window(reader: ConfigReader) -> int | None:
-    """The sliding window, if any layer has one: those listed, or those from max_window_layers on."""
-    if not reader.boolean("use_sliding_window", default=False):
-        return None
-    num_layers = reader.integer("num_hidden_layers")
-    first = reader.values.get("max_window_layers", 28)
-    kinds = reader.get("layer_types", None)
-    if kinds is None:
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise reader.error(f"layer_types {min(unknown)!r} is not supported")
-    return reader.integer("sliding_window", 4096) if "sliding_attention" in kinds else None
+def qwen_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    """Layers from max_window_layers on have the window, if it is in use and layer_types does not say else."""
+    in_use = reader.boolean("use_sliding_window", default=False)
+    window = reader.optional_integer("sliding_window", 4096) if in_use else None
+    first = reader.get("max_window_layers", 28)
+    if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+        raise reader.error(f"max_window_layers must be a number of layers, not {first!r}")
+    default = [FULL if window is None or layer < first else SLIDING for layer in range(num_layers)]
+    reader.has("sliding_window")
+    return by_layer(reader, read_layer_types(reader, num_layers, default), window)
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
@@ -31,19 +29,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Qwen2's config.json."""
-        reader.only("hidden_act", "silu")
-        common = reader.common(
-            "Qwen2ForCausalLM",
-            default_positions=32768,
-            default_kv_heads=32,
-            sliding_window=shortest_window(reader),
-        )
+        common = reader.common("Qwen2ForCausalLM", default_positions=32768, default_kv_heads=32)
         return LlamaConfig(
-            **common,
-            intermediate_size=reader.integer("intermediate_size"),
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-            rope=reader.rope(common["max_position_embeddings"]),
-            qkv_bias=True,
-            output_bias=False,
-            mlp_bias=False,
+            **llama_fields(reader, common), windows=qwen_windows(reader, common["num_layers"]), qkv_bias=True
         )

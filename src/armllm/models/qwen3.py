@@ -1,12 +1,18 @@
-"""Qwen3 (Yang et al. 2025): Llama with normalised queries and keys."""
+"""Qwen3 (Yang et al. 2025): no biases, and every head's query and key are normalised."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from armllm.layers.norm import RMSNorm
-from armllm.models.llama import LlamaAttention, LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
-from armllm.models.qwen2 import shortest_window
+from armllm.models.llama import (
+    LlamaAttention,
+    LlamaConfig,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    llama_fields,
+)
+from armllm.models.qwen2 import qwen_windows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +25,10 @@ if TYPE_CHECKING:
 class Qwen3Attention(LlamaAttention):
     """Each head's query and key are normalised before they are rotated."""
 
-    def __init__(self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding) -> None:
-        super().__init__(config, weights, rotary)
+    def __init__(
+        self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
+    ) -> None:
+        super().__init__(config, weights, rotary, index)
         self.q_norm = RMSNorm(weights.scope("q_norm"), config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(weights.scope("k_norm"), config.head_dim, config.rms_norm_eps)
 
@@ -44,21 +52,13 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:
         """Qwen3's config.json."""
-        reader.only("hidden_act", "silu")
-        attention_bias = reader.boolean("attention_bias", default=False)
+        bias = reader.boolean("attention_bias", default=False)
         common = reader.common(
-            "Qwen3ForCausalLM",
-            default_positions=32768,
-            default_kv_heads=32,
-            default_head_dim=128,
-            sliding_window=shortest_window(reader),
+            "Qwen3ForCausalLM", default_positions=32768, default_kv_heads=32, default_head_dim=128
         )
         return LlamaConfig(
-            **common,
-            intermediate_size=reader.integer("intermediate_size"),
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
-            rope=reader.rope(common["max_position_embeddings"]),
-            qkv_bias=attention_bias,
-            output_bias=attention_bias,
-            mlp_bias=False,
+            **llama_fields(reader, common),
+            windows=qwen_windows(reader, common["num_layers"]),
+            qkv_bias=bias,
+            output_bias=bias,
         )

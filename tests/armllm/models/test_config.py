@@ -13,12 +13,30 @@ from armllm import LLM
 from armllm.errors import CheckpointError
 from armllm.layers.rotary import RotaryEmbedding
 from armllm.models.config import ConfigReader
+from armllm.models.rope import read_rope
 
 LLAMA3 = {
     "factor": 32.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
+}
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+HARMLESS = {
+    "attention_dropout": 0.1,
+    "_attn_implementation": "sdpa",
+    "attn_implementation": "eager",
+    "max_window_layers": 28,
+    "rope_interleaved": False,
+    "sliding_window": None,
+    "use_flash_attention": True,
+    "output_attentions": True,
+    "router_aux_loss_coef": 0.01,
+    "pretraining_tp": 4,
+    "transformers.js_config": {"dtype": "q4"},
+    "my_note": "any key that says nothing about the computation",
 }
 
 
@@ -42,12 +60,31 @@ def write(folder, **changes):
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
         ({"architectures": ..., "model_type": "falcon"}, "'falcon'"),
         ({"architectures": ..., "model_type": ...}, "neither architectures nor model_type"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_type 'dynamic' is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not supported"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not supported"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type ['yarn'] is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "alpha": 4.0}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "alpha": 4.0}}, "rope_scaling.alpha is not"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor must be a positive number"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2}}, "beta_fast"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": 1}}, "truncate must be true or"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "x", "mscale_all_dim": 1}}, "mscale"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "list of 8"),
+        ({"rope_scaling": {**LONG, "long_factor": [1.0] * 7 + [-1]}}, "long_factor must be a positive"),
+        ({"rope_scaling": {**LONG, "short_factor": 3}}, "short_factor must be a list of 8 numbers, not 3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
         ({"rope_scaling": {**LLAMA3, "rope_type": "llama3", "factor": "x"}}, "rope_scaling.factor must be a"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention is not supp"),
+        ({"logit_scale": 0.0625}, "logit_scale 0.0625 is not known"),
+        ({"attention_multiplier": 2}, "attention_multiplier 2 is not known"),
+        ({"sliding_window": 64}, "sliding_window 64 is not known"),
+        ({"query_pre_attn_scalar": 8}, "query_pre_attn_scalar 8 is not known"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types other than one kind"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of 2 kinds"),
+        ({"layer_types": ["full_attention", ["x"]]}, "layer_types ['x'] is not supported"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": -1}}, "rope_theta must be a positive"),
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
         ({"rope_scaling": 8}, "rope_scaling must be an object"),
@@ -99,6 +136,11 @@ def test_broken_companions_are_named(folder, file_name):
         LLM(folder, dtype="float32")
 
 
+def test_keys_that_change_nothing_are_no_reason_to_refuse(folder):
+    write(folder, **HARMLESS)
+    LLM(folder, dtype="float32")
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize(
     "form",
@@ -109,13 +151,29 @@ def test_broken_companions_are_named(folder, file_name):
         {"rope_theta": 20000.0},
         {"rope_theta": 20000.0, "rope_scaling": None},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+        {"rope_scaling": {"type": "linear", "factor": 3}},
+        {"rope_scaling": {"type": "dynamic", "factor": 3}},
+        {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}},
+        {
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4,
+                "beta_fast": 8,
+                "mscale": 1,
+                "mscale_all_dim": 0.5,
+            }
+        },
+        {"original_max_position_embeddings": 8192, "rope_scaling": {"rope_type": "yarn", "factor": 4}},
         {},
     ],
 )
 def test_rotary_tables_equal_those_of_transformers(tmp_path, form, head_dim):
     positions = 4096
-    rope = ConfigReader(dict(form), tmp_path).rope(131072)
-    ours = RotaryEmbedding(rope, rotary_dim=head_dim, max_positions=positions, device="cpu").cos_sin_cache
+    rope = read_rope(ConfigReader(dict(form), tmp_path), head_dim=head_dim, positions=131072)
+    rotary = RotaryEmbedding(rope, max_positions=positions)
+    every = torch.arange(positions)
+    assert torch.equal(rotary.rows(every, torch.full((positions,), positions)), every)
+    ours = rotary.cos_sin_cache
     config = transformers.LlamaConfig(
         hidden_size=4 * head_dim,
         num_attention_heads=4,

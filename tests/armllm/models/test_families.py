@@ -7,13 +7,11 @@ import shutil
 import pytest
 import transformers
 
-from armllm import LLM, SamplingParams
+from armllm import LLM
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import ARCHITECTURES, MODEL_TYPES, model_class
 from armllm.models.config import ConfigReader
 
-MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -23,57 +21,140 @@ SMALL = {
 }
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read(tmp_path, architecture, **values):
+    """The configuration of a config.json, unknown keys refused."""
+    reader = ConfigReader({"architectures": [architecture], **SMALL, **values}, tmp_path)
+    config = model_class(reader).read_config(reader)
+    reader.refuse_unknown()
+    return config
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "limit"),
+    ("architecture", "values", "windows"),
     [
-        (MISTRAL, {"sliding_window": 64}, 64),
-        (MISTRAL, {"sliding_window": 1000}, 256),
-        (MISTRAL, {"sliding_window": None}, 256),
-        (MISTRAL, {}, 256),
-        (QWEN2, {"use_sliding_window": False, "sliding_window": 64}, 256),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}, 256),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, 64),
+        ("MistralForCausalLM", {}, (4096, 4096)),
+        ("MistralForCausalLM", {"sliding_window": None}, (None, None)),
+        ("MistralForCausalLM", {"sliding_window": 8, "layer_types": [SLIDING] * 2}, (8, 8)),
+        ("MixtralForCausalLM", {}, (None, None)),
+        ("Phi3ForCausalLM", {"sliding_window": 2047}, (2047, 2047)),
+        ("Qwen2ForCausalLM", {"sliding_window": 64}, (None, None)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 1}, (None, 4096)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None}, (None, None)),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": [SLIDING, FULL]}, (4096, None)),
+        ("Qwen2MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 7}, (7, None)),
+        ("Qwen3MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 7}, (7, 7)),
+        ("SmolLM3ForCausalLM", {"sliding_window": 7}, (None, None)),
         (
-            QWEN2,
-            {"use_sliding_window": True, "sliding_window": 64, "layer_types": ["full_attention"] * 2},
-            256,
+            "SmolLM3ForCausalLM",
+            {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},
+            (None, 7),
         ),
+        ("Gemma2ForCausalLM", {"sliding_window": 7}, (7, None)),
+        ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
+        ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
     ],
 )
-def test_a_sliding_window_limits_the_length(make_checkpoint, family, changes, limit):
-    checkpoint = make_checkpoint(**family, **changes)
-    llm = LLM(checkpoint.folder, dtype="float32")
-    ((prompt, expected),) = checkpoint.prompts((50,), 14).items()
-    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-    (output,) = llm.generate(list(prompt), params, use_tqdm=False)
-    assert output.outputs[0].token_ids == expected
-    assert llm.llm_engine.runner.max_model_len == limit
-    with pytest.raises(RequestError, match=f"is above {limit}"):
-        LLM(checkpoint.folder, dtype="float32", max_model_len=limit + 1)
+def test_every_family_puts_its_window_where_transformers_does(tmp_path, architecture, values, windows):
+    assert read(tmp_path, architecture, **values).windows == windows
 
 
-def test_unknown_layer_types_are_refused(tmp_path):
-    layers = ["full_attention", "linear_attention"]
-    config = QWEN2 | SMALL | {"use_sliding_window": True, "layer_types": layers}
-    reader = ConfigReader(config, tmp_path)
-    with pytest.raises(CheckpointError, match="linear_attention"):
-        model_class(reader).read_config(reader)
+@pytest.mark.parametrize(
+    ("architecture", "values", "words"),
+    [
+        ("Qwen2ForCausalLM", {"layer_types": [SLIDING, FULL]}, "there is no sliding_window"),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": "x"}, "max_window_layers"),
+        ("Qwen2ForCausalLM", {"layer_types": [FULL, "linear_attention"]}, "'linear_attention'"),
+        ("MistralForCausalLM", {"layer_types": [SLIDING, FULL]}, "layer_types other than one kind"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window must be a positive integer"),
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma2ForCausalLM", {"hidden_activation": "tanh"}, "hidden_activation 'tanh'"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must be"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [2]]}, "no_rope_layers must be a list of 2"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not supported"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("Phi3ForCausalLM", {"full_attn_mod": 2}, "full_attn_mod 2"),
+        ("MixtralForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 3}, "is above the number"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers must be a list"),
+        ("Qwen3MoeForCausalLM", {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not known"),
+        ("Qwen2MoeForCausalLM", {"routed_scaling_factor": 2.5}, "routed_scaling_factor 2.5 is not known"),
+        ("OlmoeForCausalLM", {"clip_qkv": -1}, "clip_qkv must be a positive number"),
+        ("OPTForCausalLM", {"ffn_dim": 8, "activation_function": "swiglu"}, "activation_function 'swiglu'"),
+        ("OPTForCausalLM", {"ffn_dim": 8, "num_attention_heads": 3}, "hidden_size is not"),
+    ],
+)
+def test_what_a_family_cannot_honour_is_named(tmp_path, architecture, values, words):
+    with pytest.raises(CheckpointError) as caught:
+        read(tmp_path, architecture, **values)
+    assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        ({}, 256),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 512),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 128}}, 512),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}}, 256),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4}}, 256),
+    ],
+)
+def test_a_stretched_model_is_offered_as_long_as_it_is(tmp_path, values, limit):
+    config = read(tmp_path, "LlamaForCausalLM", max_position_embeddings=256, **values)
+    assert config.max_model_len == limit
+
+
+def test_no_length_beyond_the_limit_is_taken(make_checkpoint):
+    checkpoint = make_checkpoint()
+    with pytest.raises(RequestError, match="is above 256"):
+        LLM(checkpoint.folder, dtype="float32", max_model_len=257)
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"}))
 def test_defaults_are_those_of_transformers(tmp_path, architecture):
-    values = {"architectures": [architecture], **SMALL}
-    reader = ConfigReader(values, tmp_path)
-    ours = model_class(reader).read_config(reader)
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**SMALL)
+    """A missing key means what it means there; head_dim of Mixtral and such is a method's default."""
+    small = SMALL | ({"ffn_dim": 96} if architecture == "OPTForCausalLM" else {})
+    ours = read(tmp_path, architecture, **small)
+    theirs = getattr(
+        transformers, architecture.replace("ForCausalLM", "Config").replace("Gemma3", "Gemma3Text")
+    )(**small)
     assert ours.architecture == architecture
-    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", 32)
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.eos_token_ids == (frozenset() if theirs.eos_token_id is None else {theirs.eos_token_id})
+    for name in ("rms_norm_eps", "num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
+        assert getattr(ours, name, None) == getattr(theirs, name, None)
+    if architecture != "OPTForCausalLM":
+        kinds = {**theirs.rope_parameters}
+        assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]
+
+
+def test_gemma_3_leaves_out_what_its_class_knows(tmp_path):
+    """Its files on the hub hold six numbers; the others are the class's."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    values = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}
+    reader = ConfigReader(values, tmp_path)
+    ours = model_class(reader).read_config(reader)
+    theirs = transformers.Gemma3TextConfig(**text)
+    assert (ours.num_heads, ours.num_kv_heads, ours.head_dim) == (8, 4, 256)
+    assert (ours.vocab_size, ours.max_model_len) == (theirs.vocab_size, 131072)
+    assert (ours.rope.rope_type, ours.rope.factor, ours.local_rope.rope_type) == ("linear", 8.0, "default")
+    assert ours.eos_token_ids == {1, 106}
+    assert [window is not None for window in ours.windows] == [kind == SLIDING for kind in theirs.layer_types]
 
 
 def test_every_architecture_is_found_by_its_model_type(tmp_path):

@@ -1,0 +1,122 @@
+"""Mixture of experts (Shazeer et al. 2017): a router sends each token through a few of many MLPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from armllm.layers.activation import gated
+from armllm.layers.linear import DenseLinear, Linear, load_linear
+
+if TYPE_CHECKING:
+    from armllm.models.loader import Weights
+
+
+class Experts(Protocol):
+    """The MLPs of one layer, however their weights are stored."""
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """Weighted sum of each token's experts.
+
+        ``x[T, hidden_size]`` to the same shape and dtype; ``expert_ids`` int64 ``[T, K]``, different ones
+        in a row, ``expert_weights`` fp32 ``[T, K]``.
+        """
+
+
+class Router:
+    """Chooses ``num_experts_per_tok`` experts by the softmax of a product with ``weight[num_experts, H]``.
+
+    ``normalise``: the weights of the chosen ones are made to sum to one.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        hidden_size: int,
+        num_experts: int,
+        num_experts_per_tok: int,
+        *,
+        normalise: bool,
+    ) -> None:
+        self.linear = load_linear(weights, {"gate": num_experts}, hidden_size, bias=False)
+        self.num_experts_per_tok = num_experts_per_tok
+        self.normalise = normalise
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Expert ids int64 and weights fp32, both ``[T, num_experts_per_tok]``."""
+        probabilities = torch.softmax(self.linear(x), dim=-1, dtype=torch.float32)
+        expert_weights, expert_ids = probabilities.topk(self.num_experts_per_tok, dim=-1)
+        if self.normalise:
+            expert_weights /= expert_weights.sum(dim=-1, keepdim=True)
+        return expert_ids, expert_weights
+
+
+class DenseExperts:
+    """Floating-point experts: tokens sorted by expert, one product per expert that is used."""
+
+    def __init__(self, gate_up: list[Linear], down: list[Linear], *, activation: str) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = gated(activation)
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        num_tokens, per_token = expert_ids.shape
+        order = expert_ids.flatten().argsort(stable=True)
+        counts = expert_ids.flatten().bincount(minlength=len(self.down)).tolist()
+        gathered = x[order // per_token]
+        results = torch.empty_like(gathered)
+        first = 0
+        for expert, count in enumerate(counts):
+            if count:
+                part = slice(first, first + count)
+                activated = self.activation(self.gate_up[expert](gathered[part]))
+                results[part] = self.down[expert](activated)
+                first += count
+        scattered = torch.empty(num_tokens, per_token, x.shape[-1], dtype=x.dtype)
+        scattered.view(-1, x.shape[-1])[order] = results
+        # rounded once, however many experts are added
+        return (scattered.float() * expert_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+def load_experts(
+    weights: Weights,
+    num_experts: int,
+    hidden_size: int,
+    size: int,
+    *,
+    activation: str,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Experts:
+    """Experts from ``experts.N.<name>.weight``, or from the two stacked tensors that transformers 5 holds.
+
+    Stacked, ``experts.gate_up_proj[E, 2 size, hidden_size]`` and ``experts.down_proj[E, hidden_size, size]``
+    stay mapped. Another storage (quantised weights) is another class behind this function.
+    """
+    experts = weights.scope("experts")
+    if experts.has("gate_up_proj"):
+        gate_up = experts.take("gate_up_proj", num_experts, 2 * size, hidden_size)
+        down = experts.take("down_proj", num_experts, hidden_size, size)
+        return DenseExperts(
+            [DenseLinear(one) for one in gate_up], [DenseLinear(one) for one in down], activation=activation
+        )
+    gate_name, up_name, down_name = names
+    scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
+    return DenseExperts(
+        [load_linear(scope, {gate_name: size, up_name: size}, hidden_size, bias=False) for scope in scopes],
+        [load_linear(scope, {down_name: hidden_size}, size, bias=False) for scope in scopes],
+        activation=activation,
+    )
+
+
+class MoE:
+    """Router and experts."""
+
+    def __init__(self, router: Router, experts: Experts) -> None:
+        self.router = router
+        self.experts = experts
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x[T, hidden_size]`` to the same shape."""
+        return self.experts(x, *self.router(x))

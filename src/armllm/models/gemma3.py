@@ -1,0 +1,163 @@
+"""Gemma 3's text model (Gemma Team 2025): QK norms instead of capped scores, two rotary embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from armllm.layers.norm import RMSNorm
+from armllm.layers.rotary import RopeParameters, RotaryEmbedding
+from armllm.models.gemma2 import (
+    ACTIVATION,
+    INTERMEDIATE_SIZE,
+    Gemma2DecoderLayer,
+    Gemma2ForCausalLM,
+    GemmaAttention,
+    GemmaConfig,
+    gemma_fields,
+    score_fields,
+)
+from armllm.models.llama import llama_fields
+from armllm.models.rope import read_one
+from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gemma3Config(GemmaConfig):
+    """local_rope: of the layers that ``kinds`` calls sliding_attention; ``rope`` is the others'."""
+
+    kinds: tuple[str, ...]
+    local_rope: RopeParameters
+
+
+class Gemma3Attention(GemmaAttention):
+    """Each head's query and key are normalised before they are rotated."""
+
+    def __init__(
+        self, config: Gemma3Config, weights: Weights, rotary: RotaryEmbedding | None, index: int
+    ) -> None:
+        super().__init__(config, weights, rotary, index)
+        self.q_norm, self.k_norm = (
+            RMSNorm(
+                weights.scope(name), config.head_dim, config.rms_norm_eps, weight_offset=config.norm_offset
+            )
+            for name in ("q_norm", "k_norm")
+        )
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, the first two normalised."""
+        query, key, value = super().project(x)
+        return self.q_norm(query), self.k_norm(key), value
+
+
+class Gemma3DecoderLayer(Gemma2DecoderLayer):
+    """Gemma 2's layer around Gemma 3's attention."""
+
+    attention_class = Gemma3Attention
+
+
+class Gemma3ForCausalLM(Gemma2ForCausalLM):
+    """Gemma 2's decoder with Gemma 3's layers."""
+
+    config: Gemma3Config
+    layer_class = Gemma3DecoderLayer
+
+    def __init__(self, config: Gemma3Config, weights: Weights, *, max_positions: int) -> None:
+        self.local_rotary = RotaryEmbedding(config.local_rope, max_positions=max_positions)
+        super().__init__(config, weights, max_positions=max_positions)
+
+    def rotary_of(self, index: int) -> RotaryEmbedding:
+        """The local one for layers with a window."""
+        return self.local_rotary if self.config.kinds[index] == SLIDING else self.rotary
+
+    def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
+        """The same rows of both tables, since neither switches with the length."""
+        self.local_rotary.rows(positions, total_lens)
+        return super().places(positions, total_lens)
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> Gemma3Config:
+        """The config.json of a text model."""
+        return read_text_config(reader, "Gemma3ForCausalLM")
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The text part of the model that also sees: images are not taken, its tower is not loaded."""
+
+    @staticmethod
+    def decoder_weights(weights: Weights) -> Weights:
+        """All but the head, which is tied. The order of the prefix changed with transformers 4.52."""
+        old = weights.scope("language_model.model", optional=True)
+        return weights.scope("model.language_model") if old is weights else old
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> Gemma3Config:
+        """The text_config of config.json."""
+        text = reader.section("text_config")
+        text.only("model_type", "gemma3_text")
+        for part in (reader, text):
+            part.only("tie_word_embeddings", True)
+        eos = reader.token_ids("eos_token_id", None)
+        config = read_text_config(text, "Gemma3ForConditionalGeneration")
+        text.refuse_unknown()
+        return dataclasses.replace(config, eos_token_ids=eos or config.eos_token_ids)
+
+    @staticmethod
+    def ignored_tensors(config: Any) -> tuple[str, ...]:
+        """The vision tower and what joins it to the text model."""
+        return (*Gemma3ForCausalLM.ignored_tensors(config), "*vision_tower.*", "*multi_modal_projector.*")
+
+
+def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:
+    """Gemma 3's text configuration, with the defaults of its class in transformers."""
+    # transformers reads it and does not use it, vLLM does: nobody can say what such a checkpoint means
+    reader.only("attn_logit_softcapping", None)
+    common = gemma_fields(reader, architecture, default_positions=131072, vocab_size=262208)
+    num_layers, head_dim = common["num_layers"], common["head_dim"]
+    pattern = reader.integer("sliding_window_pattern", reader.get("_sliding_window_pattern", 6))
+    kinds = read_layer_types(
+        reader, num_layers, [SLIDING if (index + 1) % pattern else FULL for index in range(num_layers)]
+    )
+    rope, local_rope = read_ropes(reader, head_dim, common["max_position_embeddings"])
+    fields = llama_fields(
+        reader, common, rope=rope, activation=ACTIVATION, default_intermediate=INTERMEDIATE_SIZE
+    )
+    # Unlike the other families', its max_position_embeddings counts what linear scaling adds.
+    fields["max_model_len"] = common["max_position_embeddings"]
+    return Gemma3Config(
+        **fields,
+        **score_fields(reader, attention_cap=None, final_cap=None),
+        windows=by_layer(reader, kinds, reader.optional_integer("sliding_window", 4096)),
+        kinds=tuple(kinds),
+        local_rope=local_rope,
+    )
+
+
+def read_ropes(reader: ConfigReader, head_dim: int, positions: int) -> tuple[RopeParameters, RopeParameters]:
+    """The global and the local rotary parameters, in either spelling."""
+    both = reader.get("rope_parameters", {})
+    if not isinstance(both, dict) or set(both) - {FULL, SLIDING}:
+        raise reader.error(f"rope_parameters must be an object with {FULL} and {SLIDING}, not {both!r}")
+    scaling = reader.get("rope_scaling", {})
+    if not isinstance(scaling, dict):
+        raise reader.error(f"rope_scaling must be an object, not {scaling!r}")
+    given = (
+        ("rope_theta", 1e6, FULL, {**(both.get(FULL) or {}), **scaling}),
+        ("rope_local_base_freq", 1e4, SLIDING, both.get(SLIDING) or {}),
+    )
+    ropes = []
+    for key, default_theta, kind, values in given:
+        theta = reader.number(key, default_theta)
+        rope = read_one(
+            reader, f"rope_parameters.{kind}", values, theta=theta, head_dim=head_dim, positions=positions
+        )
+        if rope.switch_length is not None:
+            raise reader.error("rope_type 'longrope' is not supported for Gemma 3")
+        ropes.append(rope)
+    return ropes[0], ropes[1]

@@ -1,0 +1,77 @@
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from armllm.layers.moe import MoE, Router, load_experts
+from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
+from armllm.models.windows import same_everywhere
+
+if TYPE_CHECKING:
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoEConfig(LlamaConfig):
+    """How tokens are sent to experts; normalise: the weights of those chosen sum to one."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    normalise: bool
+
+
+class MixtralDecoderLayer(LlamaDecoderLayer):
+    """Llama's layer with experts."""
+
+    @staticmethod
+    def load_mlp(config: MoEConfig, weights: Weights, index: int) -> MoE:  # noqa: ARG004
+        """Experts w1 (gate), w3 (up), w2 (down); transformers 5 calls the block mlp."""
+        block = weights.scope("block_sparse_moe", optional=True)
+        block = weights.scope("mlp") if block is weights else block
+        return load_moe(config, block, config.intermediate_size, names=("w1", "w3", "w2"))
+
+
+class MixtralForCausalLM(LlamaForCausalLM):
+    """Llama's decoder with experts."""
+
+    layer_class = MixtralDecoderLayer
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> MoEConfig:
+        """Mixtral's config.json."""
+        common = reader.common(
+            "MixtralForCausalLM", default_eos=2, default_positions=131072, default_kv_heads=8
+        )
+        window = reader.optional_integer("sliding_window", None)
+        return MoEConfig(
+            **llama_fields(reader, common, default_eps=1e-5, default_theta=1e6),
+            **routing_fields(reader, num_experts=reader.integer("num_local_experts", 8), per_token=2),
+            windows=same_everywhere(reader, common["num_layers"], window),
+            normalise=True,
+        )
+
+
+def routing_fields(reader: ConfigReader, *, num_experts: int, per_token: int) -> dict[str, Any]:
+    """num_experts and num_experts_per_tok, the second not above the first."""
+    chosen = reader.integer("num_experts_per_tok", per_token)
+    if chosen > num_experts:
+        raise reader.error(f"num_experts_per_tok {chosen} is above the number of experts, {num_experts}")
+    return {"num_experts": num_experts, "num_experts_per_tok": chosen}
+
+
+def load_moe(config: MoEConfig, weights: Weights, size: int, **options: Any) -> MoE:
+    """Router and experts of one layer; ``options`` of `load_experts`."""
+    router = Router(
+        weights,
+        config.hidden_size,
+        config.num_experts,
+        config.num_experts_per_tok,
+        normalise=config.normalise,
+    )
+    experts = load_experts(
+        weights, config.num_experts, config.hidden_size, size, activation=config.activation, **options
+    )
+    return MoE(router, experts)

@@ -1,0 +1,173 @@
+"""Rotary parameters in config.json, in the spellings of all versions of transformers.
+
+Old: rope_theta and rope_scaling. New: both in rope_parameters. Where both stand, rope_scaling wins, as in
+transformers, and so does original_max_position_embeddings outside over the one inside.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from armllm.layers.rotary import RopeParameters
+from armllm.models.config import ConfigReader
+
+if TYPE_CHECKING:
+    from armllm.errors import CheckpointError
+
+TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ORIGINAL = "original_max_position_embeddings"
+
+
+def read_rope(
+    reader: ConfigReader,
+    *,
+    head_dim: int,
+    positions: int,
+    default_theta: float = 10000.0,
+    partial: bool = False,
+    aliases: dict[str, str] | None = None,
+    default_original: int | None = None,
+) -> RopeParameters:
+    """One set for all layers. ``partial``: the family may rotate a part of each head.
+
+    ``aliases``: further names of rope types. ``default_original``: what the family takes for a missing
+    original_max_position_embeddings, which is else ``positions``.
+    """
+    source = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
+    given = reader.get(source, {})
+    reader.get("rope_parameters", None)
+    theta = reader.get("rope_theta", default_theta)
+    share = reader.get("partial_rotary_factor", 1.0)
+    original = reader.get(ORIGINAL, default_original)
+    return _read(
+        reader,
+        source,
+        given,
+        theta=theta,
+        share=share,
+        original=original,
+        head_dim=head_dim,
+        positions=positions,
+        partial=partial,
+        aliases=aliases or {},
+    )
+
+
+def read_one(
+    reader: ConfigReader, source: str, given: Any, *, theta: float, head_dim: int, positions: int
+) -> RopeParameters:
+    """The set ``given`` for one kind of layers under the key ``source``."""
+    return _read(reader, source, given, theta=theta, head_dim=head_dim, positions=positions)
+
+
+def stretched_length(rope: RopeParameters, positions: int) -> int:
+    """Tokens that a model is good for: where positions are divided, max_position_embeddings times as many.
+
+    Qwen's and others' instructions add a yarn block to config.json and leave max_position_embeddings.
+    """
+    if rope.rope_type == "linear":
+        return int(positions * max(1.0, rope.factor))
+    if rope.rope_type == "yarn":
+        return max(positions, int(rope.original_max_position_embeddings * rope.factor))
+    return positions
+
+
+def _read(
+    reader: ConfigReader,
+    source: str,
+    given: Any,
+    *,
+    theta: Any,
+    share: Any = 1.0,
+    original: Any = None,
+    head_dim: int,
+    positions: int,
+    partial: bool = False,
+    aliases: dict[str, str] | None = None,
+) -> RopeParameters:
+    if not isinstance(given, dict):
+        raise reader.error(f"{source} must be an object, not {given!r}")
+    values = {key: value for key, value in given.items() if value is not None}
+    inner = ConfigReader(values, reader.path, f"{reader.prefix}{source}.")
+    rope_type = inner.get("rope_type", values.get("type", "default"))
+    inner.asked.add("type")
+    rope_type = (aliases or {}).get(str(rope_type), rope_type)
+    if rope_type not in TYPES:
+        raise reader.error(f"rope_type {rope_type!r} is not supported, only {', '.join(TYPES)}")
+    values.setdefault("rope_theta", theta)
+    values.setdefault("partial_rotary_factor", share)
+    rotary_dim = int(head_dim * inner.number("partial_rotary_factor"))
+    if rotary_dim != head_dim and not partial:
+        raise reader.error("partial_rotary_factor other than 1.0 is not supported for this architecture")
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        what = (
+            f"head_dim {head_dim} is odd"
+            if rotary_dim == head_dim
+            else (f"partial_rotary_factor turns {rotary_dim} of {head_dim} elements")
+        )
+        raise reader.error(f"{what}; rotary embedding needs pairs within a head")
+    if original is not None:
+        values[ORIGINAL] = original
+    fields: dict[str, Any] = {
+        "rope_type": rope_type,
+        "rotary_dim": rotary_dim,
+        "theta": inner.number("rope_theta"),
+        ORIGINAL: int(inner.number(ORIGINAL, positions)),
+    }
+    if rope_type == "longrope":
+        fields |= _longrope(inner, rotary_dim, fields[ORIGINAL], positions)
+    elif rope_type == "yarn":
+        fields |= _yarn(inner, fields[ORIGINAL], positions)
+    elif rope_type != "default":
+        names = ("factor", "low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ("factor",)
+        fields |= {name: inner.number(name) for name in names}
+    unknown = sorted(values.keys() - inner.asked)
+    if unknown:
+        raise inner.error(f"{unknown[0]} is not supported for rope_type {rope_type!r}")
+    rope = RopeParameters(**fields)
+    _check(inner, rope)
+    return rope
+
+
+def _longrope(inner: ConfigReader, rotary_dim: int, original: int, positions: int) -> dict[str, Any]:
+    factor = inner.number("factor", positions / original)
+    computed = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return {
+        "factor": factor,
+        "short_factor": inner.numbers("short_factor", rotary_dim // 2),
+        "long_factor": inner.numbers("long_factor", rotary_dim // 2),
+        "attention_factor": inner.number("attention_factor", computed),
+    }
+
+
+def _yarn(inner: ConfigReader, original: int, positions: int) -> dict[str, Any]:
+    factor = inner.number("factor", positions / original if positions > original else None)
+    # how much less sharp attention gets when the context is stretched (Peng et al. 2023, section 3.4);
+    # DeepSeek's mscale and mscale_all_dim split it into two
+    numerator, denominator = (inner.get(name, 0) for name in ("mscale", "mscale_all_dim"))
+    if numerator and denominator:
+        numerator, denominator = inner.number("mscale"), inner.number("mscale_all_dim")
+    else:
+        numerator, denominator = 1.0, 0.0
+    log = math.log(factor) if factor > 1 else 0.0
+    computed = (0.1 * numerator * log + 1) / (0.1 * denominator * log + 1)
+    return {
+        "factor": factor,
+        "attention_factor": inner.number("attention_factor", computed),
+        "beta_fast": inner.number("beta_fast", 32.0),
+        "beta_slow": inner.number("beta_slow", 1.0),
+        "truncate": inner.boolean("truncate", default=True),
+    }
+
+
+def _check(inner: ConfigReader, rope: RopeParameters) -> None:
+    problem: CheckpointError | None = None
+    if rope.high_freq_factor <= rope.low_freq_factor:
+        problem = inner.error("high_freq_factor must be above low_freq_factor")
+    if rope.rope_type == "yarn" and rope.beta_fast < rope.beta_slow:
+        problem = inner.error("beta_fast must not be below beta_slow")
+    if rope.rope_type == "yarn" and rope.theta == 1:
+        problem = inner.error("rope_theta 1 leaves yarn nothing to divide")
+    if problem is not None:
+        raise problem

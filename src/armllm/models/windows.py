@@ -1,0 +1,38 @@
+"""Which layers see all tokens and which a sliding window of them (Beltagy et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from armllm.models.config import ConfigReader
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def same_everywhere(reader: ConfigReader, num_layers: int, window: int | None) -> tuple[int | None, ...]:
+    """One window, or none, for all layers: families without layer_types, which may only repeat that."""
+    kinds = read_layer_types(reader, num_layers, [FULL if window is None else SLIDING] * num_layers)
+    if (SLIDING in kinds) != (window is not None) or len(set(kinds)) > 1:
+        raise reader.error("layer_types other than one kind for all layers is not supported here")
+    return (window,) * num_layers
+
+
+def by_layer(reader: ConfigReader, kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
+    """The window for layers of kind sliding_attention; ``kinds`` from `read_layer_types`."""
+    if window is None and SLIDING in kinds:
+        raise reader.error("layer_types has sliding_attention, but there is no sliding_window (in use)")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def read_layer_types(reader: ConfigReader, num_layers: int, default: list[str]) -> list[str]:
+    """layer_types, one of the two kinds per layer."""
+    kinds = reader.get("layer_types", default)
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        raise reader.error(f"layer_types must be a list of {num_layers} kinds, one per layer")
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise reader.error(f"layer_types {kind!r} is not supported, only {FULL} and {SLIDING}")
+    return kinds

@@ -1,0 +1,317 @@
+"""Configurations of every family, drawn at random: each option of config.json takes all its values."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VOCAB_SIZE = 400
+POSITIONS = 128
+GATED = ["silu", "swish", "gelu", "gelu_python", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu"]
+FULL, SLIDING = "full_attention", "sliding_attention"
+Config = dict[str, Any]
+
+
+def random_config(architecture: str, seed: int) -> Config:
+    """A small config.json of this family; the same seed gives the same one."""
+    rng = random.Random(f"{architecture} {seed}")  # noqa: S311 - test data
+    config = {"architectures": [architecture], "vocab_size": VOCAB_SIZE, "bos_token_id": 0, "eos_token_id": 1}
+    return config | FAMILIES[architecture](rng)
+
+
+def decoder(
+    rng: random.Random, *, grouped: bool = True, head_dims: tuple[int, ...] = (8, 16, 24, 40)
+) -> Config:
+    """What nearly all families have."""
+    heads = rng.choice([2, 4, 6])
+    groups = rng.choice([1, 2, heads]) if grouped else 1
+    config = {
+        "hidden_size": heads * rng.choice([8, 16]),
+        "intermediate_size": rng.choice([24, 33, 64]),
+        "num_hidden_layers": rng.choice([1, 2, 3, 5]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // groups,
+        "head_dim": rng.choice(head_dims),
+        "max_position_embeddings": POSITIONS,
+        "rms_norm_eps": rng.choice([1e-6, 1e-5, 1e-2]),
+        "hidden_act": rng.choice(GATED),
+        "tie_word_embeddings": rng.random() < 0.3,
+    }
+    if rng.random() < 0.3:
+        del config["head_dim"]
+    return config
+
+
+def rope(rng: random.Random, head_dim: int) -> Config:
+    """All ways to stretch, in the old spelling or in the new one."""
+    original = rng.choice([16, 40, 64])
+    share = rng.choice([1.5, 4.0, 8])
+    halves = head_dim // 2
+    kind, values = rng.choice(
+        [
+            ("default", {}),
+            ("linear", {"factor": share}),
+            ("dynamic", {"factor": share}),
+            ("llama3", llama3(rng, original)),
+            ("yarn", {"factor": share, "original_max_position_embeddings": original, **yarn(rng)}),
+            ("longrope", longrope(rng, halves, original)),
+        ]
+    )
+    theta = rng.choice([10000.0, 500000, 100.0])
+    if rng.random() < 0.5:
+        return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **values}}
+    name = rng.choice(["type", "rope_type"])
+    return {"rope_theta": theta, "rope_scaling": {name: kind, **values} if values else None}
+
+
+def llama3(rng: random.Random, original: int) -> Config:
+    return {
+        "factor": rng.choice([2.0, 8.0]),
+        "low_freq_factor": rng.choice([0.5, 1.0]),
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+
+
+def yarn(rng: random.Random) -> Config:
+    return rng.choice(
+        [
+            {},
+            {"attention_factor": 1.3},
+            {"beta_fast": 16, "beta_slow": 2},
+            {"mscale": 1.0, "mscale_all_dim": 0.7},
+            {"mscale": 0.707},
+            {"truncate": False},
+        ]
+    )
+
+
+def longrope(rng: random.Random, halves: int, original: int) -> Config:
+    values = {
+        "short_factor": [round(rng.uniform(1, 1.2), 3) for _ in range(halves)],
+        "long_factor": [round(rng.uniform(1, 4), 3) for _ in range(halves)],
+        "original_max_position_embeddings": original,
+    }
+    return values | rng.choice([{}, {"factor": 3.0}, {"attention_factor": 1.1}])
+
+
+def head_dim_of(config: Config) -> int:
+    return config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+
+
+def with_rope(rng: random.Random, config: Config) -> Config:
+    return config | rope(rng, head_dim_of(config))
+
+
+def llama(rng: random.Random) -> Config:
+    biases = {"attention_bias": rng.random() < 0.3, "mlp_bias": rng.random() < 0.3}
+    return with_rope(rng, decoder(rng)) | {"model_type": "llama"} | biases
+
+
+def mistral(rng: random.Random) -> Config:
+    window = {"sliding_window": rng.choice([None, 5, 16, 33, 1000])}
+    return with_rope(rng, decoder(rng)) | {"model_type": "mistral"} | window
+
+
+def qwen_windows(rng: random.Random, config: Config) -> Config:
+    layers = config["num_hidden_layers"]
+    windows = {
+        "use_sliding_window": rng.random() < 0.7,
+        "sliding_window": rng.choice([4, 17, 40]),
+        "max_window_layers": rng.randrange(layers + 1),
+    }
+    if windows["use_sliding_window"] and rng.random() < 0.4:
+        windows["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    return windows
+
+
+def qwen2(rng: random.Random) -> Config:
+    config = with_rope(rng, decoder(rng, head_dims=(16,)))
+    config.pop("head_dim", None)
+    config = {key: value for key, value in config.items() if key not in ("rope_scaling", "rope_parameters")}
+    return config | rope(rng, head_dim_of(config)) | {"model_type": "qwen2"} | qwen_windows(rng, config)
+
+
+def qwen3(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["head_dim"] = rng.choice([8, 16, 24])
+    extra = {"model_type": "qwen3", "attention_bias": rng.random() < 0.3}
+    return with_rope(rng, config) | extra | qwen_windows(rng, config)
+
+
+def smollm3(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,))
+    config.pop("head_dim", None)
+    layers = config["num_hidden_layers"]
+    extra: Config = {"model_type": "smollm3", "attention_bias": rng.random() < 0.3, "pad_token_id": None}
+    extra |= rng.choice(
+        [{}, {"no_rope_layer_interval": 2}, {"no_rope_layers": [rng.choice([0, 1]) for _ in range(layers)]}]
+    )
+    extra |= rng.choice([{}, {"use_sliding_window": True, "sliding_window": 9}, {"sliding_window": None}])
+    return with_rope(rng, config) | extra
+
+
+def phi3(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,))
+    config.pop("head_dim", None)
+    heads = config["num_attention_heads"]
+    config["hidden_size"] = heads * rng.choice([16, 32])
+    share = rng.choice([1.0, 0.5, 0.75])
+    rotary_dim = int(config["hidden_size"] // heads * share)
+    extra = {
+        "model_type": "phi3",
+        "pad_token_id": None,
+        "partial_rotary_factor": share,
+        "sliding_window": rng.choice([None, 11, 2047]),
+    }
+    if rng.random() < 0.6:
+        # "su" is an older name of longrope
+        original = rng.choice([16, 40, 64])
+        values = longrope(rng, rotary_dim // 2, original)
+        extra["rope_scaling"] = {"type": rng.choice(["longrope", "su"]), **values}
+        extra["original_max_position_embeddings"] = original
+    return config | extra
+
+
+def gemma2(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["head_dim"] = rng.choice([8, 16, 24])
+    config["hidden_activation"] = config.pop("hidden_act")
+    extra = {
+        "model_type": "gemma2",
+        "attention_bias": rng.random() < 0.3,
+        "query_pre_attn_scalar": rng.choice([8, 16, 100]),
+        "sliding_window": rng.choice([4, 16, 1000]),
+        "attn_logit_softcapping": rng.choice([None, 5.0, 50.0]),
+        "final_logit_softcapping": rng.choice([None, 3.0, 30.0]),
+    }
+    if rng.random() < 0.4:
+        extra["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(config["num_hidden_layers"])]
+    return with_rope(rng, config) | extra
+
+
+def gemma3(rng: random.Random) -> Config:
+    config = gemma2(rng)
+    for name in ("attn_logit_softcapping", "rope_theta", "rope_scaling", "rope_parameters"):
+        config.pop(name, None)
+    config["model_type"] = "gemma3_text"
+    if "layer_types" not in config:
+        config["sliding_window_pattern"] = rng.choice([2, 3, 6])
+    ropes: list[Config] = [
+        {},
+        {"rope_theta": 5e5, "rope_local_base_freq": 300.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+                SLIDING: {"rope_type": "default", "rope_theta": 200.0},
+            }
+        },
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                SLIDING: {"rope_type": "llama3", "rope_theta": 200.0, **llama3(rng, 32)},
+            }
+        },
+    ]
+    return config | rng.choice(ropes)
+
+
+def mixtral(rng: random.Random) -> Config:
+    # transformers computes the experts only of such sizes, and most kinds of rope only with a head_dim
+    config = decoder(rng) | {"head_dim": rng.choice([8, 24]), "intermediate_size": rng.choice([24, 64])}
+    config = with_rope(rng, config) | {"model_type": "mixtral", "sliding_window": rng.choice([None, 8])}
+    return config | experts(rng, "num_local_experts")
+
+
+def experts(rng: random.Random, name: str) -> Config:
+    number = rng.choice([2, 5, 8])
+    return {name: number, "num_experts_per_tok": rng.choice([1, 2, number])}
+
+
+def sparse(rng: random.Random, layers: int) -> Config:
+    extra: Config = {
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "norm_topk_prob": rng.random() < 0.5,
+        "decoder_sparse_step": rng.choice([1, 1, 2]),
+    }
+    if rng.random() < 0.3:
+        extra["mlp_only_layers"] = [rng.randrange(layers)]
+    return extra | experts(rng, "num_experts")
+
+
+def qwen2_moe(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,))
+    config.pop("head_dim", None)
+    extra = {
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": rng.choice([16, 40]),
+        "qkv_bias": rng.random() < 0.6,
+    }
+    windows = qwen_windows(rng, config)
+    return with_rope(rng, config) | extra | windows | sparse(rng, config["num_hidden_layers"])
+
+
+def qwen3_moe(rng: random.Random) -> Config:
+    config = decoder(rng)
+    extra = {
+        "model_type": "qwen3_moe",
+        "attention_bias": rng.random() < 0.3,
+        "use_sliding_window": rng.random() < 0.4,
+        "sliding_window": 12,
+    }
+    return with_rope(rng, config) | extra | sparse(rng, config["num_hidden_layers"])
+
+
+def olmoe(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,)) | {"intermediate_size": rng.choice([24, 64])}
+    config.pop("head_dim", None)
+    extra = {
+        "model_type": "olmoe",
+        "pad_token_id": None,
+        "attention_bias": rng.random() < 0.3,
+        "clip_qkv": rng.choice([None, 0.8]),
+        "norm_topk_prob": rng.random() < 0.5,
+    }
+    return with_rope(rng, config) | extra | experts(rng, "num_experts")
+
+
+def opt(rng: random.Random) -> Config:
+    heads = rng.choice([2, 4])
+    hidden = heads * rng.choice([8, 16])
+    return {
+        "model_type": "opt",
+        "hidden_size": hidden,
+        "num_hidden_layers": rng.choice([1, 2, 3]),
+        "num_attention_heads": heads,
+        "ffn_dim": rng.choice([33, 64]),
+        "max_position_embeddings": POSITIONS,
+        "word_embed_proj_dim": rng.choice([hidden, 24]),
+        "do_layer_norm_before": rng.random() < 0.6,
+        "_remove_final_layer_norm": rng.random() < 0.2,
+        "activation_function": rng.choice(["relu", "gelu", "gelu_new", "silu", "quick_gelu"]),
+        "enable_bias": rng.random() < 0.7,
+        "layer_norm_elementwise_affine": rng.random() < 0.7,
+        "tie_word_embeddings": rng.random() < 0.5,
+        "pad_token_id": None,
+    }
+
+
+FAMILIES: dict[str, Callable[[random.Random], Config]] = {
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "SmolLM3ForCausalLM": smollm3,
+    "OPTForCausalLM": opt,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Phi3ForCausalLM": phi3,
+    "MixtralForCausalLM": mixtral,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "OlmoeForCausalLM": olmoe,
+}
