@@ -42,7 +42,12 @@ def parse(text: str) -> CpuInfo:
 
 
 def _blocks(text: str) -> tuple[list[dict[str, str]], str | None]:
+    """Return one block per CPU and the board's name.
+
+    Linux before 3.19 describes all CPUs in one block, before or behind bare ``processor`` lines.
+    """
     blocks: list[dict[str, str]] = []
+    common: dict[str, str] = {}
     model = None
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -53,11 +58,12 @@ def _blocks(text: str) -> tuple[list[dict[str, str]], str | None]:
             blocks.append({})
         elif name == "model" and not value.isdecimal():
             model = value  # the board, on a Raspberry Pi; x86 has a number here
-        if blocks:
-            blocks[-1].setdefault(name, value)
-        elif name in ("cpu implementer", "features"):
-            blocks.append({name: value})  # some emulators and containers leave the processor line out
-    return blocks, model
+        (blocks[-1] if blocks else common).setdefault(name, value)
+    if not blocks and common.keys() & {"cpu implementer", "features"}:
+        return [common], model  # some emulators and containers leave the processor line out
+    if blocks and all(block.keys() == {"processor"} for block in blocks[:-1]):
+        common = common | blocks[-1]
+    return [common | block for block in blocks], model
 
 
 def _arm(blocks: list[dict[str, str]], model: str | None) -> CpuInfo:
@@ -71,8 +77,8 @@ def _arm(blocks: list[dict[str, str]], model: str | None) -> CpuInfo:
             midrs.append(midr)
         elif any(name.startswith("cpu ") for name in block):
             broken += 1
-        if "features" in block:
-            lists.append(_words(block["features"]))
+        if (listed := block.get("features", block.get("flags"))) is not None:  # vendors' kernels write flags
+            lists.append(_words(listed))
     # 32-bit Linux lists half, thumb, vfpv4, and so does a 64-bit kernel to 32-bit programs.
     everything = frozenset().union(*lists) if lists else frozenset()
     if (everything & {"thumb", "vfpv3", "vfpv4", "half"} and "asimd" not in everything) or any(

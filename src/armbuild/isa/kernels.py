@@ -19,11 +19,14 @@ class KernelTarget:
     name: str
     machine: str
     features: frozenset[str]
+    sve_bits: int
+    """The shortest SVE vectors that it is for; 0: any, or none."""
     ops: tuple[str, ...]
 
-    def runs_on(self, features: Collection[str], machine: str) -> bool:
-        """Return whether a CPU of this machine type with these features can run the target."""
-        return self.machine in ("any", machine) and self.features <= frozenset(features)
+    def runs_on(self, features: Collection[str], machine: str, sve_bits: int | None) -> bool:
+        """Return whether it is for a CPU of this machine type, with these features and SVE vectors."""
+        fits = self.machine in ("any", machine) and self.features <= frozenset(features)
+        return fits and (sve_bits or 0) >= self.sve_bits
 
 
 @functools.cache
@@ -34,6 +37,7 @@ def kernel_targets() -> tuple[KernelTarget, ...]:
             name=entry["name"],
             machine=entry["machine"],
             features=frozenset(entry["features"]),
+            sve_bits=entry.get("sve_bits", 0),
             ops=tuple(entry["ops"]),
         )
         for entry in load("kernels")["target"]
@@ -41,26 +45,35 @@ def kernel_targets() -> tuple[KernelTarget, ...]:
 
 
 def select_kernels(
-    features: Iterable[str], machine: str, available: Collection[str] | None = None
+    features: Iterable[str],
+    machine: str,
+    available: Collection[str] | None = None,
+    *,
+    sve_bits: int | None = None,
 ) -> dict[str, str]:
     """Return for each op the target that a CPU with ``features`` runs it with.
 
-    ``machine`` is "aarch64" or "x86_64"; ``available`` limits the choice to the targets that a wheel holds.
+    ``machine`` is "aarch64" or "x86_64"; ``available`` limits the choice to the targets that a wheel holds;
+    ``sve_bits`` is the length of the SVE vectors, None when there are none or it isn't known.
     An op that no available target implements on this CPU is left out.
     """
     present = frozenset(features)
     chosen: dict[str, str] = {}
     for target in kernel_targets():
-        if (available is None or target.name in available) and target.runs_on(present, machine):
+        if (available is None or target.name in available) and target.runs_on(present, machine, sve_bits):
             chosen.update(dict.fromkeys(target.ops, target.name))
     return dict(sorted(chosen.items()))
 
 
-def why_not_better(op: str, chosen: str, features: Collection[str], machine: str) -> str:
+def why_not_better(
+    op: str, chosen: str, features: Collection[str], machine: str, sve_bits: int | None = None
+) -> str:
     """Return what the next better target of ``op`` would need, "" when the best one was chosen."""
     names = [target.name for target in kernel_targets()]
     for target in kernel_targets()[names.index(chosen) + 1 :]:
         if op in target.ops and target.machine in ("any", machine):
-            missing = sorted(target.features - frozenset(features))
-            return f"{target.name} needs {', '.join(missing)}"
+            needs = sorted(target.features - frozenset(features))
+            if (sve_bits or 0) < target.sve_bits:
+                needs.append(f"SVE vectors of {target.sve_bits} bits or more")
+            return f"{target.name} needs {', '.join(needs)}"
     return ""

@@ -119,7 +119,7 @@ class Isa:
 
     def kernels(self, available: frozenset[str] | None = None) -> dict[str, str]:
         """Return for each op the kernel target that this CPU runs it with."""
-        return select_kernels(self.features, self.machine, available)
+        return select_kernels(self.features, self.machine, available, sve_bits=self.sve_vector_bits)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of ``armbuild detect --json`` (docs/schema/detect.json)."""

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from armbuild.isa import detect, host
+from armbuild.isa.explain import explain
 
 FEATURES = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
@@ -110,6 +111,75 @@ def test_emulator_is_recognised_by_the_program_that_really_runs(arm):
     assert detect(arm).emulated
     (arm / "proc/thread-self/exe").write_bytes(b"\x7fELF\2\1\1" + bytes(11) + (183).to_bytes(2, "little"))
     assert not detect(arm).emulated
+
+
+@pytest.mark.parametrize(
+    ("version", "cautioned"),
+    [
+        ("5.9.16", True),
+        ("4.14.0-tegra", True),
+        ("5.10.0-8-arm64", False),
+        ("6.8.0-1021-aws", False),
+        ("?", False),
+    ],
+)
+def test_kernels_before_5_10_may_hide_bf16_and_i8mm(arm, monkeypatch, version, cautioned):
+    monkeypatch.setattr(platform, "release", lambda: version)
+    isa = detect(arm)
+    assert isa.kernel_version == version
+    assert any("older than 5.10" in note for note in isa.notes) == cautioned
+
+
+@pytest.mark.parametrize(("size", "cautioned"), [(4096, False), (16384, True), (65536, True), (None, False)])
+def test_large_pages_are_cautioned_of(arm, monkeypatch, size, cautioned):
+    monkeypatch.setattr(host, "page_size", lambda: size)
+    isa = detect(arm)
+    assert isa.page_size == size
+    assert any(f"pages are {(size or 0) >> 10} KiB" in note for note in isa.notes) == cautioned
+
+
+@pytest.mark.parametrize(("kilobytes", "fits"), [(1_000_000, 0), (8 << 20, 6), (512 << 20, 510)])
+def test_memory_for_weights_and_cache_leaves_the_system_its_part(arm, kilobytes, fits):
+    write(arm, "proc/meminfo", f"MemTotal:        {kilobytes} kB\n")
+    assert any(f"KV cache fit in {fits} GiB" in line for line in explain(detect(arm)))
+
+
+def test_memory_that_nobody_tells_is_not_invented(arm):
+    (arm / "proc/meminfo").unlink()
+    isa = detect(arm)
+    assert isa.memory_bytes is None
+    assert not any(line.startswith("memory:") for line in explain(isa))
+
+
+def test_limit_of_a_parent_control_group_counts(arm):
+    write(arm, "proc/self/cgroup", "0::/pod/box\n")
+    write(arm, "sys/fs/cgroup/pod/memory.max", "2147483648\n")
+    write(arm, "sys/fs/cgroup/pod/box/memory.max", "max\n")
+    assert detect(arm).memory_bytes == 2 << 30
+
+
+def test_vector_length_is_the_systems_when_prctl_tells_it(arm, monkeypatch):
+    monkeypatch.setattr(host, "hwcaps", lambda: {"hwcap": 0b11 | 1 << 22, "hwcap2": 0, "hwcap3": None})
+    monkeypatch.setattr(host, "vector_bits", lambda unit: 512 if unit == "sve" else None)
+    assert detect(arm).sve_vector_bits == 512
+
+
+def test_sysfs_and_cpuinfo_that_name_different_cores_are_noted(arm):
+    for number in range(6):
+        cpu(arm, number, 0x410FD0C0)
+    isa = detect(arm)
+    assert [core.name for core in isa.cores] == ["Neoverse-N1"]
+    assert any("different cores" in note for note in isa.notes)
+
+
+def test_hardware_threads_of_one_core_count_once(arm):
+    for number in range(4):
+        write(
+            arm,
+            f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list",
+            f"{number & 2}-{number | 1}\n",
+        )
+    assert detect(arm).threads == 2
 
 
 @pytest.mark.parametrize("content", ["node -", "0-", "a-b", "", "0-3,5,-", "9999999999"])

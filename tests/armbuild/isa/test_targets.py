@@ -78,6 +78,11 @@ PARTS = {
     "TSV110": (0x48, 0xD01),
     "Ampere-1": (0xC0, 0xAC3),
     "Ampere-1A": (0xC0, 0xAC4),
+    "Ampere-1B": (0xC0, 0xAC5),  # GCC, aarch64-cores.def
+    "Apple M3 efficiency core": (0x61, 0x048),  # LLVM, TargetParser/Host.cpp
+    "Apple M3 performance core": (0x61, 0x049),
+    "Apple M4 efficiency core": (0x61, 0x052),  # pytorch/cpuinfo pull request 385
+    "Apple M4 performance core": (0x61, 0x053),
     "Oryon": (0x51, 0x001),
     "Firestorm": (0x61, 0x023),
     "Avalanche": (0x61, 0x033),
