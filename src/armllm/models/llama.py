@@ -14,7 +14,7 @@ from torch import Tensor
 from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
-from armllm.layers.linear import DenseLinear, load_linear
+from armllm.layers.linear import load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import RMSNorm
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
@@ -152,7 +152,7 @@ class LlamaForCausalLM:
         ]
         self.norm = self.layer_class.load_norm(config, model, "norm")
         self.lm_head = (
-            DenseLinear(self.embed_tokens.weight)
+            tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
             else load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         )
