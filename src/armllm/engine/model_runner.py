@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from armllm import environment, kernels
-from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
+from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable, release_mapped
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models.loader import Checkpoint, Weights
@@ -60,6 +60,7 @@ class ModelRunner:
             self.model = architecture(self.model_config, weights, max_positions=self.max_model_len)
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
+        release_mapped(config.model_folder)
 
     def _check(
         self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint
