@@ -20,21 +20,21 @@ _MAX_FUNCTION = 20_000
 
 
 class Graph:
-    """The code of one file. ``behind_plt`` tells which function of this file a slot of the GOT leads to."""
+    """The code of one file. ``through_got`` tells which function of this file a slot of the GOT leads to."""
 
     def __init__(
         self,
         data: npt.NDArray[np.uint8],
         elf: Elf,
         known: Functions,
-        behind_plt: Callable[[int], int | None],
+        through_got: Callable[[int], int | None],
     ) -> None:
         self.segments = [
             (address, data[offset : offset + size // 4 * 4].data.cast("B").cast("I"))
             for address, offset, size in elf.code
         ]
         self.starts = known.start
-        self.behind_plt = behind_plt
+        self.through_got = through_got
         self.plt = [
             range(section.address, section.address + section.size)
             for section in elf.sections
@@ -121,18 +121,28 @@ class Graph:
             load = self._word(place + 4)
             page = self._page(place, 16)
             if page is not None and load and load & 0xFFC003FF == 0xF9400211:
-                return self.behind_plt(page + (load >> 10 & 0xFFF) * 8)
+                return self.through_got(page + (load >> 10 & 0xFFF) * 8)
         return None
 
     def loaded_address(self, address: int) -> int | None:
-        """Return the address that ``adrp xN`` at ``address`` and the ``add xN, xN`` behind it make."""
-        made = self._page(address, (self._word(address) or 0) & 0x1F)
+        """Return the address of data that the instructions from ``address`` on put into a register, or None.
+
+        That is ADR, ADRP and the ADDs behind it, or ADRP and a load from the GOT.
+        """
+        word = self._word(address) or 0
+        register = word & 0x1F
+        if word & 0x9F000000 == 0x10000000:  # ADR
+            field = (word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3
+            return address + ((field ^ 0x100000) - 0x100000)
+        made = self._page(address, register)
         while made is not None:
             address += 4
-            add = self._word(address) or 0
-            if add & 0xFFC00000 != 0x91000000 or add >> 5 & 0x1F != add & 0x1F:
+            word = self._word(address) or 0
+            if word & 0xFFC003E0 == 0xF9400000 | register << 5:  # LDR from it
+                return self.through_got(made + (word >> 10 & 0xFFF) * 8)
+            if word & 0xFFC003FF != 0x91000000 | register << 5 | register:  # ADD to it
                 break
-            made += add >> 10 & 0xFFF
+            made += word >> 10 & 0xFFF
         return made
 
     def _page(self, address: int, register: int) -> int | None:

@@ -46,7 +46,7 @@ def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uin
     if elf.type not in ("ET_DYN", "ET_EXEC"):
         return np.empty(0, np.uint64)
     links = _Links(data, elf)
-    graph = Graph(data, elf, known, links.behind_plt)
+    graph = Graph(data, elf, known, links.through_got)
     certain: set[int] = set()
     done: set[int] = set()
     modules = _modules(links)
@@ -84,7 +84,7 @@ class _Links:
                 else:
                     self.target[place] = value + addend
 
-    def behind_plt(self, slot: int) -> int | None:
+    def through_got(self, slot: int) -> int | None:
         """Return the function of this file whose address stands at ``slot``, None for another file's."""
         return self.target.get(slot)
 
