@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+MAX_LAYERS = 10_000
 _REQUIRED = object()
 
 # Keys of other families and of experiments: one of these that nobody here has read, and that is set, may well
@@ -213,11 +214,14 @@ class ConfigReader:
             )
         head_dim = self.integer("head_dim", default_head_dim or hidden_size // num_heads or None)
         positions = self.integer("max_position_embeddings", default_positions)
+        num_layers = self.integer("num_hidden_layers", sizes.get("num_hidden_layers"))
+        if num_layers > MAX_LAYERS:  # checked before anything is made per layer
+            raise self.error(f"num_hidden_layers is {num_layers}: no model has more than {MAX_LAYERS}")
         return {
             "architecture": architecture,
             "vocab_size": self.integer("vocab_size", sizes.get("vocab_size")),
             "hidden_size": hidden_size,
-            "num_layers": self.integer("num_hidden_layers", sizes.get("num_hidden_layers")),
+            "num_layers": num_layers,
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
