@@ -111,7 +111,7 @@ def _plain(message: Message) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """A tool call with its arguments as a dict, which templates expect; OpenAI's API has them as JSON text."""
+    """A tool call with its arguments as a dict, as templates expect them; OpenAI's API has JSON text."""
     if not isinstance(call, dict):
         raise RequestError(f"messages: a tool call must be a dict, not {call!r:.80}")
     function = call.get("function")

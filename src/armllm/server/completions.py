@@ -162,7 +162,9 @@ class Run:
             "text": text,
             "logprobs": None
             if body.logprobs is None
-            else logprobs.completion_logprobs(all_ids, all_steps, body.logprobs, self._offsets.get(index, 0)),
+            else logprobs.completion_logprobs(
+                all_ids, all_steps, body.logprobs, self._offsets.get(index, 0), self.service.tokenizer
+            ),
             "finish_reason": reason,
             "stop_reason": completion.stop_reason,
         }

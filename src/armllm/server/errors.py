@@ -66,8 +66,8 @@ class ApiError(Exception):
         }
 
 
-def as_api_error(error: Exception, fields: Mapping[str, Any] | None = None) -> ApiError:
-    """Any exception as an answer; ``fields`` are those of the request's model, to find the one at fault."""
+def as_api_error(error: Exception, fields: Mapping[str, str] | None = None) -> ApiError:
+    """Any exception as an answer; ``fields`` are the body's, by the names that the engine calls them."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ValidationError):
@@ -82,7 +82,7 @@ def as_api_error(error: Exception, fields: Mapping[str, Any] | None = None) -> A
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for every exception; the request's state has the fields of its body's model."""
+    """Starlette's handler for every exception; the request's state has the fields of its body."""
     failure = as_api_error(error, getattr(request.state, "fields", None))
     if isinstance(error, HTTPException):
         failure.message = f"{request.method} {request.url.path}: {failure.message}"
@@ -106,13 +106,17 @@ def _invalid(error: ValidationError) -> ApiError:
         return ApiError(first["msg"], param=first["ctx"]["param"], code=kind)
     # of a union of types, the branch that got furthest tells most
     if len({one["loc"][:1] for one in found}) == 1:
-        first = max(found, key=lambda one: len(one["loc"]))
+        first = max(found, key=lambda one: (len(one["loc"]), _indices(one["loc"])))
     path = _path(first["loc"])
     if first["type"] == "extra_forbidden":
         return ApiError(f"unknown parameter: {path}", param=path, code="unknown_parameter")
     if first["type"] == "missing":
         return ApiError(f"{path} is required", param=path, code="missing_required_parameter")
     return ApiError(f"{path or 'the body'}: {first['msg']}", param=path or None, code="invalid_value")
+
+
+def _indices(location: tuple[int | str, ...]) -> list[int]:
+    return [part for part in location if isinstance(part, int)]
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -136,6 +140,6 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _field_in(message: str, fields: Mapping[str, Any]) -> str | None:
+def _field_in(message: str, fields: Mapping[str, str]) -> str | None:
     """The first field that a message names: the engine's errors name the parameter at fault."""
-    return next((word for word in _WORD.findall(message) if word in fields), None)
+    return next((fields[word] for word in _WORD.findall(message) if word in fields), None)

@@ -29,7 +29,6 @@ DONE = b"data: [DONE]\n\n"
 
 async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     """The request's JSON body, checked; ApiError or pydantic's ValidationError says what is wrong."""
-    request.state.fields = model.model_fields
     pieces, size = [], 0
     try:
         async for piece in request.stream():
@@ -39,7 +38,9 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
             pieces.append(piece)
     except ClientDisconnect:
         raise ApiError("the client went away", status=499) from None
-    return model.model_validate_json(b"".join(pieces))
+    body = model.model_validate_json(b"".join(pieces))
+    request.state.fields = body.names_for_errors()
+    return body
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -51,13 +51,18 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], steps: Sequence[dict[int, Logprob] | None], count: int, offset: int
+    token_ids: Sequence[int],
+    steps: Sequence[dict[int, Logprob] | None],
+    count: int,
+    offset: int,
+    tokenizer: Tokenizer,
 ) -> CompletionLogprobs:
     """The same for /v1/completions; a step is None for a prompt's first token, which nothing predicts."""
     result: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token_id, step in zip(token_ids, steps, strict=True):
         chosen = step[token_id] if step else None
-        text = (chosen.decoded_token or "") if chosen else ""
+        # a begin token is no part of the echoed text
+        text = (chosen.decoded_token or "") if chosen else tokenizer.decode([token_id])
         result["tokens"].append(text)
         result["token_logprobs"].append(_finite(chosen.logprob) if chosen else None)
         result["text_offset"].append(offset)

@@ -27,6 +27,10 @@ class Body(Strict):
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
+    def names_for_errors(self) -> dict[str, str]:
+        """The body's fields, by the names that the engine's messages use."""
+        return {name: name for name in type(self).model_fields}
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:

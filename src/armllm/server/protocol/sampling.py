@@ -109,6 +109,12 @@ class Sampling(WithoutEffect):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
 
+    def names_for_errors(self) -> dict[str, str]:
+        """With the one field that gave the form of the output."""
+        forms = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        given = [name for name in forms if getattr(self, name) is not None]
+        return super().names_for_errors() | {"structured_outputs": (given or ["structured_outputs"])[0]}
+
     def sampling_params(
         self, defaults: SamplingParams, *, max_tokens: int | None, streamed: bool, **changes: Any
     ) -> SamplingParams:

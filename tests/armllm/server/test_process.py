@@ -1,0 +1,171 @@
+"""`armllm serve` as a process: it starts, drains and stops as a container's first process must."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+
+import httpx2
+import pytest
+from tests.armllm.server.conftest import DEADLINE, wait_until
+
+BODY = {"prompt": [7] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+def reading(url, results, body=None):
+    """Start to read a stream; the thread ends with it, and the list gets its bytes and what went wrong."""
+
+    def read():
+        got = b""
+        try:
+            with httpx2.stream(
+                "POST", f"{url}/v1/completions", json=body or BODY, timeout=DEADLINE
+            ) as answer:
+                for piece in answer.iter_bytes():
+                    got += piece
+                    results["begun"] = True
+            results["end"] = "done"
+        except httpx2.HTTPError as error:
+            results["end"] = type(error).__name__
+        results["bytes"] = got
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    wait_until(lambda: "begun" in results or "end" in results)
+    return thread
+
+
+def test_five_lines_tell_what_was_found_and_a_signal_drains(start, folder):
+    server = start(folder, "--dtype", "float32", "--served-model-name", "smoke", "--max_model_len", "1K")
+    url = server.wait_ready()
+    lines = [line for line in server.lines if not line[:4].isdigit()]
+    assert len(lines) == 5
+    for word, line in zip(("armllm", "threads", "kernels", "KV cache", "smoke"), lines, strict=True):
+        assert word in line
+    assert httpx2.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == 1024
+    results = {}
+    thread = reading(url, results)
+    server.popen.send_signal(signal.SIGTERM)
+    wait_until(lambda: "stopping after" in server.stderr)
+    thread.join(DEADLINE)
+    assert results["end"] == "done"
+    assert results["bytes"].endswith(b"data: [DONE]\n\n")
+    assert server.wait() == 0
+    assert "Traceback" not in server.stderr
+
+
+def test_a_second_signal_stops_at_once(start, folder):
+    server = start(folder, "--dtype", "float32")
+    results = {}
+    thread = reading(server.wait_ready(), results, BODY | {"n": 64, "temperature": 1})
+    server.popen.send_signal(signal.SIGTERM)
+    wait_until(lambda: "stopping after" in server.stderr)
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.wait() == 128 + signal.SIGTERM
+    thread.join(DEADLINE)
+    assert b"[DONE]" not in results["bytes"]
+
+
+def test_a_killed_server_leaves_no_client_waiting(start, folder):
+    server = start(folder, "--dtype", "float32")
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    server.popen.kill()
+    thread.join(DEADLINE)
+    assert results["end"] != "done"
+
+
+FAILING = """
+import sys
+from armllm.cli import main
+from armllm.engine.llm_engine import LLMEngine
+steps, step = [], LLMEngine.step
+def failing(self):
+    steps.append(1)
+    if len(steps) > 20:
+        raise RuntimeError("out of luck")
+    return step(self)
+LLMEngine.step = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_failed_engine_ends_the_server_with_an_error(start, folder):
+    server = start(folder, "--dtype", "float32", code=FAILING)
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    thread.join(DEADLINE)
+    assert b"out of luck" in results["bytes"]
+    assert server.wait() == 70
+    assert "out of luck" in server.lines[-1]
+    assert "Traceback" not in server.stderr
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(start, folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start(folder, "--port", port)
+        assert server.wait() == 2
+    assert f"127.0.0.1:{port}" in server.stderr
+    assert "Address already in use" in server.stderr
+    assert server.stderr.count("\n") == 1
+
+
+def test_a_signal_while_loading_stops(start, folder):
+    server = start(folder, "--dtype", "float32")
+    # handlers are there before torch is imported; before that, Python's own end the process as well
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.wait() in (128 + signal.SIGTERM, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/nowhere"], "/nowhere"),
+        (["FOLDER", "--max-modellen", "5"], "--max-model-len"),
+        (["FOLDER", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["FOLDER", "-tp", "2"], "--tensor-parallel-size"),
+        (["FOLDER", "--tool-call-parser", "pythonic"], "hermes"),
+        (["FOLDER", "--enable-auto-tool-choice"], "--tool-call-parser"),
+        (["FOLDER", "--reasoning-parser", "granite"], "deepseek_r1"),
+        (["FOLDER", "--host", "256.1.1.1"], "256.1.1.1"),
+        (["FOLDER", "--port", "99999"], "--port"),
+        (["FOLDER", "--chat-template", "/nowhere.jinja"], "/nowhere.jinja"),
+        (["FOLDER", "--max-model-len", "many"], "many"),
+        (["FOLDER", "--dtype", "int3"], "int3"),
+        (["FOLDER", "--gpu-memory-utilization", "0.9"], "VLLM_CPU_KVCACHE_SPACE"),
+        (["FOLDER", "--allowed-origins", "x"], "--allowed-origins"),
+        (["FOLDER", "--uvicorn-log-level", "loud"], "--uvicorn-log-level"),
+        (["FOLDER", "--model", "FOLDER"], "MODEL"),
+        ([], "MODEL"),
+    ],
+)
+def test_wrong_usage_is_one_line(folder, capsys, arguments, words):
+    from armllm.cli import main  # noqa: PLC0415
+
+    given = [str(folder) if argument == "FOLDER" else argument for argument in arguments]
+    old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        status = main(["serve", *given])
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    shown = capsys.readouterr()
+    assert status in (1, 2)
+    assert words in shown.err
+    assert shown.err.startswith("armllm: error: ")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_unix_socket_serves_and_is_removed(start, folder, tmp_path):
+    path = tmp_path / "socket"
+    server = start(folder, "--dtype", "float32", "--uds", path)
+    wait_until(lambda: path.exists() and "serving" in server.stderr)
+    with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
+        assert json.loads(client.get("http://x/version").text)["version"]
+    server.popen.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert not path.exists()
