@@ -48,7 +48,10 @@ def table(targets: list[dict[str, Any]], compiled: set[str]) -> str:
         feature_list = ", ".join(f'"{feature}"' for feature in features)
         op_list = ", ".join(f"Op::{op}" for op in ops)
         is_compiled = "true" if name in compiled else "false"
-        rows.append(f'      {{"{name}", {is_compiled}, {{{feature_list}}}, {fill}, {{{op_list}}}}},')
+        sve_bits = target.get("sve_bits", 0)
+        rows.append(
+            f'      {{"{name}", {is_compiled}, {{{feature_list}}}, {sve_bits}, {fill}, {{{op_list}}}}},'
+        )
     lines += [
         "const std::vector<Target>& targets() {",
         "  static const std::vector<Target> kTargets = {",

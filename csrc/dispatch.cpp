@@ -4,6 +4,7 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -77,6 +78,17 @@ constexpr bool is_known(const char* name) {
   return false;
 }
 
+// Bits of this process's SVE vectors, 0 without SVE.
+int sve_bits() {
+#if defined(__aarch64__)
+  constexpr int kGetVectorLength = 51, kLengthMask = 0xffff;  // Linux, prctl(2): PR_SVE_GET_VL, in bytes
+  const int length = prctl(kGetVectorLength);
+  return length < 0 ? 0 : (length & kLengthMask) * 8;
+#else
+  return 0;
+#endif
+}
+
 }  // namespace
 
 // kTargets, and a check that every feature it names is in kFeatureBits. Written by cmake/kernel_table.py.
@@ -99,6 +111,10 @@ bool cpu_has(const std::string& feature) {
 }
 
 Choice choose(const std::string& cap, bool (*has)(const std::string& feature)) {
+  return choose(cap, has, sve_bits());
+}
+
+Choice choose(const std::string& cap, bool (*has)(const std::string& feature), int vector_bits) {
   const std::vector<Target>& all = targets();
   Choice choice{};
   choice.target.resize(kOpCount);
@@ -124,6 +140,10 @@ Choice choose(const std::string& cap, bool (*has)(const std::string& feature)) {
     if (!target.compiled) missing = "not compiled in";
     for (const char* feature : target.features) {
       if (missing.empty() && !has(feature)) missing = std::string("the CPU lacks ") + feature;
+    }
+    if (missing.empty() && vector_bits < target.sve_bits) {
+      missing = "SVE vectors here have " + std::to_string(vector_bits) + " bits, fewer than " +
+                std::to_string(target.sve_bits);
     }
     if (missing.empty()) target.fill(choice.table);
     for (const Op op : target.ops) {

@@ -239,21 +239,36 @@ ARMLLM_INLINE void add_seen_values(const float* p, const K* const* panels, KeyRa
   }
 }
 
-// values = values * factor + weights . values for all rows. A key that some rows don't see has the weight 0
-// there, which would make a NaN of an infinite value: then row by row.
+// Whether the values that some row of the tile doesn't see are finite. Their weight is 0 there, which would
+// make a NaN of an infinite one.
+template <class K>
+ARMLLM_INLINE bool unseen_are_finite(const PagedAttentionArgs& a, const AttentionTile& tile,
+                                     const K* const* panels, int64_t begin, int64_t n) {
+  const KeyRange common = seen_by_all(a, tile, begin, n);
+  return all_finite(panels, 0, common.first, a.shape.head_dim) &&
+         all_finite(panels, common.last, n, a.shape.head_dim);
+}
+
+template <class K>
+ARMLLM_INLINE void each_row_values(const PagedAttentionArgs& a, const AttentionTile& tile,
+                                   const AttentionScratch& s, const K* const* panels, int64_t begin,
+                                   int64_t n, float* values) {
+  const int64_t head_dim = a.shape.head_dim;
+  for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
+    add_seen_values(s.logits + r * kChunk, panels, seen_by(a, tile, tile.row_begin + r, begin, n), head_dim,
+                    s.factor[r], values + r * head_dim);
+  }
+}
+
+// values = values * factor + weights . values for all rows.
 template <class K>
 ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile,
                                const AttentionScratch& s, const K* const* panels, int64_t begin, int64_t n,
                                float* values) {
-  const int64_t head_dim = a.shape.head_dim, rows = tile.row_end - tile.row_begin;
-  const KeyRange common = seen_by_all(a, tile, begin, n);
-  if (all_finite(panels, 0, common.first, head_dim) && all_finite(panels, common.last, n, head_dim)) {
-    rows_values(s, rows, panels, n, head_dim, values);
-    return;
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    add_seen_values(s.logits + r * kChunk, panels, seen_by(a, tile, tile.row_begin + r, begin, n), head_dim,
-                    s.factor[r], values + r * head_dim);
+  if (unseen_are_finite(a, tile, panels, begin, n)) {
+    rows_values(s, tile.row_end - tile.row_begin, panels, n, a.shape.head_dim, values);
+  } else {
+    each_row_values(a, tile, s, panels, begin, n, values);
   }
 }
 

@@ -7,9 +7,8 @@
 // select. ln 2 is split in two (Cody & Waite 1980), the first part short enough for exact products. The
 // polynomial is 1 + r + r^2 * q(r), q of degree 3 with the least largest relative error (1.05e-7, Remez).
 
-ARMLLM_INLINE Vf exp(Vf x) {
+ARMLLM_INLINE Vf exp_bounded(Vf x) {
   const Vf shift = splat(0x1.8p23f + 127);
-  x = min(splat(89.0f), max(splat(-88.0f), x));
   const Vf shifted = fma(x, splat(0x1.715476p+0f), shift);
   const Vf n = sub(shifted, shift);
   Vf r = fma(n, splat(-0x1.63p-1f), x);
@@ -21,3 +20,6 @@ ARMLLM_INLINE Vf exp(Vf x) {
   p = fma(p, r, splat(1.0f));
   return mul(p, exponent(shifted));
 }
+
+ARMLLM_INLINE Vf exp_of_negative(Vf x) { return exp_bounded(max(splat(-88.0f), x)); }  // x <= 0, or a NaN
+ARMLLM_INLINE Vf exp(Vf x) { return exp_of_negative(min(splat(89.0f), x)); }

@@ -55,7 +55,7 @@ ARMLLM_INLINE int64_t row_offset(const PagedAttentionArgs& a, const AttentionTil
 // exp(m - largest) where both may be -infinity.
 ARMLLM_INLINE float rescale(float m, float largest) {
   if (m == -INFINITY) return 0.0f;
-  return reduce_max(exp(splat(m - largest)));
+  return reduce_max(exp_of_negative(splat(m - largest)));
 }
 
 // Four vectors at a time, each with its own running result: exp has a long latency, and a sum should not wait
@@ -78,8 +78,10 @@ ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
   Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    const Vf p = exp(sub(load(x + i), base)), q = exp(sub(load(x + i + kLanes), base));
-    const Vf r = exp(sub(load(x + i + 2 * kLanes), base)), s = exp(sub(load(x + i + 3 * kLanes), base));
+    const Vf p = exp_of_negative(sub(load(x + i), base)),
+             q = exp_of_negative(sub(load(x + i + kLanes), base));
+    const Vf r = exp_of_negative(sub(load(x + i + 2 * kLanes), base)),
+             s = exp_of_negative(sub(load(x + i + 3 * kLanes), base));
     store(x + i, p);
     store(x + i + kLanes, q);
     store(x + i + 2 * kLanes, r);
@@ -90,7 +92,7 @@ ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
     d = add(d, s);
   }
   for (; i < n; i += kLanes) {
-    const Vf p = exp(sub(load(x + i), base));
+    const Vf p = exp_of_negative(sub(load(x + i), base));
     store(x + i, p);
     a = add(a, p);
   }
@@ -114,6 +116,13 @@ ARMLLM_INLINE void adjust_logits(const PagedAttentionArgs& a, const AttentionTil
       store(logits + i, fma(slope, distance, load(logits + i)));
     }
   }
+}
+
+// Lanes outside [begin, end) become -infinity.
+ARMLLM_INLINE Vf keep_range(Vf x, int64_t begin, int64_t end) {
+  const Vf lane = lane_numbers(), nothing = splat(-INFINITY);
+  const Vf kept = where_less(lane, splat(static_cast<float>(end)), x, nothing);
+  return where_less(lane, splat(static_cast<float>(begin)), nothing, kept);
 }
 
 // logits[0, padded) become exp(logit - largest) in `seen` and 0 elsewhere (padded is a multiple of kLanes);

@@ -28,10 +28,3 @@ ARMLLM_INLINE void store_pairs_first(T* p, Vf even, Vf odd, int64_t n) {
   store_pairs(buffer, even, odd);
   for (int64_t i = 0; i < 2 * n; ++i) p[i] = buffer[i];
 }
-
-// Lanes outside [begin, end) become -infinity.
-ARMLLM_INLINE Vf keep_range(Vf x, int64_t begin, int64_t end) {
-  const Vf lane = lane_numbers(), nothing = splat(-INFINITY);
-  const Vf kept = where_less(lane, splat(static_cast<float>(end)), x, nothing);
-  return where_less(lane, splat(static_cast<float>(begin)), nothing, kept);
-}

@@ -358,7 +358,7 @@ def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
     elif missing := _left_out(report):
         reason = f"it did not {missing}"
     else:
-        wanted = isa.select_kernels(cpu.isa.features, "aarch64", available)
+        wanted = cpu.isa.kernels(available)
         wrong = [op for op in wanted if kernels.get(op) != wanted[op]]
         if wrong:
             op = wrong[0]

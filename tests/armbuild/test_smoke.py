@@ -30,7 +30,7 @@ def judge(tmp_path, name="neoverse-v1", *, status=0, report=None, said="", avail
 
 
 def report(name="neoverse-v1", **changes):
-    kernels = isa.select_kernels(isa.Isa.from_target(name).features, "aarch64")
+    kernels = isa.Isa.from_target(name).kernels()
     return {"ok": True, "kernels": kernels, "ops": OPS, "runs": RUNS, "tokens_per_second": 12.5, **changes}
 
 
@@ -50,7 +50,7 @@ def test_the_wrong_kernel_fails_although_the_text_is_right(tmp_path):
 
 def test_a_wheel_without_a_target_must_choose_the_next_one(tmp_path):
     available = frozenset({"scalar", "neon"})
-    kernels = isa.select_kernels(isa.Isa.from_target("neoverse-v1").features, "aarch64", available)
+    kernels = isa.Isa.from_target("neoverse-v1").kernels(available)
     assert judge(tmp_path, report=report(kernels=kernels), available=available).passed
     assert not judge(tmp_path, report=report(), available=available).passed
 

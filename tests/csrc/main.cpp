@@ -1,8 +1,9 @@
 // The conformance runner: every op of every target that this CPU can run, against float64, without Python.
 //
-//   conformance [--target NAME] [--op NAME] [--list] [--seed N]
+//   conformance [--target NAME] [--op NAME] [--chosen] [--list] [--seed N]
 //
-// A line per op and target, exit status 1 when anything failed, 2 for wrong usage.
+// --chosen leaves out what dispatch would not choose on this CPU. A target is tried whatever the length of
+// the SVE vectors. A line per op and target, exit status 1 when anything failed, 2 for wrong usage.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +37,8 @@ bool usable(const armllm::Target& target) {
 }
 
 int usage(const char* problem) {
-  fprintf(stderr, "%s\nusage: conformance [--target NAME] [--op NAME] [--list] [--seed N]\n", problem);
+  fprintf(stderr, "%s\nusage: conformance [--target NAME] [--op NAME] [--chosen] [--list] [--seed N]\n",
+          problem);
   return 2;
 }
 
@@ -45,12 +47,12 @@ int usage(const char* problem) {
 int main(int argc, char** argv) {
   std::string only_target, only_op;
   uint64_t seed = 1;
-  bool list = false;
+  bool list = false, only_chosen = false;
   for (int i = 1; i < argc; ++i) {
     const std::string option = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
-    if (option == "--list") {
-      list = true;
+    if (option == "--list" || option == "--chosen") {
+      (option == "--list" ? list : only_chosen) = true;
       continue;
     }
     if (option != "--target" && option != "--op" && option != "--seed") {
@@ -90,14 +92,16 @@ int main(int argc, char** argv) {
       if (!only_target.empty()) return 1;
       continue;
     }
-    const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has);
+    constexpr int kAnyLength = 2048;
+    const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has, kAnyLength);
     for (const conformance::NamedTest& test : conformance::op_tests()) {
       if (!only_op.empty() && only_op != test.op) continue;
       for (const armllm::Op op : target.ops) {
         if (std::string(armllm::op_name(op)) != test.op) continue;
+        const bool is_chosen = best.target[static_cast<size_t>(op)] == target.name;
+        if (only_chosen && !is_chosen) continue;
         if (list) {
-          printf("%-26s %-8s%s\n", test.op, target.name,
-                 best.target[static_cast<size_t>(op)] == target.name ? " chosen here" : "");
+          printf("%-26s %-8s%s\n", test.op, target.name, is_chosen ? " chosen here" : "");
           continue;
         }
         report(test.op, target.name, test.test({choice.table, seed}));

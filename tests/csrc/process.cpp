@@ -69,9 +69,10 @@ float exp_neon(float x) {
 }
 #endif
 
-void check_choice(Result& result, const std::string& cap, bool (*has)(const std::string&), const char* cpu) {
+void check_choice(Result& result, const std::string& cap, bool (*has)(const std::string&), const char* cpu,
+                  int vector_bits) {
   const std::vector<armllm::Target>& all = armllm::targets();
-  const armllm::Choice choice = armllm::choose(cap, has);
+  const armllm::Choice choice = armllm::choose(cap, has, vector_bits);
   size_t last = all.size();
   for (size_t i = 0; i < all.size(); ++i) {
     if (cap == all[i].name) last = i + 1;
@@ -80,7 +81,7 @@ void check_choice(Result& result, const std::string& cap, bool (*has)(const std:
     const char* name = armllm::op_name(static_cast<armllm::Op>(op));
     std::string expected;
     for (size_t i = 0; i < last; ++i) {
-      bool usable = all[i].compiled;
+      bool usable = all[i].compiled && vector_bits >= all[i].sve_bits;
       for (const char* feature : all[i].features) usable = usable && has(feature);
       bool listed = false;
       for (const armllm::Op listed_op : all[i].ops) listed = listed || static_cast<int>(listed_op) == op;
@@ -112,12 +113,14 @@ Result test_dispatch() {
   std::vector<std::string> caps = {"", "nonsense"};
   for (const armllm::Target& target : armllm::targets()) caps.emplace_back(target.name);
   for (const std::string& cap : caps) {
-    check_choice(result, cap, armllm::cpu_has, "this CPU");
-    check_choice(result, cap, [](const std::string&) { return false; }, "a CPU without features");
-    check_choice(
-        result, cap, [](const std::string& f) { return f == "asimd" || f == "avx2" || f == "fma"; },
-        "an old CPU");
-    check_choice(result, cap, [](const std::string&) { return true; }, "a CPU with every feature");
+    for (const int bits : {0, 128, 256, 512}) {
+      check_choice(result, cap, armllm::cpu_has, "this CPU", bits);
+      check_choice(result, cap, [](const std::string&) { return false; }, "a CPU without features", bits);
+      check_choice(
+          result, cap, [](const std::string& f) { return f == "asimd" || f == "avx2" || f == "fma"; },
+          "an old CPU", bits);
+      check_choice(result, cap, [](const std::string&) { return true; }, "a CPU with every feature", bits);
+    }
   }
   if (armllm::choose("nonsense", armllm::cpu_has).problem.find("scalar") == std::string::npos) {
     result.fail("an unknown cap is not answered with the names there are");

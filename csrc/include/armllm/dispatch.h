@@ -23,6 +23,7 @@ struct Target {
   const char* name;
   bool compiled;
   std::vector<const char*> features;
+  int sve_bits;                // the shortest SVE vectors that it is for, in bits; 0: any, or none
   void (*fill)(KernelTable&);  // sets the entries of the target's ops
   std::vector<Op> ops;
 };
@@ -37,9 +38,11 @@ struct Choice {
   std::vector<std::string> why;     // per op: what kept a better target from being chosen
   std::string problem;              // a cap that names no target of this machine; empty when all is well
 };
-// The last target in the table that was compiled in, that `has` all its features, that is not above `cap` and
-// that has the op. An empty or unknown cap caps nothing.
+// The last target in the table that was compiled in, that `has` all its features and SVE vectors long enough
+// (those of this process, unless said otherwise), that is not above `cap` and that has the op. An empty or
+// unknown cap caps nothing.
 Choice choose(const std::string& cap, bool (*has)(const std::string& feature));
+Choice choose(const std::string& cap, bool (*has)(const std::string& feature), int vector_bits);
 
 // The choice for this process: this CPU, capped by the environment variable ARMLLM_ISA.
 const Choice& chosen();
