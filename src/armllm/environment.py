@@ -27,14 +27,48 @@ def limit_spinning() -> None:
 
 def kv_cache_bytes() -> int | None:
     """ARMLLM_KVCACHE_SPACE or VLLM_CPU_KVCACHE_SPACE (GiB) in bytes; None: decide by what is free."""
-    for name in ("ARMLLM_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE"):
+    name, text = _read("KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
+    if not text:
+        return None
+    try:
+        space = float(text)
+    except ValueError:
+        space = math.nan
+    if not math.isfinite(space) or space < 0:
+        raise RequestError(f"{name} must be a number of GiB, such as 4 or 0.5, not {text!r}")
+    return int(space * GIB) or None
+
+
+def threads_binding() -> str:
+    """ARMLLM_OMP_THREADS_BIND or VLLM_CPU_OMP_THREADS_BIND: auto, nobind, or a list of CPUs."""
+    return _read("OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")[1].lower() or "auto"
+
+
+def reserved_cpus() -> int:
+    """ARMLLM_NUM_OF_RESERVED_CPU or VLLM_CPU_NUM_OF_RESERVED_CPU: cores that auto leaves to others."""
+    name, text = _read("NUM_OF_RESERVED_CPU", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal()):
+        raise RequestError(f"{name} must be a number of CPUs, not {text!r}")
+    return int(text)
+
+
+def visible_memory_nodes() -> frozenset[int] | None:
+    """ARMLLM_VISIBLE_MEMORY_NODES or CPU_VISIBLE_MEMORY_NODES: NUMA nodes that auto may choose from."""
+    name, text = _read("VISIBLE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")
+    if not text:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise RequestError(f"{name} must be a list of NUMA nodes such as 0,1, not {text!r}")
+    return frozenset(map(int, parts))
+
+
+def _read(ours: str, theirs: str) -> tuple[str, str]:
+    """The variable that is set, ours first, and its value; an empty value is as good as none."""
+    for name in (f"ARMLLM_{ours}", theirs):
         text = os.environ.get(name, "").strip()
         if text:
-            try:
-                space = float(text)
-            except ValueError:
-                space = math.nan
-            if not math.isfinite(space) or space < 0:
-                raise RequestError(f"{name} must be a number of GiB, such as 4 or 0.5, not {text!r}")
-            return int(space * GIB) or None
-    return None
+            return name, text
+    return theirs, ""

@@ -9,6 +9,7 @@ from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
+from armllm.engine.placement import place
 from armllm.engine.pooling import read_default_pooling
 from armllm.engine.processor import Processor
 from armllm.engine.reporting import report
@@ -44,7 +45,8 @@ class LLMEngine:
                 f"the tokenizer in {config.tokenizer_folder} has {self.tokenizer.vocab_size} tokens, the"
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
-        self.runner = ModelRunner(config, architecture, model_config)
+        self.placement = place()
+        self.runner = ModelRunner(config, architecture, model_config, self.placement.node)
         self.processor = Processor(
             self.tokenizer,
             vocab_size=model_config.vocab_size,

@@ -24,9 +24,11 @@ def readable(num_bytes: int) -> str:
     return f"{amount:.4g} {unit}"
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process may still use: the least that the machine and our cgroups have left."""
+def available_memory(node: int | None = None, root: Path = Path("/")) -> int:
+    """Bytes that this process may still use: the least that machine, cgroups and NUMA node have left."""
     left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]
+    if node is not None:
+        left.append(_node(root, node))
     return max(0, min(amount for amount in left if amount is not None))
 
 
@@ -50,6 +52,20 @@ def _machine(root: Path) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _node(root: Path, node: int) -> int | None:
+    """Bytes that a NUMA node has left, its page cache included; None where it doesn't say."""
+    values = {}
+    try:
+        lines = (root / f"sys/devices/system/node/node{node}/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:  # Node 0 MemFree:  123 kB
+        _, _, name, amount, *_ = line.split()
+        values[name.rstrip(":")] = int(amount) * 1024
+    parts = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
+    return sum(values.get(name, 0) for name in parts) if "MemFree" in values else None
 
 
 def _cgroup_folders(root: Path) -> list[Path]:

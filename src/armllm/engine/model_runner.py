@@ -38,10 +38,20 @@ class StepInput:
 
 
 class ModelRunner:
-    """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps."""
+    """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps.
 
-    def __init__(self, config: EngineConfig, architecture: type[Model], model_config: ModelConfig) -> None:
+    ``node``: the NUMA node whose memory is used.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        architecture: type[Model],
+        model_config: ModelConfig,
+        node: int | None = None,
+    ) -> None:
         self.model_config = model_config
+        self._node = node
         self.max_model_len = config.max_model_len or self.model_config.max_model_len
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
@@ -69,7 +79,7 @@ class ModelRunner:
         weights = Weights(checkpoint, self.dtype, device="meta")
         model = architecture(self.model_config, weights, max_positions=self.max_model_len)
         weights.finish_check(architecture.ignored_tensors(self.model_config))
-        left = available_memory()
+        left = available_memory(self._node)
         if weights.num_bytes > left:
             raise MemoryLimitError(
                 f"the weights take {readable(weights.num_bytes)} as {self.dtype},"

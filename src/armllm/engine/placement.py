@@ -1,0 +1,164 @@
+"""Which CPUs the engine computes on, and how many threads do so.
+
+The engine's thread is confined to a set of CPUs, and the OpenMP threads that it starts inherit that. Threads
+are not tied to one CPU each: where something else runs on one of them, a tied thread would wait for it while
+the others wait at the barrier.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from armbuild.isa import host, tables
+from armllm import environment
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = logging.getLogger("armllm")
+
+# Of cores whose type is unknown, those below this share of the fastest one's capacity are little ones.
+LITTLE = 0.6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where to compute. cpus: None leaves it to the system. node: the NUMA node that they all are of."""
+
+    num_threads: int
+    cpus: frozenset[int] | None = None
+    node: int | None = None
+
+
+def place() -> Placement:
+    """Decide by the environment, confine this thread, and set torch's number of threads.
+
+    RequestError names a variable that makes no sense here. Where the system does not let itself be asked or
+    told, that is logged once and the engine runs unconfined.
+    """
+    placement = decide(_allowed(), torch.get_num_threads())
+    if placement.cpus is not None:
+        try:
+            os.sched_setaffinity(0, placement.cpus)
+        except (AttributeError, OSError) as error:
+            _say_once(f"threads are not bound to CPUs: {error}")
+            placement = dataclasses.replace(placement, cpus=None)
+    if placement.num_threads != torch.get_num_threads():
+        torch.set_num_threads(placement.num_threads)
+    return placement
+
+
+def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) -> Placement:
+    """Where to compute, if these CPUs are ``allowed`` and ``num_threads`` were wanted.
+
+    ``root`` is where proc and sys are.
+    """
+    binding = environment.threads_binding()
+    nodes = host.numa_nodes(root)
+    if binding == "nobind":
+        return Placement(num_threads=num_threads)
+    if binding != "auto":
+        cpus = _listed(binding, allowed)
+        return Placement(num_threads=len(cpus), cpus=cpus, node=_node_of(cpus, nodes))
+    cpus = _physical(root, _fast(root, _of_one_node(allowed, nodes)))
+    reserved = environment.reserved_cpus()
+    if reserved >= len(cpus):
+        raise RequestError(
+            f"VLLM_CPU_NUM_OF_RESERVED_CPU {reserved} leaves none of the {len(cpus)} cores to compute on"
+        )
+    chosen = frozenset(sorted(cpus)[: len(cpus) - reserved])
+    quota = host.cpu_quota(root)
+    usable = len(chosen) if quota is None else min(len(chosen), max(1, math.floor(quota)))
+    return Placement(
+        num_threads=min(num_threads, usable),
+        # a limit on time, unlike one on places, is met by fewer threads anywhere
+        cpus=chosen if chosen != allowed else None,
+        node=_node_of(chosen, nodes),
+    )
+
+
+def _allowed() -> frozenset[int]:
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError) as error:
+        _say_once(f"threads are not bound to CPUs: the system does not tell which are allowed ({error})")
+        return frozenset(range(os.cpu_count() or 1))
+
+
+def _listed(binding: str, allowed: frozenset[int]) -> frozenset[int]:
+    """The CPUs of a list such as 0-3,8."""
+    cpus = host.cpu_list(binding)
+    if not all(host.cpu_list(part) for part in binding.split(",")):
+        raise RequestError(
+            "VLLM_CPU_OMP_THREADS_BIND must be auto, nobind or a list of CPUs such as 0-3,8 (one list: there"
+            f" is one worker), not {binding!r}"
+        )
+    missing = sorted(set(cpus) - allowed)
+    if missing:
+        raise RequestError(
+            f"VLLM_CPU_OMP_THREADS_BIND names CPU {missing[0]}, which is not there or not allowed here"
+        )
+    return frozenset(cpus)
+
+
+def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]]) -> frozenset[int]:
+    """The allowed CPUs of the NUMA node that has most of them, among those that may be seen."""
+    visible = environment.visible_memory_nodes()
+    if visible is not None and nodes:
+        unknown = sorted(visible - nodes.keys())
+        if unknown:
+            raise RequestError(
+                f"CPU_VISIBLE_MEMORY_NODES names node {unknown[0]}; here are {', '.join(map(str, nodes))}"
+            )
+        nodes = {node: cpus for node, cpus in nodes.items() if node in visible}
+    sets = [allowed & frozenset(cpus) for cpus in nodes.values()]
+    best = max(sets, key=len, default=frozenset[int]())
+    if best:
+        return best
+    if visible is not None and nodes:
+        raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
+    if not nodes:
+        _say_once("/sys does not tell of NUMA nodes: all allowed CPUs count as one")
+    return allowed
+
+
+def _fast(root: Path, cpus: frozenset[int]) -> frozenset[int]:
+    """Without little cores, for which the others would wait at every barrier."""
+    order = tuple(sorted(cpus))
+    capacities = dict(zip(order, host.capacities(root, order), strict=False))
+    types = dict(zip(order, host.midrs(root, order), strict=False))
+    fastest = max(capacities.values(), default=0)
+
+    def little(cpu: int) -> bool:
+        core = tables.find_core(types[cpu] >> 24 & 0xFF, types[cpu] >> 4 & 0xFFF) if types else None
+        return core.little if core is not None else capacities.get(cpu, fastest) < LITTLE * fastest
+
+    return frozenset(cpu for cpu in order if not little(cpu)) or cpus
+
+
+def _physical(root: Path, cpus: frozenset[int]) -> frozenset[int]:
+    """One CPU per core: hardware threads of one core share its vector units."""
+    firsts: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        path = f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        firsts.setdefault(host.text(root, path) or f"{cpu}", cpu)
+    return frozenset(firsts.values())
+
+
+def _node_of(cpus: Iterable[int], nodes: dict[int, tuple[int, ...]]) -> int | None:
+    found = [node for node, of_node in nodes.items() if set(cpus) <= set(of_node)]
+    return found[0] if found else None
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.warning(message)

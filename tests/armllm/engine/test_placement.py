@@ -1,0 +1,175 @@
+"""Threads go to the performance cores of one NUMA node, or where the user says."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from armllm import LLM, SamplingParams
+from armllm.engine import placement
+from armllm.engine.placement import decide, place
+from armllm.errors import RequestError
+
+NAMES = ("OMP_THREADS_BIND", "NUM_OF_RESERVED_CPU")
+ALL = 1000  # threads wanted: as many as make sense
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(f"VLLM_CPU_{name}", raising=False)
+        monkeypatch.delenv(f"ARMLLM_{name}", raising=False)
+    monkeypatch.delenv("CPU_VISIBLE_MEMORY_NODES", raising=False)
+    placement._say_once.cache_clear()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """machine(nodes, siblings, capacities, midrs): a tree with these files in /sys."""
+
+    def make(nodes=None, siblings=None, capacities=None, midrs=None):
+        files = {f"node/node{node}/cpulist": cpus for node, cpus in (nodes or {}).items()}
+        for cpu, text in (siblings or {}).items():
+            files[f"cpu/cpu{cpu}/topology/thread_siblings_list"] = text
+        for cpu, capacity in enumerate(capacities or ()):
+            files[f"cpu/cpu{cpu}/cpu_capacity"] = str(capacity)
+        for cpu, midr in enumerate(midrs or ()):
+            files[f"cpu/cpu{cpu}/regs/identification/midr_el1"] = f"{midr:#018x}"
+        for path, text in files.items():
+            file = tmp_path / "sys/devices/system" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{text}\n")
+        return tmp_path
+
+    return make
+
+
+def cpus(*numbers):
+    return frozenset(numbers)
+
+
+def test_a_machine_of_equal_cores_is_left_alone(machine):
+    found = decide(cpus(*range(64)), ALL, machine({0: "0-63"}))
+    assert (found.num_threads, found.cpus, found.node) == (64, None, 0)
+
+
+def test_the_node_with_most_allowed_cpus_is_taken(machine):
+    root = machine({0: "0-31", 1: "32-63"})
+    found = decide(cpus(*range(64)), ALL, root)
+    assert (found.num_threads, found.cpus, found.node) == (32, frozenset(range(32)), 0)
+    found = decide(cpus(*range(28, 64)), ALL, root)
+    assert (found.num_threads, found.cpus, found.node) == (32, frozenset(range(32, 64)), 1)
+
+
+def test_visible_nodes_limit_the_choice(machine, monkeypatch):
+    root = machine({0: "0-31", 1: "32-39"})
+    monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "1")
+    assert decide(cpus(*range(40)), ALL, root).cpus == frozenset(range(32, 40))
+    monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "0, 1")
+    assert decide(cpus(*range(40)), ALL, root).cpus == frozenset(range(32))
+    monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "2")
+    with pytest.raises(RequestError, match="CPU_VISIBLE_MEMORY_NODES names node 2; here are 0, 1"):
+        decide(cpus(*range(40)), ALL, root)
+    monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "1")
+    with pytest.raises(RequestError, match="not allowed here"):
+        decide(cpus(3), ALL, root)
+
+
+def test_hardware_threads_of_a_core_count_once(machine):
+    siblings = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
+    root = machine({0: "0-7"}, siblings)
+    assert decide(cpus(*range(8)), ALL, root).cpus == cpus(0, 1, 2, 3)
+    assert decide(cpus(1, 5, 6), ALL, root).cpus == cpus(1, 6)
+
+
+def test_little_cores_are_left_out_by_type_or_by_capacity(machine):
+    a55, a76, unknown = 0x412FD050, 0x414FD0B0, 0x7F0F0010
+    rk3588 = machine({0: "0-7"}, capacities=[530] * 4 + [1024] * 4, midrs=[a55] * 4 + [a76] * 4)
+    assert decide(cpus(*range(8)), ALL, rk3588).cpus == cpus(4, 5, 6, 7)
+    assert decide(cpus(0, 1), ALL, rk3588).cpus is None, "only little ones are allowed"
+    other = machine({0: "0-7"}, capacities=[300] * 4 + [900] * 3 + [1024], midrs=[unknown] * 8)
+    assert decide(cpus(*range(8)), ALL, other).cpus == cpus(4, 5, 6, 7)
+
+
+def test_fewer_threads_are_the_user_s_choice_and_the_quota_s(machine):
+    root = machine({0: "0-7"})
+    assert decide(cpus(*range(8)), 3, root).num_threads == 3
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cpu.max").write_text("250000 100000\n")
+    found = decide(cpus(*range(8)), ALL, root)
+    assert (found.num_threads, found.cpus) == (2, None)
+    (root / "sys/fs/cgroup/cpu.max").write_text("50000 100000\n")
+    assert decide(cpus(*range(8)), ALL, root).num_threads == 1
+
+
+def test_reserved_cpus_are_left_to_others(machine, monkeypatch):
+    root = machine({0: "0-3"})
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    found = decide(cpus(*range(4)), ALL, root)
+    assert (found.num_threads, found.cpus) == (3, cpus(0, 1, 2))
+    monkeypatch.setenv("ARMLLM_NUM_OF_RESERVED_CPU", "2")
+    assert decide(cpus(*range(4)), ALL, root).num_threads == 2
+    for value, words in (("4", "leaves none of the 4 cores"), ("-1", "a number of CPUs"), ("x", "'x'")):
+        monkeypatch.setenv("ARMLLM_NUM_OF_RESERVED_CPU", value)
+        with pytest.raises(RequestError, match=words):
+            decide(cpus(*range(4)), ALL, root)
+
+
+def test_a_list_says_where_and_how_many(machine, monkeypatch):
+    root = machine({0: "0-3", 1: "4-9"})
+    for text, expected, node in (("0-2", cpus(0, 1, 2), 0), ("3, 5,8-9", cpus(3, 5, 8, 9), None)):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+        found = decide(cpus(*range(10)), 1, root)
+        assert (found.cpus, found.num_threads, found.node) == (expected, len(expected), node)
+    for text in ("0-3|4-7", "a", "0-", "3-1", "0,,1", "-1"):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+        with pytest.raises(RequestError, match="must be auto, nobind or a list"):
+            decide(cpus(*range(10)), 1, root)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "8-12")
+    with pytest.raises(RequestError, match="names CPU 10"):
+        decide(cpus(*range(10)), 1, root)
+
+
+def test_nobind_leaves_everything_to_openmp(machine, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "NOBIND")
+    found = decide(cpus(*range(8)), 5, machine({0: "0-3", 1: "4-7"}))
+    assert (found.num_threads, found.cpus) == (5, None)
+
+
+def test_without_sysfs_it_says_so_once(tmp_path, caplog):
+    for _ in range(2):
+        found = decide(cpus(0, 1, 5), ALL, tmp_path)
+        assert (found.num_threads, found.cpus, found.node) == (3, None, None)
+    assert [record.message for record in caplog.records] == [
+        "/sys does not tell of NUMA nodes: all allowed CPUs count as one"
+    ]
+
+
+def test_without_the_right_to_bind_it_says_so_and_runs(monkeypatch, caplog, make_checkpoint):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    first = min(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", str(first))
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    for _ in range(2):
+        llm = LLM(make_checkpoint().folder, dtype="float32")
+    assert llm.llm_engine.placement.cpus is None
+    assert [r.message for r in caplog.records if "bound" in r.message] == [
+        "threads are not bound to CPUs: [Errno 1] Operation not permitted"
+    ]
+    params = SamplingParams(max_tokens=2, temperature=0)
+    assert llm.generate([5], params, use_tqdm=False)[0].finished
+
+
+def test_the_calling_thread_is_confined(monkeypatch):
+    before = os.sched_getaffinity(0)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", str(max(before)))
+    try:
+        assert place().cpus == {max(before)}
+        assert os.sched_getaffinity(0) == {max(before)}
+        assert torch.get_num_threads() == 1
+    finally:
+        os.sched_setaffinity(0, before)
