@@ -6,6 +6,8 @@ unpacked as plain archives, so no maintainer script runs and the host's own pack
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import shlex
@@ -21,7 +23,7 @@ from armbuild import cache, process
 from armbuild.errors import BuildError, MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
 
 SUITES = frozenset(
     {
@@ -158,35 +160,68 @@ def download(
 
     Raises MissingError when the archive cannot be reached, does not hold the suite or lacks a package.
     """
-    apt = cache.root() / "apt" / f"{suite}-{architecture}-{cache.digest(source.__dict__)}"
-    with cache.lock(apt):
-        command = [*_configure(apt, suite, architecture, source), "-qq"]
-        environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-        what = f"Debian {suite} ({architecture}) from {source.uri}"
-        stamp = apt / "updated"
-        if not stamp.exists() or time.time() - stamp.stat().st_mtime > LISTS_FRESH_SECONDS:
-            _apt([*command, "update", "--error-on=any"], what, log, environment)
-            stamp.touch()
+    with _lists(suite, architecture, source, log) as (apt, command, what):
         archives = apt / "archives"
         shutil.rmtree(archives, ignore_errors=True)
         (archives / "partial").mkdir(parents=True)
         install = ["install", "--download-only", "--no-install-recommends", "--yes", *packages]
         ask = install if dependencies else ["download", *packages]
         try:
-            _apt([*command, *ask], what, log, environment, cwd=archives)
+            _apt([*command, *ask], what, log, cwd=archives)
         except MissingError:  # the lists name files that have been replaced since: read them again, once
-            stamp.unlink()
-            _apt([*command, "update", "--error-on=any"], what, log, environment)
-            stamp.touch()
-            _apt([*command, *ask], what, log, environment, cwd=archives)
+            _update(apt, command, what, log)
+            _apt([*command, *ask], what, log, cwd=archives)
         files = sorted(archives.glob("*.deb"))
         if not files:
             raise MissingError(f"{what}: nothing was downloaded for {', '.join(packages)} (log: {log})")
         return [Path(shutil.move(file, into / file.name)) for file in files]
 
 
-def _apt(command: list[str], what: str, log: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
-    process.run(command, log=log, what=what, env=env, cwd=cwd, error=MissingError)
+def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
+    """Return a digest of the archive's package lists, read anew each day: the same one, the same packages."""
+    with _lists(suite, architecture, source, log) as (apt, _, _):
+        seen = hashlib.sha256()
+        for path in sorted((apt / "lists").iterdir()):
+            if path.is_file() and path.name != "lock":
+                seen.update(f"{path.name}\0".encode() + path.read_bytes())
+        return seen.hexdigest()
+
+
+def control(package: Path) -> dict[str, str]:
+    """Return the control fields of a .deb file by name, continuation lines included."""
+    with subprocess.Popen(["dpkg-deb", "-f", package], stdout=subprocess.PIPE, text=True) as child:
+        text = cast("IO[str]", child.stdout).read()
+    if child.returncode:
+        raise BuildError(f"dpkg-deb cannot read {package.name}")
+    found = re.findall(r"^([A-Za-z][A-Za-z0-9-]*):[ \t]*(.*(?:\n[ \t].*)*)", text, re.MULTILINE)
+    return dict(found)
+
+
+@contextlib.contextmanager
+def _lists(
+    suite: str, architecture: str, source: Archive, log: Path
+) -> Iterator[tuple[Path, list[str], str]]:
+    """Hold the private apt folder of a suite with fresh lists: (folder, command, what to call it)."""
+    apt = cache.root() / "apt" / f"{suite}-{architecture}-{cache.digest(source.__dict__)}"
+    what = f"Debian {suite} ({architecture}) from {source.uri}"
+    with cache.lock(apt):
+        command = [*_configure(apt, suite, architecture, source), "-qq"]
+        stamp = apt / "updated"
+        if not stamp.exists() or time.time() - stamp.stat().st_mtime > LISTS_FRESH_SECONDS:
+            _update(apt, command, what, log)
+        yield apt, command, what
+
+
+def _update(apt: Path, command: list[str], what: str, log: Path) -> None:
+    stamp = apt / "updated"
+    stamp.unlink(missing_ok=True)
+    _apt([*command, "update", "--error-on=any"], what, log)
+    stamp.touch()
+
+
+def _apt(command: list[str], what: str, log: Path, cwd: Path | None = None) -> None:
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    process.run(command, log=log, what=what, env=environment, cwd=cwd, error=MissingError)
 
 
 def _configure(apt: Path, suite: str, architecture: str, source: Archive) -> list[str]:

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from armbuild.image.build import Built
+    from armbuild.image.plan import ImagePlan
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``armbuild docker`` to the command line."""
+    app.command("docker")(docker)
+
+
+def docker(
+    project: Annotated[Path, typer.Argument(help="The engine's source folder, without --wheel.")] = Path(),
+    *,
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="OS/ARCH,...", help="linux/arm64, linux/amd64, or both.")
+    ] = "linux/arm64",
+    wheel: Annotated[
+        list[Path] | None,
+        typer.Option("--wheel", metavar="FILE", help="A wheel of armllm instead; one for each platform."),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="X.Y", help="The image's Python: one that Debian has.")
+    ] = None,
+    torch: Annotated[
+        str | None, typer.Option("--torch", metavar="VERSION", help="Another torch than the wheel asks for.")
+    ] = None,
+    torch_index: Annotated[
+        str | None,
+        typer.Option(
+            "--torch-index", metavar="URL|DIR", help="A further index, or a folder, with CPU builds of torch."
+        ),
+    ] = None,
+    with_model: Annotated[
+        Path | None, typer.Option("--with-model", metavar="DIR", help="Put this model into the image.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="IMAGE", help="Stand on this archive, OCI layout or registry image."),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="TARGET", help="Compile everything for this core and newer."),
+    ] = None,
+    bf16: Annotated[
+        bool | None, typer.Option("--bf16/--no-bf16", help="Kernels for BF16 instructions.")
+    ] = None,
+    dotprod: Annotated[bool | None, typer.Option("--dotprod/--no-dotprod", help="... for DotProd.")] = None,
+    fhm: Annotated[
+        bool | None, typer.Option("--fhm/--no-fhm", help="... for FP16 multiply-add to FP32.")
+    ] = None,
+    i8mm: Annotated[
+        bool | None, typer.Option("--i8mm/--no-i8mm", help="... for int8 matrix products.")
+    ] = None,
+    sve: Annotated[bool | None, typer.Option("--sve/--no-sve", help="... for SVE.")] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label; may be repeated.")
+    ] = None,
+    builder: Annotated[
+        str, typer.Option("--builder", metavar="oci|docker|podman|buildah", help="oci needs no engine.")
+    ] = "oci",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
+    ] = None,
+    push: Annotated[bool, typer.Option("--push", help="Send it to the registry that --tag names.")] = False,
+    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Print what would happen; build nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
+    ] = False,
+) -> int:
+    """Build a container image of the engine, without emulation, daemon or root rights."""
+    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.image import engines  # noqa: PLC0415
+    from armbuild.image import plan as planning  # noqa: PLC0415
+    from armbuild.image.build import build  # noqa: PLC0415
+
+    if mirror:
+        debian.check_address(mirror)
+    process.interrupt_on_termination()
+    chosen = planning.plan(
+        project,
+        platform=platform,
+        wheels=wheel or (),
+        python=python,
+        torch=torch,
+        index=torch_index,
+        with_model=with_model,
+        base=base,
+        kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
+        baseline=baseline,
+        tag=tag,
+        labels=label or (),
+        builder=builder,
+        output=output,
+        push=push,
+    )
+    if plan_only:
+        print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
+        return 0
+    engines.check(chosen)
+    progress = Progress()
+    with cache.work_folder("image") as work:
+        try:
+            if chosen.builder == "oci":
+                result = _told(
+                    build(chosen, work, mirror=mirror, step=progress.step, note=progress.note), chosen
+                )
+            else:
+                with progress.step(chosen.builder, "docker/Dockerfile"):
+                    result = engines.build(chosen, work)
+            if push:
+                with progress.step("push", chosen.tag):
+                    engines.push(chosen, work)
+        finally:
+            if verbose:
+                for log in sorted(work.glob("*.log")):
+                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({**result, "pushed": push, "seconds": progress.seconds}, indent=2))
+    return 0
+
+
+def _told(built: Built, plan: ImagePlan) -> dict[str, Any]:
+    """Say on stderr what was built, and return it as a JSON value."""
+    lines = [str(built.archive.path)]
+    platforms = {}
+    for name, made in built.platforms.items():
+        facts = made.facts
+        size = built.compressed[name]
+        layers = f"{len(made.image.layers)} layers"
+        lines += [
+            f"  linux/{name}: {size / 1e6:.1f} MB compressed, {layers}, torch {facts['torch']}",
+            f"    kernels: {', '.join(facts['kernels'])}; lowest core: {facts['floor']['lowest_core']}",
+        ]
+        platforms[f"linux/{name}"] = {
+            "digest": built.archive.manifests[name],
+            "compressed": size,
+            "layers": [
+                {
+                    "comment": layer.comment,
+                    "digest": layer.digest,
+                    "size": layer.size,
+                    "unpacked": layer.unpacked,
+                }
+                for layer in made.image.layers
+            ],
+            "packages": len(made.content.components),
+            **{key: value for key, value in facts.items() if key != "schema"},
+            "labels": dict(made.image.annotations),
+        }
+    lines.append(f"  {plan.tag}; load it with: docker load -i FILE, podman load -i FILE")
+    print("\n".join(lines), file=sys.stderr)
+    return {
+        "schema": 1,
+        "ok": True,
+        "builder": plan.builder,
+        "path": str(built.archive.path),
+        "size": built.archive.size,
+        "tag": plan.tag,
+        "digest": built.archive.digest,
+        "platforms": platforms,
+    }
+
+
+def _plan_text(plan: ImagePlan) -> str:
+    facts = plan.as_dict()
+    source = (
+        f"{plan.project.project.name} {plan.version} in {plan.project.project.folder}"
+        if plan.project
+        else "given"
+    )
+    rows = [
+        ("platforms", ", ".join(facts["platforms"])),
+        ("builder", plan.builder),
+        ("wheel", ", ".join(path.name for path in plan.wheels.values()) or f"built from {source}"),
+        *(
+            (("kernels", ", ".join(facts["kernels"])), ("baseline", facts["baseline"] or "armv8-a"))
+            if plan.project
+            else ()
+        ),
+        ("base", facts["base"]),
+        ("Python", plan.python),
+        ("torch", plan.torch or "as the wheel asks"),
+        *((("index", plan.index),) if plan.index else ()),
+        *((("model", facts["model"]),) if plan.model else ()),
+        ("layers", " -> ".join(facts["layers"])),
+        ("tag", plan.tag),
+        ("output", facts["output"] + (", then pushed" if plan.push else "")),
+    ]
+    return "\n".join(f"{name:<12}{value}" for name, value in rows)

@@ -1,0 +1,378 @@
+"""An image from a plan: layers that are made once and kept, what they truly hold, one archive."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import zipfile
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from armbuild import audit, debian, process, pythons, repair
+from armbuild import build as wheel_build
+from armbuild.errors import CheckFailed, MissingError, UsageError
+from armbuild.image import archive, base, config, content, kept, layers, model, packages, root
+from armbuild.image.reference import MACHINES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from armbuild.audit import AuditReport
+    from armbuild.image.plan import ImagePlan
+    from armbuild.pythons import HostPython
+
+SHARE = "usr/local/share/armllm"
+PROGRAM = """#!{python}
+import sys
+from {module} import main
+sys.exit(main())
+"""
+
+
+class Step(Protocol):
+    """Shows a step to a person while it runs."""
+
+    def __call__(self, name: str, detail: str = "", /) -> AbstractContextManager[None]: ...
+
+
+def _silent(_name: str, _detail: str = "", /) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What was built for one architecture."""
+
+    image: archive.Image
+    content: content.Content
+    facts: Mapping[str, Any]
+    pins: packages.Pins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An image that was written."""
+
+    archive: archive.Written
+    platforms: Mapping[str, Platform]
+
+    @property
+    def compressed(self) -> dict[str, int]:
+        """Return what a registry holds for each architecture, in bytes."""
+        return {
+            name: sum(layer.size for layer in platform.image.layers)
+            for name, platform in self.platforms.items()
+        }
+
+
+def build(
+    plan: ImagePlan,
+    work: Path,
+    *,
+    mirror: str | None = None,
+    step: Step = _silent,
+    note: Callable[[str], None] = lambda _text: None,
+) -> Built:
+    """Build every platform of ``plan`` and write the archive; it appears whole or not at all.
+
+    Raises CheckFailed when the wheel's audit says no, MissingError when packages cannot be had, UsageError
+    for a base or a torch that does not fit.
+    """
+    made = {}
+    for architecture in plan.architectures:
+        wheel = plan.wheels.get(architecture) or _build_wheel(plan, work, mirror=mirror, step=step)
+        maker = _Maker(plan, architecture, wheel, work, mirror=mirror, step=step, note=note)
+        made[architecture] = maker.platform()
+    with step("write", str(plan.output)):
+        plan.output.parent.mkdir(parents=True, exist_ok=True)
+        written = archive.write([made[name].image for name in plan.architectures], plan.output, name=plan.tag)
+    return Built(archive=written, platforms=made)
+
+
+def _build_wheel(plan: ImagePlan, work: Path, *, mirror: str | None, step: Step) -> Path:
+    if plan.project is None:
+        raise UsageError("there is no wheel and no project to build one from")
+    (python,) = plan.project.pythons
+    built = wheel_build.build(plan.project, python, work, mirror=mirror, step=step)
+    with step("repair", "auditwheel, RECORD, version"):
+        return repair.repair(built, work).path
+
+
+class _Maker:
+    """The layers of one architecture."""
+
+    def __init__(
+        self,
+        plan: ImagePlan,
+        architecture: str,
+        wheel: Path,
+        work: Path,
+        *,
+        mirror: str | None,
+        step: Step,
+        note: Callable[[str], None],
+    ) -> None:
+        self.plan, self.architecture, self.wheel, self.work = plan, architecture, wheel, work
+        self.mirror, self.step, self.note = mirror, step, note
+        self.log = work / f"image-{architecture}.log"
+        self.host = _host(plan.python)
+        self.compiler = process.succeeds([self.host.executable, "-VV"]) if self.host else None
+
+    def platform(self) -> Platform:
+        """Make or find every layer, and put configuration and labels on top."""
+        plan, architecture = self.plan, self.architecture
+        if self.host is None:
+            self.note(
+                f"no Python {plan.python} here: the image has no bytecode, and each start compiles anew"
+            )
+        with self.step("audit", self.wheel.name):
+            report = self._audit()
+        with self.step("resolve", f"packages for linux/{architecture}, Python {plan.python}"):
+            pins = packages.resolve(
+                self.wheel,
+                python=plan.python,
+                architecture=architecture,
+                torch=plan.torch,
+                index=plan.index,
+                work=self.work,
+                log=self.log,
+            )
+        foundation = self._foundation()
+        parts = [foundation.content]
+        stack = list(foundation.layers)
+        for name, pinned in (("torch", (pins.torch,)), ("dependencies", pins.others)):
+            with self.step(name, f"{len(pinned)} packages" if len(pinned) > 1 else pinned[0]):
+                layer, found = self._packages(name, pinned, foundation)
+            stack.append(layer)
+            parts.append(found)
+        with self.step("engine", self.wheel.name):
+            layer, found, facts = self._engine(report, pins, parts, foundation)
+        stack.append(layer)
+        if plan.model:
+            with self.step("model", str(plan.model)):
+                stack.append(self._model(plan.model))
+        created = config.stamp(plan.epoch)
+        labels = config.labels(
+            facts,
+            foundation,
+            tag=report.tag.rpartition("-")[2] if report.tag else None,
+            baseline=self._build_info().get("baseline"),
+            created=created,
+            revision=plan.revision,
+            own=plan.labels,
+        )
+        document = config.config(
+            stack,
+            foundation,
+            architecture=architecture,
+            created=created,
+            labels=labels,
+            model=plan.model.name if plan.model else None,
+        )
+        image = archive.Image(config=document, layers=tuple(stack), annotations=labels)
+        return Platform(image=image, content=found, facts=facts, pins=pins)
+
+    def _audit(self) -> AuditReport:
+        report = audit.audit(self.wheel, floor=self.plan.project.baseline if self.plan.project else None)
+        if not report.ok:
+            raise CheckFailed(f"audit of {self.wheel.name}: {report.errors[0]}")
+        machines = {file.machine for file in report.files}
+        if machines != {MACHINES[self.architecture]}:
+            wanted = MACHINES[self.architecture]
+            raise CheckFailed(f"{self.wheel.name} holds {', '.join(sorted(machines))} code, not {wanted}'s")
+        return report
+
+    def _foundation(self) -> base.Foundation:
+        plan, architecture = self.plan, self.architecture
+        if plan.base is None:
+            suite = root.suite_of(plan.python)
+            with self.step("root", f"Debian {suite}, {architecture}"):
+                layer, found = self._root(plan.python, suite, root.WITH_DEPENDENCIES)
+            return base.Foundation(
+                layers=(layer,), content=found, python=f"/usr/bin/python{plan.python}",
+                site=f"usr/local/lib/python{plan.python}/dist-packages", environment={}, suite=suite,
+            )  # fmt: skip
+        with self.step("base", plan.base):
+            path = base.fetch(plan.base, architecture, self.work, self.log)
+            found_base = base.read(path, architecture, plan.python, name=plan.base, work=self.work)
+        if not found_base.lacking:
+            return found_base
+        with self.step("root", f"{', '.join(found_base.lacking)} from Debian {found_base.suite}"):
+            layer, found = self._root(None, found_base.suite, found_base.lacking)
+        return replace(
+            found_base,
+            layers=(*found_base.layers, layer),
+            content=content.together([found_base.content, found]),
+        )
+
+    def _root(
+        self, python: str | None, suite: str, names: tuple[str, ...]
+    ) -> tuple[layers.Layer, content.Content]:
+        source = debian.archive(self.mirror)
+        state = debian.state(suite=suite, architecture=self.architecture, source=source, log=self.log)
+
+        def fill(tree: Path) -> list[dict[str, Any]]:
+            found = root.make(
+                tree,
+                python=python,
+                suite=suite,
+                architecture=self.architecture,
+                source=source,
+                only=names,
+                log=self.log,
+            )
+            if python and self.host:
+                packages.compile_bytecode(self.host, tree, tree / f"usr/lib/python{python}", log=self.log)
+            return content.debian_components(found)
+
+        inputs = [state, python, suite, names, self.architecture, self.compiler]
+        return kept.layer(
+            inputs,
+            fill,
+            comment=f"Debian {suite}: {python and f'Python {python}, '}{', '.join(names)}",
+            owners=root.OWNERS,
+        )
+
+    def _packages(
+        self, name: str, pinned: tuple[str, ...], foundation: base.Foundation
+    ) -> tuple[layers.Layer, content.Content]:
+        plan = self.plan
+
+        def fill(tree: Path) -> list[dict[str, Any]]:
+            site = tree / foundation.site
+            site.mkdir(parents=True)
+            packages.install(
+                pinned,
+                site,
+                python=plan.python,
+                architecture=self.architecture,
+                index=plan.index,
+                log=self.log,
+            )
+            return self._compiled(tree, site)
+
+        inputs = [name, pinned, self.architecture, plan.python, plan.index, foundation.site, self.compiler]
+        return kept.layer(inputs, fill, comment=f"{name}: {', '.join(pinned)}")
+
+    def _compiled(self, tree: Path, site: Path) -> list[dict[str, Any]]:
+        if self.host:
+            packages.compile_bytecode(self.host, tree, site, log=self.log)
+        return content.python_components(site)
+
+    def _engine(
+        self,
+        report: AuditReport,
+        pins: packages.Pins,
+        parts: Iterable[content.Content],
+        foundation: base.Foundation,
+    ) -> tuple[layers.Layer, content.Content, dict[str, Any]]:
+        """Return the engine's layer, what the whole image holds, and that as the entry point reads it."""
+        plan = self.plan
+        wheel = content.Content(
+            needs=report.needs_everywhere,
+            dispatched=report.needs_dispatched | report.needs_guarded,
+            kernels=frozenset(report.kernel_targets),
+            machines=frozenset(file.machine for file in report.files),
+            elf_files=len(report.files),
+        )
+        whole = content.together([*parts, wheel])
+        version = self._build_info().get("version") or plan.version
+        facts = config.facts(
+            whole,
+            machine=MACHINES[self.architecture],
+            version=version,
+            python=plan.python,
+            torch=pins.torch.partition("==")[2],
+        )
+        created = config.stamp(plan.epoch)
+
+        def fill(tree: Path) -> list[dict[str, Any]]:
+            site = tree / foundation.site
+            site.mkdir(parents=True)
+            packages.install(
+                [self.wheel],
+                site,
+                python=plan.python,
+                architecture=self.architecture,
+                index=None,
+                log=self.log,
+            )
+            own = self._compiled(tree, site)
+            share = tree / SHARE
+            share.mkdir(parents=True)
+            (share / "image.json").write_text(json.dumps(facts, indent=1))
+            complete = replace(whole, components=(*whole.components, *own))
+            document = content.bill_of_materials(
+                complete,
+                name="armllm",
+                version=version,
+                created=created,
+                properties={"armllm:torch": facts["torch"]},
+            )
+            (share / "sbom.cdx.json").write_text(json.dumps(document, indent=1))
+            for program, module in (("armllm", "armllm.cli"), ("armbuild", "armbuild.cli")):
+                path = tree / "usr/local/bin" / program
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(PROGRAM.format(python=foundation.python, module=module))
+                path.chmod(0o755)
+            return own
+
+        def audited(_tree: Path, components: Iterable[Mapping[str, Any]]) -> content.Content:
+            return replace(
+                wheel, components=tuple(components)
+            )  # the wheel's own audit says more than the tree's
+
+        inputs = [
+            _sha256(self.wheel),
+            facts,
+            whole.components,
+            created,
+            foundation.site,
+            foundation.python,
+            self.compiler,
+        ]
+        layer, found = kept.layer(inputs, fill, comment=f"engine: {self.wheel.name}", inspect=audited)
+        return layer, content.together([*parts, found]), facts
+
+    def _model(self, folder: Path) -> layers.Layer:
+        """Write the model's layer, not compressed: weights hardly shrink."""
+        tree = self.work / "model"
+        shutil.rmtree(tree, ignore_errors=True)
+        for path in model.files(folder):
+            target = tree / config.MODELS / folder.name / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.hardlink_to(path.resolve())
+            except OSError:  # another file system
+                shutil.copyfile(path, target)
+        try:
+            return layers.write(
+                tree, self.work / "model.tar", comment=f"model: {folder.name}", compress=False
+            )
+        finally:
+            shutil.rmtree(tree, ignore_errors=True)
+
+    def _build_info(self) -> dict[str, Any]:
+        with zipfile.ZipFile(self.wheel) as wheel:
+            try:
+                found: dict[str, Any] = json.loads(wheel.read("armllm/build_info.json"))
+            except (KeyError, ValueError) as error:
+                raise UsageError(
+                    f"{self.wheel.name}: armllm/build_info.json is missing or damaged"
+                ) from error
+        return found
+
+
+def _host(python: str) -> HostPython | None:
+    """Return an interpreter of this machine that compiles bytecode for the image's, if there is one."""
+    with contextlib.suppress(MissingError, UsageError):
+        return pythons.find(python)
+    return None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,105 @@
+"""Building with docker, podman or buildah from docker/Dockerfile, and sending images to registries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from armbuild import process
+from armbuild.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.image.plan import ImagePlan
+
+DOCKERFILE = "docker/Dockerfile"
+SAVE_FORMATS = {"docker": (), "podman": ("--format", "oci-archive"), "buildah": ()}
+
+
+def check(plan: ImagePlan) -> None:
+    """Raise MissingError when the engine does not run or what --push takes is not there."""
+    if plan.builder == "oci":
+        if plan.push and shutil.which("skopeo") is None:
+            raise MissingError(
+                "--push sends OCI archives with skopeo, which is not installed: apt-get install skopeo"
+            )
+        return
+    if process.succeeds([plan.builder, "info"]) is None:
+        raise MissingError(
+            f"{plan.builder} is installed but does not answer (`{plan.builder} info`): start it,"
+            " or use --builder oci"
+        )
+
+
+def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
+    """Build docker/Dockerfile for the plan's platform, and save the image; returns a JSON value."""
+    project = plan.project
+    if project is None:
+        raise UsageError(f"--builder {plan.builder} builds from the sources")
+    folder = project.project.folder
+    if not (folder / DOCKERFILE).is_file():
+        raise UsageError(f"{folder}: there is no {DOCKERFILE}")
+    (architecture,) = plan.architectures
+    command = [
+        plan.builder, "build", "--file", str(folder / DOCKERFILE), "--tag", plan.tag,
+        "--platform", f"linux/{architecture}",
+        "--build-arg", f"PYTHON_VERSION={plan.python}",
+        "--build-arg", f"VLLM_CPU_ARM_BF16={int(project.kernels.get('bf16', True))}",
+        "--build-arg", f"ARMBUILD_OPTIONS={' '.join(_options(plan))}",
+        "--build-arg", f"SOURCE_DATE_EPOCH={plan.epoch}",
+        *(part for key, value in plan.labels.items() for part in ("--label", f"{key}={value}")),
+        *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
+        str(folder),
+    ]  # fmt: skip
+    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    log = work / f"{plan.builder}.log"
+    process.run(command, log=log, what=f"{plan.builder} build", env=environment)
+    _save(plan, work, log)
+    return {
+        "schema": 1,
+        "ok": True,
+        "builder": plan.builder,
+        "path": str(plan.output),
+        "size": plan.output.stat().st_size,
+        "tag": plan.tag,
+    }
+
+
+def _options(plan: ImagePlan) -> list[str]:
+    """Return the options of `armbuild docker` that the Dockerfile's build stage passes on."""
+    project = plan.project
+    kernels = project.kernels if project else {}
+    options = [f"--no-{name}" for name, on in kernels.items() if not on and name != "bf16"]
+    if project and project.baseline:
+        options += ["--baseline", project.baseline]
+    for option, value in (("--torch", plan.torch), ("--torch-index", plan.index)):
+        if value:
+            options += [option, value]
+    return options
+
+
+def _save(plan: ImagePlan, work: Path, log: Path) -> None:
+    """Save the engine's image as the archive asked for, in one rename."""
+    plan.output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = plan.output.with_name(f".{plan.output.name}-{work.name}")
+    if plan.builder == "buildah":
+        command = ["buildah", "push", plan.tag, f"oci-archive:{scratch}:{plan.tag}"]
+    else:
+        command = [plan.builder, "save", *SAVE_FORMATS[plan.builder], "--output", str(scratch), plan.tag]
+    try:
+        process.run(command, log=log, what=f"{plan.builder} save")
+        scratch.replace(plan.output)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def push(plan: ImagePlan, work: Path) -> None:
+    """Send the image to the registry that its tag names; raises MissingError with the registry's reason."""
+    log = work / "push.log"
+    if plan.builder == "oci":
+        command = ["skopeo", "copy", "--all", f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}"]
+    else:
+        command = [plan.builder, "push", plan.tag]
+    process.run(command, log=log, what=f"--push {plan.tag}", error=MissingError)

@@ -1,0 +1,68 @@
+"""The image's health check: `python3 -m armbuild.image.health` asks the server whether it can answer.
+
+Standard library only, since it runs every half minute. The server's own command line tells the port or the
+Unix socket; ARMLLM_HEALTH_ADDRESS overrides it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+TIMEOUT = 5.0
+DEFAULT = "8000"
+
+
+def address_of(arguments: list[str]) -> str:
+    """Return the port, or the path of the Unix socket, that `armllm serve` with ``arguments`` listens on."""
+    found = {"--port": DEFAULT, "--uds": ""}
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in found:
+            found[name] = value if equals else next(words, "")
+    return found["--uds"] or found["--port"] or DEFAULT
+
+
+def server_arguments(processes: Path = Path("/proc")) -> list[str]:
+    """Return the command line of the server in this container; empty when none runs."""
+    for folder in sorted(processes.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if "armbuild.image.entrypoint" in words and Path(words[0]).name.startswith("python"):
+                return words[words.index("armbuild.image.entrypoint") + 1 : -1]
+    return []
+
+
+def check(address: str) -> str:
+    """Ask GET /health; return why the server is not healthy, empty when it is."""
+    try:
+        connection = _connection(address)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"no answer on {address}: {error}"
+    return "" if status == http.client.OK else f"status {status} on {address}"
+
+
+def _connection(address: str) -> http.client.HTTPConnection:
+    if not address.startswith("/"):
+        return http.client.HTTPConnection("127.0.0.1", int(address), timeout=TIMEOUT)
+    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.settimeout(TIMEOUT)
+    connection.sock.connect(address)
+    return connection
+
+
+if __name__ == "__main__":
+    reason = check(os.environ.get("ARMLLM_HEALTH_ADDRESS") or address_of(server_arguments()))
+    print(reason or "healthy", file=sys.stderr if reason else sys.stdout)
+    sys.exit(1 if reason else 0)

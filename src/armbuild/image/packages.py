@@ -1,0 +1,185 @@
+"""Site-packages of the image: what the engine needs is resolved for the target, then laid out layer by layer.
+
+uv resolves and unpacks wheels for another machine; none of their code runs here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from armbuild import isolation, process
+from armbuild.errors import BuildError, MissingError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from armbuild.pythons import HostPython
+
+PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"}
+EXTRA = "serve"
+FOREIGN = re.compile(r"(?:nvidia|cuda|amd-rocm|rocm|intel-extension)\b")
+CUDA_LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so")
+UNUSED = ("torch/bin", "torch/include", "torch/share", "torch/test", "**/__pycache__")
+"""C++ headers, CMake files and test programs, which only a compiler would read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """The exact packages beside the engine's own wheel, ``name==version``."""
+
+    torch: str
+    others: tuple[str, ...]
+
+
+def resolve(
+    wheel: Path,
+    *,
+    python: str,
+    architecture: str,
+    torch: str | None = None,
+    index: str | None = None,
+    work: Path,
+    log: Path,
+) -> Pins:
+    """Return the packages that serving with ``wheel`` takes on the target.
+
+    ``torch`` is a version other than the wheel's own choice; ``index`` a further index (URL) or folder of
+    wheels, where a CPU build of torch may lie. Raises MissingError when nothing fits, UsageError when torch
+    turns out to be a CUDA build.
+    """
+    wanted, overrides = work / "wanted.in", work / "overrides.in"
+    wanted.write_text(f"armllm[{EXTRA}] @ {wheel.absolute().as_uri()}\n")
+    overrides.write_text(f"torch=={torch}\n" if torch else "")
+    said = process.run(
+        [
+            isolation.uv_program(), "pip", "compile", "-q", *target(python, architecture), *sources(index),
+            "--no-header", "--no-annotate", "--override", overrides, wanted,
+        ],
+        log=log,
+        what=f"choosing packages for {architecture}, Python {python}",
+        env=isolation.clean(),
+        error=MissingError,
+    )  # fmt: skip
+    return _pins(said, architecture, index)
+
+
+def _pins(said: str, architecture: str, index: str | None) -> Pins:
+    lines = [line.partition("#")[0].strip() for line in said.splitlines()]
+    try:
+        found = {
+            str(canonicalize_name(item.name)): f"{item.name}{item.specifier}"
+            for item in map(Requirement, filter(None, lines))
+        }
+    except InvalidRequirement as error:
+        raise BuildError(f"uv chose what cannot be read: {error}") from error
+    found.pop("armllm", "")
+    torch = found.pop("torch", "")
+    if not torch:
+        raise UsageError("the wheel does not ask for torch: not a wheel of the engine")
+    foreign = sorted(name for name in found if FOREIGN.match(name))
+    if foreign:
+        raise UsageError(
+            _cuda(torch, architecture, f"it asks for {foreign[0]} and {len(foreign) - 1} more", index)
+        )
+    return Pins(torch=torch, others=tuple(sorted(found.values())))
+
+
+def _cuda(torch: str, architecture: str, why: str, index: str | None) -> str:
+    where = f"in {index} too" if index else "on this index"
+    return (
+        f"{torch} for {architecture} is no CPU build {where} ({why}): name an index or a folder of CPU builds"
+        " with --torch-index, or another version with --torch"
+    )
+
+
+def target(python: str, architecture: str) -> list[str]:
+    """Return uv's options that say for which machine and Python packages are chosen."""
+    return [
+        "--python-platform",
+        PLATFORMS[architecture],
+        "--python-version",
+        python,
+        "--only-binary",
+        ":all:",
+    ]
+
+
+def sources(index: str | None) -> list[str]:
+    """Return uv's options for a further index or folder; versions of both compete, as pip has it."""
+    if index is None:
+        return []
+    place = ["--index", index] if re.match(r"https?://|file://", index) else ["--find-links", index]
+    return [*place, "--index-strategy", "unsafe-best-match"]
+
+
+def install(
+    wanted: Iterable[str | Path], site: Path, *, python: str, architecture: str, index: str | None, log: Path
+) -> None:
+    """Unpack exactly ``wanted`` (pins or wheels) into ``site``, without programs and C++ headers.
+
+    Raises UsageError when a CUDA library comes along, MissingError with uv's reason.
+    """
+    command = [
+        str(isolation.uv_program()),
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        *target(python, architecture),
+    ]
+    # copies, not links: what lies in uv's cache must not change with this folder
+    command += [*sources(index), "--link-mode", "copy", "--target", str(site), "--", *map(str, wanted)]
+    process.run(
+        command,
+        log=log,
+        what=f"unpacking packages for {architecture}, Python {python}",
+        env=isolation.clean(),
+        error=MissingError,
+    )
+    for name in CUDA_LIBRARIES:
+        if (site / "torch/lib" / name).exists():
+            raise UsageError(_cuda("torch", architecture, f"it holds {name}", index))
+    for pattern in UNUSED:
+        for path in sorted(site.glob(pattern)):
+            shutil.rmtree(path)
+    shutil.rmtree(site / "bin", ignore_errors=True)  # programs whose first line names this machine's Python
+    for name in (".lock", "CACHEDIR.TAG", ".gitignore"):
+        (site / name).unlink(missing_ok=True)
+    for record in site.glob("*.dist-info/RECORD"):
+        _rewrite_record(site, record)
+
+
+def _rewrite_record(site: Path, record: Path) -> None:
+    """List the files that are left, sorted; what says who installed it, and when, is dropped."""
+    for name in ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"):
+        (record.parent / name).unlink(missing_ok=True)
+    rows = [row for row in csv.reader(io.StringIO(record.read_text())) if row and (site / row[0]).is_file()]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(sorted(rows))
+    record.write_text(text.getvalue())
+
+
+def compile_bytecode(host: HostPython, tree: Path, folder: Path, *, log: Path) -> None:
+    """Compile the Python files of ``folder`` below ``tree``, which stands for the image's root.
+
+    Bytecode is the same on every machine. One process takes the files in a fixed order: what marshal writes
+    depends on which strings it has met before.
+    """
+    options = ["-m", "compileall", "-q", "-j", "1", "--invalidation-mode", "unchecked-hash"]
+    command = [str(host.executable), *options, "-s", str(tree), "-p", "/", str(folder)]
+    # packages ship a few files of other Python versions, which do not compile: no reason to stop
+    process.run(
+        ["sh", "-c", '"$@" || true', "sh", *command],
+        log=log,
+        what="compiling Python",
+        env={**isolation.clean(), "PYTHONHASHSEED": "0"},
+    )

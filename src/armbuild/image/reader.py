@@ -1,0 +1,252 @@
+"""Reading images: OCI layouts (a folder or a tar) and what `docker save` and `podman save` write.
+
+Formats: OCI image specification, image-layout.md and manifest.md; Docker image specification v1.2.
+Every blob is compared with its digest before it is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import tarfile
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from armbuild.errors import CheckFailed, UsageError
+from armbuild.image.layers import MEDIA_TYPE, PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self
+
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+DOCUMENT_LIMIT = 16 << 20
+_BROKEN = (tarfile.TarError, zlib.error, EOFError, LookupError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerBlob:
+    """A layer as the manifest names it."""
+
+    digest: str
+    """Of the file in the archive; empty where the format has none (docker save)."""
+    diff_id: str
+    media_type: str
+    name: str
+    """Of the file in the archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """One image of one platform."""
+
+    architecture: str
+    config: Mapping[str, Any]
+    layers: tuple[LayerBlob, ...]
+    digest: str
+    """Of the manifest; of the configuration where the format has no manifest."""
+    annotations: Mapping[str, str]
+    name: str | None
+    """What the archive calls it."""
+
+
+@dataclass(kw_only=True)
+class ImageFile:
+    """An opened archive or layout; ``open_image`` makes it."""
+
+    path: Path
+    _tar: tarfile.TarFile | None
+    _members: dict[str, tarfile.TarInfo]
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file of the layout; raises CheckFailed when it is missing."""
+        if self._tar is None:
+            try:
+                return (self.path / name).open("rb")
+            except OSError as error:
+                raise CheckFailed(f"{self.path}: {name} is missing") from error
+        member = self._members.get(name)
+        stream = self._tar.extractfile(member) if member else None
+        if stream is None:
+            raise CheckFailed(f"{self.path}: {name} is missing")
+        return stream
+
+    def has(self, name: str) -> bool:
+        """Return whether the layout holds a file of this name."""
+        return name in self._members if self._tar else (self.path / name).is_file()
+
+    def manifest(self, architecture: str) -> Manifest:
+        """Return the image for ``architecture`` ("arm64"); raises UsageError when there is none.
+
+        CheckFailed says which document does not match its digest or makes no sense.
+        """
+        try:
+            found = self._oci() if self.has("index.json") else self._docker()
+        except _BROKEN as error:
+            raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
+        for candidate in found:
+            if candidate.architecture == architecture:
+                return candidate
+        there = ", ".join(f"linux/{candidate.architecture}" for candidate in found) or "nothing"
+        raise UsageError(f"{self.path}: it holds {there}, not linux/{architecture}")
+
+    def verify(self, layer: LayerBlob) -> None:
+        """Compare a layer's file with its digest; raises CheckFailed when somebody changed it."""
+        if layer.digest:
+            with self.open(layer.name) as stream:
+                actual = _sha256(stream)
+            if actual != layer.digest:
+                raise CheckFailed(
+                    f"{self.path}: layer {layer.digest} was tampered with or damaged: its content is {actual}"
+                )
+
+    def content(self, layer: LayerBlob) -> IO[bytes]:
+        """Open the tar inside a layer."""
+        stream = self.open(layer.name)
+        head = stream.read(4)
+        stream.seek(0)
+        if head[:2] == b"\x1f\x8b":
+            return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+        if head == b"\x28\xb5\x2f\xfd":
+            raise UsageError(f"{self.path}: zstd layers cannot be read here: save the image with gzip layers")
+        return stream
+
+    def _document(self, name: str, digest: str = "") -> dict[str, Any]:
+        with self.open(name) as stream:
+            content = stream.read(DOCUMENT_LIMIT)
+        if digest and f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise CheckFailed(
+                f"{self.path}: {name} was tampered with or damaged: it does not match its digest"
+            )
+        loaded = json.loads(content)
+        if not isinstance(loaded, dict):
+            raise CheckFailed(f"{self.path}: {name} is not an object")
+        return loaded
+
+    def _oci(self) -> list[Manifest]:
+        waiting, found = list(self._document("index.json")["manifests"]), []
+        for _ in range(100):
+            if not waiting:
+                break
+            entry = waiting.pop(0)
+            document = self._document(blob_name(entry["digest"]), entry["digest"])
+            if entry.get("mediaType") in INDEXES or "manifests" in document:
+                name = entry.get("annotations", {})
+                waiting += [
+                    {**inner, "annotations": {**name, **inner.get("annotations", {})}}
+                    for inner in document["manifests"]
+                ]
+            elif "layers" in document and "config" in document:
+                found.append(self._image(entry, document))
+        return [manifest for manifest in found if manifest is not None]
+
+    def _image(self, entry: dict[str, Any], document: dict[str, Any]) -> Manifest | None:
+        reference = document["config"]["digest"]
+        config = self._document(blob_name(reference), reference)
+        if "rootfs" not in config:
+            return None  # an artifact, such as an attestation
+        diffs = config["rootfs"]["diff_ids"]
+        if len(diffs) != len(document["layers"]):
+            raise CheckFailed(f"{self.path}: {len(document['layers'])} layers, {len(diffs)} contents")
+        names = entry.get("annotations", {})
+        return Manifest(
+            architecture=config.get("architecture", ""),
+            config=config,
+            layers=tuple(
+                LayerBlob(
+                    digest=layer["digest"],
+                    diff_id=diff,
+                    media_type=layer.get("mediaType", MEDIA_TYPE),
+                    name=blob_name(layer["digest"]),
+                )
+                for layer, diff in zip(document["layers"], diffs, strict=True)
+            ),
+            digest=entry["digest"],
+            annotations=document.get("annotations", {}),
+            name=names.get("io.containerd.image.name") or names.get("org.opencontainers.image.ref.name"),
+        )
+
+    def _docker(self) -> list[Manifest]:
+        with self.open("manifest.json") as stream:
+            listed = json.loads(stream.read(DOCUMENT_LIMIT))
+        found = []
+        for entry in listed:
+            config = self._document(entry["Config"])
+            with self.open(entry["Config"]) as stream:
+                digest = _sha256(stream)
+            diffs = config["rootfs"]["diff_ids"]
+            found.append(
+                Manifest(
+                    architecture=config.get("architecture", ""),
+                    config=config,
+                    layers=tuple(
+                        LayerBlob(digest="", diff_id=diff, media_type=PLAIN, name=name)
+                        for name, diff in zip(entry["Layers"], diffs, strict=True)
+                    ),
+                    digest=digest,
+                    annotations={},
+                    name=next(iter(entry.get("RepoTags") or []), None),
+                )
+            )
+        return found
+
+
+def open_image(path: Path) -> ImageFile:
+    """Open an OCI archive, an OCI layout folder or a saved image; raises UsageError for anything else."""
+    if path.is_dir():
+        if not (path / "index.json").is_file():
+            raise UsageError(f"{path}: not an OCI layout: it has no index.json")
+        return ImageFile(path=path, _tar=None, _members={})
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    stack = ExitStack()
+    try:
+        tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - it is one, of the stack
+        members = {member.name.removeprefix("./"): member for member in tar.getmembers()}
+    except (*_BROKEN, OSError) as error:
+        stack.close()
+        raise UsageError(f"{path}: not an image: {error}") from error
+    for name, member in list(members.items()):  # podman and old dockers link one layer's file to another's
+        if member.issym() or member.islnk():
+            target = str(Path(name).parent / member.linkname) if member.issym() else member.linkname
+            parts: list[str] = []
+            for part in Path(target).parts:
+                parts = parts[:-1] if part == ".." else [*parts, part]
+            if (linked := members.get("/".join(parts))) is not None:
+                members[name] = linked
+    if "index.json" not in members and "manifest.json" not in members:
+        stack.close()
+        raise UsageError(
+            f"{path}: a tar archive, but not an image: it has neither index.json nor manifest.json"
+        )
+    return ImageFile(path=path, _tar=tar, _members=members, _stack=stack)
+
+
+def blob_name(digest: str) -> str:
+    """Return where a layout keeps the blob with this digest; raises ValueError for what is no digest."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest!r} is not a sha256 digest")
+    return digest.replace("sha256:", "blobs/sha256/")
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    seen = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        seen.update(block)
+    return f"sha256:{seen.hexdigest()}"

@@ -1,0 +1,57 @@
+"""Names that images go by, and platforms, checked as registries check them."""
+
+from __future__ import annotations
+
+import re
+
+from armbuild.errors import UsageError
+
+# distribution/reference, regexp.go: [domain[:port]/]path[:tag], lower case, parts joined by . _ __ or dashes
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_DOMAIN = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
+_REFERENCE = re.compile(
+    rf"(?:(?P<domain>{_DOMAIN})/)?(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>[\w][\w.-]{{0,127}}))?", re.ASCII
+)
+MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+"""GOARCH, which images are labelled with -> Linux's name of the machine."""
+_SPELLINGS = {"aarch64": "arm64", "arm64/v8": "arm64", "x86_64": "amd64", "amd64/v1": "amd64"}
+
+
+def check_tag(name: str) -> str:
+    """Return ``name`` with a tag (``:latest`` for none); raises UsageError for what no registry takes."""
+    match = _REFERENCE.fullmatch(name)
+    if match is None or len(name) > 255:
+        hint = f"; write {name.lower()}" if _REFERENCE.fullmatch(name.lower()) else ""
+        raise UsageError(f"--tag {name}: not an image's name ([registry/]name[:tag], lower-case name){hint}")
+    return name if match["tag"] else f"{name}:latest"
+
+
+def full_name(name: str) -> str:
+    """Return a checked ``name`` as engines file it: ``localhost/`` in front where it names no registry."""
+    first, slash, _ = name.partition("/")
+    has_domain = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return name if has_domain else f"localhost/{name}"
+
+
+def check_labels(labels: list[str]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` texts as a mapping; raises UsageError for one without a key."""
+    parsed = {}
+    for label in labels:
+        key, equals, value = label.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", key):
+            raise UsageError(f"--label {label}: say KEY=VALUE, such as org.example.team=inference")
+        parsed[key] = value
+    return parsed
+
+
+def check_platforms(text: str) -> tuple[str, ...]:
+    """Return the architectures ("arm64", ...) of ``linux/arm64,linux/amd64``; UsageError for others."""
+    found = []
+    for item in text.split(","):
+        system, _, architecture = item.strip().partition("/")
+        architecture = _SPELLINGS.get(architecture, architecture)
+        if system != "linux" or architecture not in MACHINES:
+            raise UsageError(f"--platform {item.strip() or text!r}: there are linux/arm64 and linux/amd64")
+        found.append(architecture)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,151 @@
+"""Unpacking an image as a container runtime does: layer over layer, whiteouts, nothing outside the root.
+
+OCI image specification, layer.md, "Applying Changesets".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from armbuild.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from armbuild.image.reader import ImageFile, LayerBlob, Manifest
+
+OPAQUE = ".wh..wh..opq"
+WHITEOUT = ".wh."
+MAX_BYTES = 1 << 40
+MAX_LINKS = 40
+
+
+def unpack(image: ImageFile, manifest: Manifest, root: Path) -> None:
+    """Lay the image's layers into the empty folder ``root``; owners and device files are left out.
+
+    Raises CheckFailed for a layer that does not match its digest, and for one that writes outside.
+    """
+    for layer in manifest.layers:
+        image.verify(layer)
+    for layer in manifest.layers:
+        _apply(image, layer, root)
+
+
+def _apply(image: ImageFile, layer: LayerBlob, root: Path) -> None:
+    try:
+        _lay(image, layer, root)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise CheckFailed(f"{image.path}: layer {layer.diff_id} is damaged: {error}") from error
+
+
+def _lay(image: ImageFile, layer: LayerBlob, root: Path) -> None:
+    written: set[str] = set()
+    stream = _Hashing(image.content(layer))
+    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
+        for entry in tar:
+            name = PurePosixPath("/", entry.name)
+            if ".." in name.parts:
+                raise CheckFailed(f"{image.path}: a layer writes outside of the image: {entry.name!r}")
+            if name == PurePosixPath("/"):
+                continue
+            target = inside(root, name.parent) / name.name
+            if name.name == OPAQUE:
+                _hide_all(target.parent, written)
+            elif name.name.startswith(WHITEOUT):
+                hidden = target.with_name(name.name.removeprefix(WHITEOUT))
+                if os.fspath(hidden) not in written:  # only lower layers are hidden
+                    _remove(hidden)
+            else:
+                _place(tar, entry, target, root)
+                written.add(os.fspath(target))
+    stream.drain()
+    if f"sha256:{stream.digest.hexdigest()}" != layer.diff_id:
+        raise CheckFailed(f"{image.path}: layer {layer.diff_id} was tampered with: its content is another")
+
+
+def inside(root: Path, path: PurePosixPath) -> Path:
+    """Return the folder ``path`` of the image below ``root``; links are followed as from inside the image."""
+    current, waiting, links = root, [part for part in path.parts if part != "/"], 0
+    while waiting:
+        part = waiting.pop(0)
+        if part == "..":
+            current = current.parent if current != root else root
+            continue
+        step = current / part
+        if step.is_symlink():
+            links += 1
+            if links > MAX_LINKS:
+                raise CheckFailed(f"{path}: too many links in the image")
+            target = PurePosixPath(os.readlink(step))  # noqa: PTH115 - a path of the image, not of this machine
+            waiting = [*(item for item in target.parts if item not in ("/", ".")), *waiting]
+            current = root if target.is_absolute() else current
+        else:
+            current = step
+    return current
+
+
+def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if entry.isdir():
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            _remove(target)
+        target.mkdir(exist_ok=True)
+        target.chmod(entry.mode & 0o7777 | 0o700)  # without rights we could not remove it again
+        return
+    _remove(target)
+    if entry.issym():
+        target.symlink_to(entry.linkname)
+    elif entry.islnk():
+        link = PurePosixPath("/", entry.linkname)
+        source = inside(root, link.parent) / link.name
+        if not os.path.lexists(source):
+            raise CheckFailed(f"{entry.name}: a hard link to {entry.linkname}, which is not in the image")
+        target.hardlink_to(source)
+    elif entry.isreg():
+        content = cast("IO[bytes]", tar.extractfile(entry))
+        with target.open("wb") as sink:
+            shutil.copyfileobj(content, sink, 1 << 20)
+        target.chmod(entry.mode & 0o7777 | 0o400)
+
+
+def _hide_all(folder: Path, written: set[str]) -> None:
+    """Remove what lower layers left in ``folder``; what this layer has written stays, in any order."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink() and os.fspath(path) in written:
+            _hide_all(path, written)
+        elif os.fspath(path) not in written:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class _Hashing:
+    """A stream that hashes what is read from it, and refuses to be endless."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.digest: Any = hashlib.sha256()
+        self._stream, self._length = stream, 0
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._stream.read(size)
+        self.digest.update(block)
+        self._length += len(block)
+        if self._length > MAX_BYTES:
+            raise CheckFailed("refused: a layer that unpacks to more than a TiB")
+        return block
+
+    def drain(self) -> None:
+        """Read what follows the tar's end mark, which belongs to the digest too."""
+        while self.read(1 << 20):
+            pass
