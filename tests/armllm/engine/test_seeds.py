@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 
 import pytest
 
@@ -68,3 +70,30 @@ def test_seeds_matter_and_so_does_the_engine_s(make_checkpoint):
     assert draw(LLM(folder, dtype="float32", seed=7), None) != draw(
         LLM(folder, dtype="float32", seed=8), None
     )
+
+
+@pytest.mark.parametrize("many", ["seeds", "completions of one seed"])
+def test_whole_requests_follow_the_distribution(make_checkpoint, many):
+    """Neighbouring seeds, and the completions of one, must be as good as independent draws."""
+    checkpoint = make_checkpoint()
+    llm = LLM(checkpoint.folder, dtype="float32", max_num_seqs=64)
+    prompt, draws, allowed = [3, 1, 4, 1, 5], 1500, list(range(20, 32))
+    options = {"max_tokens": 2, "ignore_eos": True, "allowed_token_ids": allowed, "temperature": 2.0}
+    if many == "seeds":
+        params = [SamplingParams(seed=seed, **options) for seed in range(draws)]
+        drawn = [tokens[0] for tokens in run(llm, [prompt] * draws, params)]
+    else:
+        params = SamplingParams(seed=0, n=draws, **options)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        drawn = [completion.token_ids[0] for completion in output.outputs]
+    expected = (checkpoint.logits(prompt)[allowed].double() / 2.0).softmax(-1) * draws
+    counts = Counter(drawn)
+    pairs = [(counts[token], wanted) for token, wanted in zip(allowed, expected.tolist(), strict=True)]
+    common = [pair for pair in pairs if pair[1] >= 5]
+    rest = [sum(side) for side in zip(*(pair for pair in pairs if pair[1] < 5), strict=True)]
+    cells = [*common, *([tuple(rest)] if rest else [])]
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    degrees = len(cells) - 1
+    spread = 2 / (9 * degrees)  # exceeded once in a million by chance (Wilson and Hilferty 1931)
+    assert statistic < degrees * (1 - spread + 4.75 * math.sqrt(spread)) ** 3
+    assert degrees >= 5
