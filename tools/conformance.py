@@ -2,7 +2,8 @@
 
     tools/conformance.py                      natively (x86-64), then the default cores
     tools/conformance.py --native             natively only
-    tools/conformance.py --cpu neoverse-v1    every target, on this core only (may be repeated; "max,sve=off" works)
+    tools/conformance.py --cpu neoverse-v1    every target, on this core only (may be repeated; so is
+                                              "max,sve=off" written)
     tools/conformance.py --keep DIR           leave the builds in DIR, where the next run finds them
     tools/conformance.py -- --op exp          what follows goes to the runner
 
@@ -26,8 +27,8 @@ from armbuild import qemu
 from armbuild.errors import ArmbuildError, BuildError, MissingError
 
 ROOT = Path(__file__).resolve().parent.parent
-# Core as QEMU names it, and what to run there: everything once, elsewhere what dispatch chooses; the SVE kernels on
-# every kind of vector length, one that is no power of two among them.
+# Core as QEMU names it, and what to run there: everything once, elsewhere what dispatch chooses; the SVE
+# kernels on every kind of vector length, one that is no power of two among them.
 CPUS = {
     "cortex-a53": (),
     "cortex-a72": ("--chosen",),

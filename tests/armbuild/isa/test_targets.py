@@ -174,6 +174,7 @@ def test_kernels_of_a_core_are_the_last_targets_that_it_can_run():
                 if op in target.ops
                 and target.machine in ("any", "aarch64")
                 and target.features <= isa.features
+                and target.sve_bits <= (isa.sve_vector_bits or 0)
             ]
             assert chosen == runnable[-1]
 
