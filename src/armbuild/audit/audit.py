@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import tempfile
 import zipfile
 from dataclasses import replace
@@ -16,7 +17,7 @@ from armbuild.audit.elf import LARGEST_PAGE, BrokenElf, Elf, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.opening import open_archive
 from armbuild.audit.policy import check_policy
-from armbuild.audit.report import AuditReport, ElfReport
+from armbuild.audit.report import AuditReport, ElfReport, one_line
 from armbuild.audit.verdict import judge, lowest_core, verdicts
 from armbuild.errors import UsageError
 from armbuild.isa.tables import key
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _TEXT_LIMIT = 64 << 20
-_OPENMP = ("libgomp", "libomp", "libiomp5")
+_OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 # What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
 _FOREIGN = ("libgomp", "libtorch", "libc10", "libstdc++", "libomp")
 
@@ -55,7 +56,7 @@ def audit(
             return run.report()
     except BrokenArchive as error:
         return AuditReport(
-            path=path, kind="wheel", size=path.stat().st_size, errors=(str(error),), floor=floor
+            path=path, kind="wheel", size=path.stat().st_size, errors=(one_line(str(error)),), floor=floor
         )
 
 
@@ -156,8 +157,8 @@ class _Run:
             needs_guarded=needs.guarded,
             cores=verdicts(needs) if arm else (),
             lowest_core=lowest_core(needs) if arm else "",
-            errors=tuple(dict.fromkeys(self.errors)),
-            warnings=tuple(dict.fromkeys(self.warnings)),
+            errors=tuple(dict.fromkeys(map(one_line, self.errors))),
+            warnings=tuple(dict.fromkeys(map(one_line, self.warnings))),
         )
 
     def _name(self) -> None:
@@ -189,6 +190,8 @@ class _Run:
         self.parts[part] = self.parts.get(part, 0) + size
         if member.mode & 0o002:
             self.warnings.append(f"{name}: writable by everybody")
+        if member.mode & 0o6000:
+            self.warnings.append(f"{name}: set-user or set-group bit")
         if temporary.stat().st_size:
             self._elf(name, temporary, size)
             if self.wheel:
@@ -324,9 +327,7 @@ class _Run:
             )
 
     def _openmp(self) -> None:
-        runtimes = sorted(
-            {item.name for item in self.files if item.name.rpartition("/")[2].startswith(_OPENMP)}
-        )
+        runtimes = sorted({item.name for item in self.files if _OPENMP.match(item.name.rpartition("/")[2])})
         if len(runtimes) > 1:
             self.warnings.append(
                 f"more than one OpenMP runtime inside ({', '.join(runtimes)}): their threads compete"

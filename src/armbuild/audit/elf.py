@@ -21,6 +21,8 @@ _MACHINES = {
 }
 # A page of the largest size that AArch64 Linux uses.
 LARGEST_PAGE = 0x10000
+# No user-space address comes near; sums with one stay below 64 bits.
+_END = 1 << 63
 
 
 class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report
@@ -89,6 +91,8 @@ def _read(elf: Any, size: int) -> Elf:
     segments = list(elf.iter_segments())
     loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
     for segment in loads:
+        if segment["p_vaddr"] + segment["p_memsz"] >= _END:
+            raise BrokenElf("broken ELF headers (a segment ends behind the last address)")
         if segment["p_offset"] + segment["p_filesz"] > size:
             raise BrokenElf(
                 f"truncated: a segment ends at byte {segment['p_offset'] + segment['p_filesz']} of {size}"
@@ -133,6 +137,8 @@ def _sections(elf: Any, size: int) -> tuple[Section, ...]:
         offset, length = section["sh_offset"], section["sh_size"]
         if kind not in ("SHT_NOBITS", "SHT_NULL") and offset + length > size:
             raise BrokenElf(f"truncated: section {section.name!r} ends at byte {offset + length} of {size}")
+        if section["sh_addr"] + length >= _END:
+            raise BrokenElf("broken ELF headers (a section ends behind the last address)")
         found.append(
             Section(
                 name=section.name,

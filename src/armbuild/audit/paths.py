@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EXIT = -1
 _NOP = 0xD503201F
 _MAX_FUNCTION = 20_000
+_MAX_ROUNDS = 40
 
 
 class Graph:
@@ -201,8 +202,12 @@ def _dominators(order: list[int], before: dict[int, list[int]]) -> list[int]:
     number = {block: index for index, block in enumerate(order)}
     above: dict[int, int] = {order[0]: order[0]}
     changed = True
+    rounds = 0
     while changed:
         changed = False
+        rounds += 1
+        if rounds > _MAX_ROUNDS:  # compilers' code takes three, only code made to be slow takes so many
+            return order[:1]
         for block in order[1:]:
             first, *others = [other for other in before[block] if other in above]
             for other in others:

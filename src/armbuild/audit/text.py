@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from armbuild.audit.report import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -34,7 +36,9 @@ def _packaging(report: AuditReport) -> Iterator[str]:
     parts = sorted((report.parts or {}).items(), key=lambda item: -item[1])
     yield f"  size:       {_bytes(report.size)}" + (f", tag {report.tag}" if report.tag else "")
     if len(parts) > 1:
-        yield from _wrapped("  unpacked:   ", ", ".join(f"{name} {_bytes(size)}" for name, size in parts[:8]))
+        yield from _wrapped(
+            "  unpacked:   ", one_line(", ".join(f"{name} {_bytes(size)}" for name, size in parts[:8]))
+        )
     if report.policy:
         versions = [f"{name}: {values[-1]}" for name, values in report.policy.versions.items() if values]
         yield from _wrapped(
@@ -44,7 +48,7 @@ def _packaging(report: AuditReport) -> Iterator[str]:
             yield from _wrapped("  outside:    ", f"expects {', '.join(report.policy.outside)} on the system")
     for item in report.files[:8]:
         alignment = f", segments aligned to {item.alignment >> 10} KiB" if item.alignment else ""
-        yield f"  ELF:        {item.name}: {item.machine}, {_bytes(item.size)}{alignment}"
+        yield f"  ELF:        {one_line(item.name)}: {item.machine}, {_bytes(item.size)}{alignment}"
         if item.needed:
             yield from _wrapped("              ", f"needs {', '.join(item.needed)}")
     if len(report.files) > 8:
@@ -84,7 +88,8 @@ def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[
         function = item.function
         wanted = item.missing & function.at_load or item.missing
         use = next((use for use in function.uses if use.extensions & wanted), function.uses[0])
-        yield f"    {item.file}: {function.name} ({function.section}, {function.address:#x})"
+        place = f"{item.file}: {function.name} ({function.section}, {function.address:#x})"
+        yield f"    {one_line(place)}"
         doubt = f"; {function.doubt}" if function.doubt else ""
         loads = "; runs when the file is loaded" if use.certain else ""
         missing = ", ".join(sorted(item.missing))

@@ -8,13 +8,21 @@ import hashlib
 import io
 import json
 import random
+import subprocess
+import sys
 import tarfile
 import zipfile
 
 import pytest
 
 from armbuild.audit import audit
+from armbuild.audit.text import describe
 from armbuild.errors import UsageError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 NAME = "demo-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 RET = 0xD65F03C0
@@ -134,7 +142,7 @@ def test_folders_and_lone_files(tmp_path, elf):
         audit(folder / "note.txt")
 
 
-def oci(path, layers, *, index=None):
+def oci(path, layers, *, index=None, compress=gzip.compress):
     """Write an OCI archive whose layers are {name: content} in order; None hides a file."""
     blobs = {}
     digests = []
@@ -146,7 +154,7 @@ def oci(path, layers, *, index=None):
                 entry = tarfile.TarInfo(name if content is not None else f"{folder}/.wh.{base}")
                 entry.size = len(content or b"")
                 tar.addfile(entry, io.BytesIO(content or b""))
-        data = gzip.compress(buffer.getvalue())
+        data = compress(buffer.getvalue())
         digest = hashlib.sha256(data).hexdigest()
         blobs[f"blobs/sha256/{digest}"] = data
         digests.append({"digest": f"sha256:{digest}"})
@@ -182,3 +190,162 @@ def test_broken_oci_archives_are_reported(tmp_path, index):
     oci(path, [{}], index=index)
     report = audit(path)
     assert not report.ok
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress, bytes], ids=["gzip", "zstd", "none"])
+def test_layers_may_be_compressed_in_each_way(tmp_path, elf, compress):
+    path = tmp_path / "image.tar"
+    oci(path, [{"usr/a.so": elf([("f", ".text", [0x4E829420, RET])])}], compress=compress)
+    report = audit(path, floor="armv8-a")
+    assert [item.file for item in report.offences] == ["usr/a.so"]
+
+
+def test_whiteouts_hide_what_lies_below_them_and_nothing_else(tmp_path, elf):
+    path = tmp_path / "image.tar"
+    below = {name: elf() for name in ("a/b/x.so", "a/y.so", "ab/z.so", "c/w.so")}
+    oci(path, [below, {"a": None, "ab/new.so": elf()}])
+    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so", "ab/new.so"]
+    oci(path, [below, {"a/.wh..wh..opq": b"", "a/own.so": elf()}])
+    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so", "a/own.so"]
+    oci(path, [below, {"a": b"a file in the folder's place"}])
+    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
+def test_layers_that_unpack_to_far_more_than_they_hold_are_refused(tmp_path, compress):
+    path = tmp_path / "image.tar"
+    oci(path, [{"zeros": bytes(300 << 20)}], compress=compress)
+    broken(path, "look like a bomb")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
+def test_damaged_layers_are_reported(tmp_path, elf, compress):
+    path = tmp_path / "image.tar"
+    oci(path, [{"usr/a.so": elf()}], compress=lambda data: compress(data)[:60])
+    broken(path, "OCI")
+    whole = compress(bytes(range(256)) * 8)
+    oci(path, [{"usr/a.so": elf()}], compress=lambda data: compress(data)[:40] + whole)
+    assert not audit(path).ok
+
+
+def test_a_whiteout_for_every_file_does_not_take_for_ever(tmp_path):
+    """Whiteouts times files would be 25 million comparisons."""
+    path = tmp_path / "image.tar"
+    names = [f"usr/{number}" for number in range(5_000)]
+    oci(path, [dict.fromkeys(names, b""), dict.fromkeys(names)])
+    report = audit(path)
+    assert report.files == ()
+    assert report.parts == {}
+
+
+def test_folder_without_elf_files_is_said_to_be_one(tmp_path):
+    (tmp_path / "note.txt").write_text("no ELF")
+    report = audit(tmp_path)
+    assert report.ok
+    assert report.warnings == ("no ELF file in it",)
+
+
+@pytest.fixture(scope="module")
+def real_elf(tmp_path_factory):
+    """A shared object with symbols, relocations, a PLT, unwind tables and a constructor."""
+    folder = tmp_path_factory.mktemp("real")
+    source, library = folder / "x.c", folder / "x.so"
+    source.write_text(
+        "extern int outside(int); static int (*table[])(int) = {outside, outside};\n"
+        "int exported(int n) { return n > 1 ? table[n & 1](n) + exported(n - 1) : outside(n); }\n"
+        "__attribute__((constructor)) static void start(void) { exported(2); }\n"
+        "void *PyInit_x(void) { return exported(1) ? (void *)table : 0; }\n"
+        'void fast(void) { __asm__ volatile(".inst 0x4e829420"); }\n'
+    )
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.28", "-shared", "-O1"]
+    subprocess.run([*command, "-fPIC", "-Wl,-z,undefs", "-o", str(library), str(source)], check=True)
+    return library.read_bytes()
+
+
+def mutated(rng, content):
+    """Return ``content`` with some bytes of its headers and tables changed, or cut."""
+    content = bytearray(content)
+    for _ in range(rng.randint(1, 8)):
+        match rng.randrange(6):
+            case 0:
+                place = rng.randrange(64)
+                content[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 1:  # program and section headers
+                table = rng.choice((64, int.from_bytes(content[40:48], "little")))
+                place = min(table + rng.randrange(900), len(content) - 8)
+                content[place : place + 8] = rng.choice(
+                    (0, 1, 2**31, 2**63, 2**64 - 1, len(content))
+                ).to_bytes(8, "little")
+            case 2:
+                content = content[: rng.randrange(64, len(content))]
+            case 3:
+                place = rng.randrange(len(content))
+                content[place : place + 4] = rng.randbytes(4)
+            case _:
+                content[rng.randrange(len(content))] = rng.randrange(256)
+        if len(content) < 72:
+            break
+    content[:4] = b"\x7fELF"
+    return bytes(content)
+
+
+@pytest.mark.slow
+def test_thousands_of_mutations_of_a_real_file_end_in_a_report(real_elf, tmp_path):
+    rng = random.Random(11)
+    path = tmp_path / "x.so"
+    broken_ones = 0
+    for _ in range(2000):
+        path.write_bytes(mutated(rng, real_elf))
+        report = audit(path, floor="armv8-a")
+        json.dumps(report.as_dict())
+        assert all(len(error.splitlines()) == 1 for error in report.errors)
+        broken_ones += any("broken ELF" in error or "truncated" in error for error in report.errors)
+    assert 200 < broken_ones < 1900  # both kinds were met
+
+
+@pytest.mark.slow
+def test_thousands_of_mutations_of_a_real_wheel_end_in_a_report(real_elf, wheel):
+    rng = random.Random(12)
+    path = wheel({"demo/x.cpython-311-aarch64-linux-gnu.so": real_elf})
+    whole = path.read_bytes()
+    found = 0
+    for _ in range(1000):
+        content = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        if rng.random() < 0.1:
+            content = content[: rng.randrange(len(content))]
+        path.write_bytes(content)
+        report = audit(path, floor="armv8-a")
+        json.dumps(report.as_dict())
+        assert all(len(error.splitlines()) == 1 for error in report.errors)
+        found += not report.ok
+    assert found > 900  # RECORD's hash alone finds a changed byte
+
+
+@pytest.mark.parametrize("target", ["aarch64_be-linux-gnu", "arm-linux-gnueabihf", "powerpc64-linux-gnu"])
+def test_real_code_for_other_machines_is_named(tmp_path, target):
+    source, part = tmp_path / "x.c", tmp_path / "x.o"
+    source.write_text("int one(void) { return 1; }\n")
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "clang",
+        f"--target={target}",
+        "-c",
+        "-o",
+        str(part),
+        str(source),
+    ]
+    subprocess.run(command, check=True)
+    broken(part, "only 64-bit little-endian")
+
+
+def test_nothing_in_the_input_can_break_a_line_or_a_terminal(wheel, elf, tmp_path):
+    evil = "x\x1b[2J\n\u2028y"
+    path = wheel({f"demo/{evil}.so": elf([(evil, ".text", [0x4E829420, RET])], stack_flags=7)})
+    report = audit(path, floor="armv8-a")
+    lines = list(describe(report))
+    assert any("x [2J y" in line for line in lines)
+    assert all(line.isprintable() for line in lines)

@@ -108,6 +108,8 @@ def test_bad_configuration_is_a_sentence(capsys, wheel, tmp_path, text):
     ("arguments", "word"),
     [
         (["missing.whl"], "no such file"),
+        (["missing.whl", "--floor", "armv8-a", "--floor", "neoverse-n1"], "2 times"),
+        (["missing.whl", "--floor", ""], "unknown target"),
         ([], "Missing argument"),
         (["missing.whl", "--floor", "armv7-a"], "unknown architecture"),
         (["missing.whl", "--floor", "neoverse-v12"], "neoverse-v1"),
@@ -130,3 +132,46 @@ def test_broken_wheel_fails_with_status_1(capsys, tmp_path):
     status, out, _ = run(capsys, str(path), "--json")
     assert status == 1
     check(json.loads(out), SCHEMA)
+
+
+def test_json_keeps_its_schema_for_every_kind_of_input(capsys, wheel, tmp_path):
+    elf = tmp_path / "lone.so"
+    elf.write_bytes(make.make_elf([("f", ".text", [SDOT, RET])]))
+    big_endian = bytearray(elf.read_bytes())
+    big_endian[5] = 2
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "x.so").write_bytes(big_endian)
+    (folder / "y.so").write_bytes(elf.read_bytes()[:100])
+    (folder / "note").write_text("no ELF")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    own = make.make_wheel(
+        tmp_path,
+        {
+            "armllm/_kernels.cpython-311-aarch64-linux-gnu.so": make.make_elf(
+                [("k", "armllm.neon", [RET]), ("f", ".text", [SDOT, RET])]
+            ),
+            "armllm/build_info.json": make.build_info(baseline="neoverse-n1"),
+        },
+        name="armllm",
+        version="1.0+neoverse.n1",
+    )
+    paths = [wheel, str(elf), str(folder), str(empty), str(own)]
+    status, out, err = run(capsys, *paths, "--json")
+    document = json.loads(out)
+    check(document, SCHEMA)
+    assert status == 1
+    assert err == ""
+    assert [report["kind"] for report in document["reports"]] == ["wheel", "elf", "folder", "folder", "wheel"]
+    raised = document["reports"][-1]
+    assert raised["errors"] == []
+    assert raised["floor"] == "neoverse-n1"
+    assert raised["lowest_core"] == "a core with dotprod"
+    verdicts = {core["core"]: core["verdict"] for core in raised["cores"]}
+    assert (verdicts["Cortex-A72"], verdicts["Neoverse-N1"]) == ("no", "yes")
+
+
+def test_text_shows_the_disassembled_word(capsys, wheel):
+    _, out, _ = run(capsys, wheel)
+    assert "4e829420  sdot v0.4s, v1.16b, v2.16b [dotprod]" in out
