@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild import cache, isolation, process, source, symbols, wheelfile
-from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
+from packaging.version import Version
+
+from armbuild import arm64_root, backend, cache, hints, qemu, source, symbols, wheelfile
+from armbuild.errors import BuildError
 from armbuild.lanes import LANES
 from armbuild.lanes.setup import backend_family
+from armbuild.toolchain import kit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
+    from pathlib import Path
 
-    from armbuild.lanes.setup import Settings, Setup
+    from armbuild.lanes.setup import Setup
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
 
@@ -30,6 +32,8 @@ class BuiltWheel:
     python: HostPython
     path: Path
     compiler: str
+    libraries: tuple[Path, ...] = ()
+    """Folders with the target's libraries, which the repair may bundle."""
 
 
 def build(
@@ -55,7 +59,6 @@ def build(
         sources = source.mirror(
             plan.project.folder, folder, leave_out=plan.out, complete=plan.project.origin is not None
         )
-        hooks = {**setup.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
             shutil.rmtree(sources / "build/lib", ignore_errors=True)
         out = work / f"built-{python.version}"
@@ -63,10 +66,42 @@ def build(
         if setup.runtime and source.has_cxx(sources):
             with step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
                 setup.runtime(log)
+
+        def run(chosen: Setup) -> Path:
+            hooks = {**chosen.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
+            made, _ = backend.build_wheel(
+                plan, python, sources, out, settings=chosen.settings, hooks=hooks, log=log
+            )
+            return made
+
         with step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"):
-            path = _run_back_end(plan, python, sources, out, settings=setup.settings, hooks=hooks, log=log)
+            try:
+                path = run(setup)
+            except BuildError as error:
+                said = log.read_text(errors="replace")
+                if plan.lane != "cross":
+                    raise
+                if kit.emulator().exists() or not hints.NO_EMULATOR.search(said):
+                    raise _with_hint(error, said, log) from error
+                setup = _with_emulator(plan, python, folder, mirror)
+                path = run(setup)
     check(path, log)
-    return BuiltWheel(plan=plan, python=python, path=path, compiler=setup.compiler)
+    return BuiltWheel(plan=plan, python=python, path=path, compiler=setup.compiler, libraries=setup.libraries)
+
+
+def _with_hint(error: BuildError, said: str, log: Path) -> BuildError:
+    hint = hints.explain(said)
+    return BuildError(f"{str(error).splitlines()[0]}\n  {hint} (log: {log})") if hint else error
+
+
+def _with_emulator(plan: Plan, python: HostPython, folder: Path, mirror: str | None) -> Setup:
+    """Fetch QEMU for a build whose checks run on the target, and tell the back end of it."""
+    qemu.find(("max",), mirror=mirror)
+    if arm64_root.cached() is None:
+        arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
+    setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
+    _forget_other_world(folder, setup)
+    return setup
 
 
 def _forget_other_world(folder: Path, setup: Setup) -> None:
@@ -87,47 +122,3 @@ def check(path: Path, log: Path) -> None:
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise BuildError(f"{path.name} is not an AArch64 wheel: {wrong[0]}{more}\n  log: {log}")
-
-
-def _run_back_end(
-    plan: Plan,
-    python: HostPython,
-    sources: Path,
-    out: Path,
-    *,
-    settings: Settings,
-    hooks: Mapping[str, str],
-    log: Path,
-) -> Path:
-    """Call the PEP 517 hooks in an isolated environment; only they see the target's world."""
-    try:
-        from build import BuildBackendException, BuildException, ProjectBuilder  # noqa: PLC0415 - the extra `build`
-    except ImportError as error:
-        raise MissingError("build is not installed: pip install 'armllm[build]'") from error
-
-    def run_hook(
-        cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
-    ) -> None:
-        env = {**isolation.clean(), **(extra_environ or {}), **hooks}
-        process.run(cmd, log=log, what="the project's build", cwd=Path(cwd) if cwd else None, env=env)
-
-    requires = set(plan.project.requires)
-    try:
-        environment = isolation.environment(python, requires, log=log)
-        builder = ProjectBuilder.from_isolated_env(environment, sources, runner=run_hook)
-        extra = builder.get_requires_for_build("wheel", settings)
-        if not extra <= requires:
-            environment = isolation.environment(python, requires | extra, log=log)
-            builder = ProjectBuilder.from_isolated_env(environment, sources, runner=run_hook)
-        with warnings.catch_warnings(record=True) as said:  # the back end's, not ours
-            warnings.simplefilter("always")
-            made = Path(builder.build("wheel", out, settings))
-        with log.open("a") as sink:
-            sink.writelines(f"{warning.message}\n" for warning in said)
-    except BuildBackendException as error:
-        if isinstance(error.exception, ArmbuildError):
-            raise error.exception from None
-        raise BuildError(f"the project's build failed: {error}\n  log: {log}") from error
-    except BuildException as error:
-        raise UsageError(f"{plan.project.folder}: {error}") from error
-    return made

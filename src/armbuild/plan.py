@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, isa, project, pythons
+from armbuild import cache, hints, isa, project, pythons
 from armbuild.errors import UsageError
+from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from armbuild.pythons import HostPython
 
 LANES = ("cross", "native")
+TOOLCHAINS = ("zig", "gcc", "clang")
 GLIBC = "2.28"
 """What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
 KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
@@ -53,12 +55,25 @@ class Plan:
     """Where the smoke test runs; empty: nowhere."""
     tests: UserTests = NO_TESTS
     """What the smoke test does; nothing named: the engine's own test."""
+    toolchain: str = "zig"
+    """The cross lane's compiler."""
+    packages: tuple[str, ...] = ()
+    """Debian arm64 packages that the project is built with."""
+    isolation: bool = True
+    """Whether build requirements are installed into an environment of their own (PEP 517)."""
+    lock: Path | None = None
+    """The build requirements, pinned and hashed; written when it is not there yet."""
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Return the kernel targets that go into the wheel, lowest first."""
         names = project.kernel_targets(self.project) if self.project.is_armllm else ()
         return tuple(name for name in names if self.kernels.get(name, True))
+
+    @property
+    def glibc(self) -> str | None:
+        """Return the glibc that everything is linked for, None where only the build can tell."""
+        return GLIBC if self.lane == "cross" and self.toolchain == "zig" else None
 
     @property
     def label(self) -> str | None:
@@ -84,6 +99,8 @@ class Plan:
                 self.baseline,
                 self.flags,
                 self.project.backend,
+                self.toolchain,
+                self.packages,
             ]
         )
 
@@ -93,7 +110,7 @@ class Plan:
         if self.label:
             version = f"{version}{'.' if '+' in version else '+'}{self.label}"
         tag = "cp" + python.version.replace(".", "")
-        glibc = GLIBC.replace(".", "_") if self.lane == "cross" else "*"
+        glibc = self.glibc.replace(".", "_") if self.glibc else "*"
         return f"{self.project.name.replace('-', '_')}-{version}-{tag}-{tag}-manylinux_{glibc}_aarch64.whl"
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +126,11 @@ class Plan:
             },
             "lane": self.lane,
             "machine": "aarch64",
-            "glibc": GLIBC if self.lane == "cross" else None,
+            "toolchain": self.toolchain if self.lane == "cross" else None,
+            "glibc": self.glibc,
+            "packages": list(self.packages),
+            "isolation": self.isolation,
+            "lock": str(self.lock) if self.lock else None,
             "kernels": list(self.targets),
             "baseline": self.baseline,
             "flags": list(self.flags),
@@ -143,12 +164,20 @@ def plan(
     out: Path,
     cpus: Sequence[str] = SMOKE_CPUS,
     tests: UserTests = NO_TESTS,
+    toolchain: str | None = None,
+    packages: Sequence[str] = (),
+    isolation: bool = True,
+    lock: Path | None = None,
 ) -> Plan:
     """Check every choice and return what will be done.
 
     ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said". Raises UsageError for
     a choice that cannot be honoured and MissingError for a Python that this machine lacks.
     """
+    if lock and not isolation:
+        raise UsageError(
+            "--lock says what to install for the build, --no-isolation that nothing is installed"
+        )
     described = project.read(folder, origin)
     chosen = _lane(lane, platform.machine())
     _check_out(out)
@@ -161,7 +190,17 @@ def plan(
                 f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
             )
     core = _baseline(baseline)
-    flags = isa.compiler_flags(core[1], "zig" if chosen == "cross" else "gcc") if core else ""
+    if chosen == "cross":
+        hints.check_languages(described.name, described.requires)
+    compiler = _toolchain(toolchain, chosen, described)
+    listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
+    if listed and chosen != "cross":
+        raise UsageError(
+            f"--with: the {chosen} lane uses what is installed: `apt-get install {' '.join(listed)}`"
+        )
+    sysroot.check_names(listed)
+    zig = chosen == "cross" and compiler == "zig"
+    flags = isa.compiler_flags(core[1], "zig" if zig else "gcc") if core else ""
     if described.version is not None:
         _check_version(described)
     return Plan(
@@ -175,6 +214,10 @@ def plan(
         out=out.absolute(),
         cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm or tests else (),
         tests=replace(tests, project=described.folder),
+        toolchain=compiler,
+        packages=listed,
+        isolation=isolation,
+        lock=lock.absolute() if lock else None,
     )
 
 
@@ -206,6 +249,24 @@ def _lane(asked: str | None, machine: str) -> str:
             f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
         )
     return asked
+
+
+def _toolchain(asked: str | None, lane: str, described: project.Project) -> str:
+    """Return the cross compiler: zig, but GCC for what must share torch's libstdc++."""
+    if asked and asked not in TOOLCHAINS:
+        near = difflib.get_close_matches(asked, TOOLCHAINS, 1)
+        raise UsageError(
+            f"--toolchain {asked}: there are {', '.join(TOOLCHAINS)}"
+            + (f"; did you mean {near[0]}?" if near else "")
+        )
+    if asked and lane != "cross":
+        raise UsageError(f"--toolchain {asked}: only the cross lane chooses its compiler (native: set CXX)")
+    extension = project.needs_torch(described)
+    if asked == "zig" and extension:
+        raise UsageError(
+            f"--toolchain zig: {described.name} extends torch and must share its libstdc++: use gcc or clang"
+        )
+    return asked or ("gcc" if extension else "zig")
 
 
 def _kernels(described: project.Project, asked: Mapping[str, bool | None]) -> dict[str, bool]:

@@ -105,6 +105,11 @@ def _package_info(folder: Path) -> dict[str, str]:
     return dict(email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace")))
 
 
+def needs_torch(described: Project) -> bool:
+    """Return whether torch is among the build requirements: the project is compiled against its C++ API."""
+    return any(canonicalize_name(Requirement(line).name) == "torch" for line in described.requires)
+
+
 def kernel_targets(described: Project) -> tuple[str, ...]:
     """Return the AArch64 kernel targets that this version of the engine's sources has, lowest first.
 

@@ -38,8 +38,8 @@ class RepairedWheel:
     """It holds no machine code and was left as it is."""
 
 
-def repair(built: BuiltWheel, work: Path, *, library_folders: tuple[Path, ...] = ()) -> RepairedWheel:
-    """Repair ``built`` into ``work``; libraries to bundle are looked for in ``library_folders``.
+def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
+    """Repair ``built`` into ``work``; libraries to bundle are looked for where the build found them.
 
     Raises BuildError with auditwheel's reason, MissingError without patchelf.
     """
@@ -49,7 +49,7 @@ def repair(built: BuiltWheel, work: Path, *, library_folders: tuple[Path, ...] =
     if pure:
         path = built.path
     else:
-        path = _auditwheel(built.path, work / f"auditwheel-{built.python.version}", library_folders, work)
+        path = _auditwheel(built.path, work / f"auditwheel-{built.python.version}", built.libraries, work)
     label = built.plan.label if not pure else None
     return RepairedWheel(built=built, path=repack(path, out, label=label, epoch=built.plan.epoch), pure=pure)
 

@@ -165,6 +165,10 @@ def mismatches(wheel: WheelFile) -> list[str]:
             found.append(f"{name} is named for another Python than the wheel's {wheel.python}")
     if some and wheel.is_pure:
         found.append("it holds machine code but its tag says that it runs everywhere")
+    if not some and not wheel.is_pure:
+        found.append(
+            "its tag names a machine but it holds no machine code: an optional extension was not built"
+        )
     if not wheel.runs_on_aarch64:
         found.append(f"its tag is {', '.join(sorted(wheel.platforms))}")
     return found

@@ -114,7 +114,7 @@ def test_a_bad_archive_is_told_in_a_line_and_leaves_nothing(tmp_path, name, memb
 
 
 def test_an_address_that_does_not_answer_is_named(tmp_path):
-    with pytest.raises(MissingError, match="x-1.tar.gz cannot be downloaded"):
+    with pytest.raises(MissingError, match=r"x-1\.tar\.gz cannot be downloaded"):
         fetch.locate((tmp_path / "x-1.tar.gz").as_uri())
 
 

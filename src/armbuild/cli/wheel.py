@@ -40,6 +40,21 @@ def wheel(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where finished wheels go.")] = Path(
         "dist"
     ),
+    toolchain: Annotated[
+        str | None,
+        typer.Option("--toolchain", metavar="zig|gcc|clang", help="The cross lane's compiler; default: zig."),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
+    ] = None,
+    no_isolation: Annotated[
+        bool, typer.Option("--no-isolation", help="Build with what is installed here already.")
+    ] = False,
+    lock: Annotated[
+        Path | None,
+        typer.Option("--lock", metavar="FILE", help="Pin and hash the build requirements in this file."),
+    ] = None,
     lane: Annotated[
         str | None, typer.Option("--lane", metavar="cross|native", help="How to compile.")
     ] = None,
@@ -111,6 +126,10 @@ def wheel(
         out=out,
         cpus=cpus,
         tests=tests,
+        toolchain=toolchain,
+        packages=packages or (),
+        isolation=not no_isolation,
+        lock=lock,
     )
     chosen.tests.check()
     smoke.check_names(cpus)
@@ -272,6 +291,12 @@ def _result_line(result: CpuResult) -> str:
     return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s{said}"
 
 
+def _compiler_text(plan: Plan) -> str:
+    if plan.toolchain == "zig":
+        return f"zig cc for aarch64-linux-gnu.{plan.glibc}"
+    return f"{plan.toolchain} for aarch64-linux-gnu, glibc and libstdc++ of an old Debian"
+
+
 def _plan_text(plan: Plan) -> str:
     facts = plan.as_dict()
     rows = [
@@ -279,10 +304,11 @@ def _plan_text(plan: Plan) -> str:
         ("back end", plan.project.backend),
         (
             "lane",
-            {"cross": f"cross: zig cc for aarch64-linux-gnu.{facts['glibc']}", "native": "native"}[plan.lane],
+            f"cross: {_compiler_text(plan)}" if plan.lane == "cross" else plan.lane,
         ),
         *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
         ("baseline", plan.baseline or "armv8-a"),
+        *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),
         *((("smoke", ", ".join(plan.cpus)),) if plan.cpus else ()),
@@ -290,6 +316,6 @@ def _plan_text(plan: Plan) -> str:
     for wheel in facts["wheels"]:
         rows += [
             (f"Python {wheel['python']}", f"{wheel['executable']} (headers: {wheel['headers']})"),
-            ("wheel", f"{wheel['file']}{' (or a lower glibc)' if plan.lane == 'cross' else ''}"),
+            ("wheel", f"{wheel['file']}{' (or a lower glibc)' if plan.glibc else ''}"),
         ]
     return "\n".join(f"{name:<12}{value}" for name, value in rows)

@@ -1,16 +1,15 @@
-"""The cross lane: ``zig cc`` for AArch64 Linux on any machine, driven through the project's own back end."""
+"""The cross lane: a compiler for AArch64 Linux on any machine, driven through the project's own back end."""
 
 from __future__ import annotations
 
 import functools
 import os
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from armbuild import cache, process
 from armbuild.lanes.setup import Setup, backend_family, prefix_map, settings
 from armbuild.plan import GLIBC
-from armbuild.toolchain import kit
+from armbuild.toolchain import compilers, kit, torch_stub
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +30,43 @@ extern "C" int probe(int n) {
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
     """Make the kit and return the back end's world; raises MissingError without zig or headers."""
+    compiler = compilers.find(plan.toolchain, glibc=GLIBC)
     tools = kit.make(
-        python, glibc=GLIBC, flags=plan.flags, prefix_map=prefix_map(plan, folder), mirror=mirror
+        python,
+        compiler,
+        flags=plan.flags,
+        prefix_map=prefix_map(plan, folder),
+        packages=plan.packages,
+        mirror=mirror,
     )
+    environment = tools.environment(meson=backend_family(plan.project.backend) == "meson")
+    torch = torch_stub.split(plan.project.requires)[1]
+    if torch:
+        environment = _with_torch(environment, torch, python, folder)
     zig_cache = cache.root() / "zig"
     own = {"ZIG_GLOBAL_CACHE_DIR": str(zig_cache), "ZIG_LOCAL_CACHE_DIR": str(zig_cache)}
-    zig = f"zig {version('ziglang')}"
-    runtime = zig_cache / f"runtime-{version('ziglang')}-{GLIBC}"
+    runtime = zig_cache / f"runtime-{compiler.description.replace(' ', '-')}-{GLIBC}"
+    ready = plan.toolchain != "zig" or runtime.is_dir()
     return Setup(
-        environment=tools.environment(meson=backend_family(plan.project.backend) == "meson") | own,
+        environment=environment | own,
         settings=settings(plan, folder, meson_arguments=[f"--cross-file={tools.cross_file}"]),
-        compiler=zig,
-        runtime=None if runtime.is_dir() else functools.partial(_build_runtime, runtime, tools, own),
+        compiler=compiler.description,
+        runtime=None if ready else functools.partial(_build_runtime, runtime, tools, own),
+        libraries=tools.sysroot.libraries if tools.sysroot else (),
     )
+
+
+def _with_torch(
+    environment: dict[str, str], requirement: str, python: HostPython, folder: Path
+) -> dict[str, str]:
+    """Let the back end find the target's torch: from Python, and as a package of CMake's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stub, site = torch_stub.make(requirement, python, log=folder / "torch.log")
+    return environment | {
+        "PYTHONPATH": os.pathsep.join((environment["PYTHONPATH"], str(stub))),
+        "CMAKE_PREFIX_PATH": str(site / "torch"),
+        kit.TARGET_SITE: str(site),
+    }
 
 
 def _build_runtime(marker: Path, tools: kit.Kit, environment: dict[str, str], log: Path) -> None:

@@ -25,6 +25,8 @@ class Setup:
     """PEP 517 ``config_settings``."""
     compiler: str
     """Name and version, for the report."""
+    libraries: tuple[Path, ...] = ()
+    """Folders with libraries of the target that a wheel may have to bundle."""
     runtime: Callable[[Path], None] | None = None
     """Builds the compiler's own C++ runtime, with a log; None where that is there already."""
 

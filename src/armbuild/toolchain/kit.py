@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
 import shlex
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armbuild import arm64_headers, arm64_root, cache, process, qemu
 from armbuild.errors import MissingError
-from armbuild.toolchain import sysconfig_data, zig_driver
+from armbuild.toolchain import compilers, sysconfig_data, sysroot
+from armbuild.toolchain.compilers import World, program
+from armbuild.toolchain.sysroot import TRIPLET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from armbuild.pythons import HostPython
+    from armbuild.toolchain.compilers import Compiler
+    from armbuild.toolchain.sysroot import Sysroot
 
-TRIPLET = "aarch64-linux-gnu"
-
+TARGET_SITE = "ARMBUILD_TARGET_SITE"
+"""The variable that names a folder of AArch64 Python packages in which CMake searches too."""
 TOOLCHAIN_FILE = """\
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
@@ -38,6 +40,9 @@ foreach(language C CXX)
 endforeach()
 set(CMAKE_LIBRARY_ARCHITECTURE {triplet})
 set(CMAKE_FIND_ROOT_PATH "{root}")
+if(DEFINED ENV{{ARMBUILD_TARGET_SITE}})
+  list(APPEND CMAKE_FIND_ROOT_PATH "$ENV{{ARMBUILD_TARGET_SITE}}")
+endif()
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
@@ -104,6 +109,8 @@ class Kit:
     folder: Path
     headers: tuple[Path, ...]
     """Folders with the target's Python.h, used where the host's Python brings none."""
+    sysroot: Sysroot | None
+    """Debian arm64 packages, where the project or the compiler needs some."""
 
     @property
     def bin(self) -> Path:
@@ -123,9 +130,14 @@ class Kit:
             "PKG_CONFIG_LIBDIR": str(self.folder / "pkgconfig"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+        if self.sysroot:
+            common |= {
+                "PKG_CONFIG_LIBDIR": os.pathsep.join(map(str, self.sysroot.pkg_config)),
+                "PKG_CONFIG_SYSROOT_DIR": str(self.sysroot.folder),
+            }
         if meson:
             return common | {"PYTHONPATH": str(self.folder / "sysconfig")}
-        tools = {name: str(self.bin / tool) for name, tool in TOOLS.items()}
+        tools = {name: str(self.bin / tool) for name, tool in TOOLS.items() if (self.bin / tool).exists()}
         paths = os.pathsep.join((str(self.folder / "sysconfig"), str(self.folder / "site")))
         return (
             common
@@ -134,61 +146,79 @@ class Kit:
         )
 
 
-TOOLS = {"CC": "cc", "CXX": "c++", "AR": "ar", "RANLIB": "ranlib", "STRIP": "strip"}
-
-
-def zig() -> Path:
-    """Return the zig program of the ziglang package; raises MissingError when that is not installed."""
-    spec = importlib.util.find_spec("ziglang")
-    if spec is None or spec.origin is None:
-        raise MissingError("ziglang, the cross compiler, is not installed: pip install 'armllm[build]'")
-    return Path(spec.origin).with_name("zig")
+TOOLS = {"CC": "cc", "CXX": "c++", "AR": "ar", "RANLIB": "ranlib", "STRIP": "strip", "FC": "fortran"}
 
 
 def make(
-    python: HostPython, *, glibc: str, flags: Sequence[str], prefix_map: Mapping[str, str], mirror: str | None
+    python: HostPython,
+    compiler: Compiler,
+    *,
+    flags: Sequence[str],
+    prefix_map: Mapping[str, str],
+    packages: tuple[str, ...] = (),
+    mirror: str | None,
 ) -> Kit:
     """Write the kit for ``python``, or find it in the cache: equal settings give the same folder.
 
-    ``flags`` are compiled into everything; ``prefix_map`` replaces folders in what the compiler writes down.
+    ``flags`` are compiled into everything; ``prefix_map`` replaces folders in what the compiler writes down;
+    ``packages`` are Debian arm64 packages whose headers and libraries the project may use.
     """
     headers = () if python.include else arm64_headers.folders(python.version, mirror=mirror)
-    compiler = zig()
+    system = None
+    if packages or compiler.needs_sysroot:
+        system = sysroot.make(packages, compiler=compiler.needs_sysroot, mirror=mirror)
     everywhere = [*flags, *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map.items()))]
     facts = {
-        "zig": [str(compiler), version("ziglang")],
-        "python": [str(python.executable), python.version, sys.executable],
-        "glibc": glibc,
+        "compiler": compiler.identity,
+        "python": [str(python.executable), python.version],
         "flags": everywhere,
         "headers": [str(folder) for folder in headers],
+        "sysroot": str(system.folder) if system else "",
         "emulator": str(emulator()),
         "code": [hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in CODE],
     }
+    place = cache.root() / "kits" / cache.digest(facts)
 
     def fill(folder: Path) -> None:
-        final = cache.root() / "kits" / cache.digest(facts)
         answer = process.succeeds([python.executable, "-I", "-c", sysconfig_data.PROBE])
         if answer is None:
             raise MissingError(
                 f"{python.executable} cannot tell its build variables (its _sysconfigdata module)"
             )
-        _write_programs(folder / "bin", compiler, glibc=glibc, flags=everywhere, headers=headers)
-        for name in ("pkgconfig", "root", "sysconfig", "site"):
+        for name in ("bin", "pkgconfig", "root", "sysconfig", "site"):
             (folder / name).mkdir()
-        values = sysconfig_data.target_values(json.loads(answer), final / "bin", headers[:1])
+        world = World(flags=tuple(everywhere), headers=tuple(headers), sysroot=system)
+        compiler.write(folder / "bin", world)
+        strip = "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n"
+        program(folder / "bin/strip", strip)
+        program(folder / "bin/run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
+        values = sysconfig_data.target_values(json.loads(answer), place / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
-        text = TOOLCHAIN_FILE.format(bin=final / "bin", root=final / "root", triplet=TRIPLET)
-        if headers:
-            text += PYTHON_HEADERS.format(include=headers[0])
-        (folder / "toolchain.cmake").write_text(text)
-        wrapper = f"exe_wrapper = '{final / 'bin/run-target'}'"
-        for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
-            text = CROSS_FILE.format(bin=final / "bin", pkgconfig=final / "pkgconfig", wrapper=line)
-            (folder / name).write_text(text)
+        _write_settings(folder, place, headers, system, fortran=(folder / "bin/fortran").exists())
 
     _write_emulator()
-    return Kit(folder=cache.fill(cache.root() / "kits" / cache.digest(facts), fill), headers=tuple(headers))
+    return Kit(folder=cache.fill(place, fill), headers=tuple(headers), sysroot=system)
+
+
+def _write_settings(
+    folder: Path, place: Path, headers: Sequence[Path], system: Sysroot | None, *, fortran: bool
+) -> None:
+    """Write CMake's toolchain file and meson's cross files, for a kit that will lie at ``place``."""
+    root = system.folder if system else place / "root"
+    text = TOOLCHAIN_FILE.format(bin=place / "bin", root=root, triplet=TRIPLET)
+    if fortran:
+        text += f'set(CMAKE_Fortran_COMPILER "{place / "bin/fortran"}")\n'
+    if headers:
+        text += PYTHON_HEADERS.format(include=headers[0])
+    (folder / "toolchain.cmake").write_text(text)
+    pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
+    wrapper = f"exe_wrapper = '{place / 'bin/run-target'}'"
+    for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
+        more = f"fortran = '{place / 'bin/fortran'}'\n{line}" if fortran else line
+        text = CROSS_FILE.format(bin=place / "bin", pkgconfig=pkg_config, wrapper=more)
+        text += f"sys_root = '{system.folder}'\n" if system else ""
+        (folder / name).write_text(text)
 
 
 def emulator() -> Path:
@@ -200,47 +230,15 @@ def emulator() -> Path:
 
 
 def _write_emulator() -> None:
-    program, root = qemu.installed(("max",)), arm64_root.cached()
-    if program and root:
+    qemu_program, root = qemu.installed(("max",)), arm64_root.cached()
+    if qemu_program and root:
         scratch = emulator().with_name(f".run-aarch64-{os.getpid()}")
-        _program(scratch, f'#!/bin/sh\nexec {shlex.join([str(program), "-L", str(root)])} -cpu max "$@"\n')
+        program(
+            scratch, f'#!/bin/sh\nexec {shlex.join([str(qemu_program), "-L", str(root)])} -cpu max "$@"\n'
+        )
         scratch.replace(emulator())
     else:
         emulator().unlink(missing_ok=True)
 
 
-CODE = (sys.modules[__name__], sysconfig_data, zig_driver)
-
-
-def _write_programs(
-    folder: Path,
-    compiler: Path,
-    *,
-    glibc: str,
-    flags: Sequence[str],
-    headers: Sequence[Path],
-) -> None:
-    folder.mkdir()
-    driver = folder / "zig_driver.py"
-    driver.write_bytes(Path(zig_driver.__file__).read_bytes())
-    fixed = [*flags, *map(str, headers)]
-    for name in ("cc", "c++", "ar", "ranlib", "objcopy"):
-        words = [
-            sys.executable,
-            "-ISE",
-            "DRIVER",
-            str(compiler),
-            name,
-            f"{TRIPLET}.{glibc}",
-            str(len(fixed)),
-            *fixed,
-        ]
-        line = shlex.join(words).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
-        _program(folder / name, f'#!/bin/sh\nexec {line} "$@"\n')
-    _program(folder / "strip", "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n")
-    _program(folder / "run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
-
-
-def _program(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+CODE = (sys.modules[__name__], sysconfig_data, compilers)

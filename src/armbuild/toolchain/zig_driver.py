@@ -18,6 +18,10 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-Wl,-Bsymbolic-functions",
     "-Wl,-z,noexecstack",
 )
+HOST_FOLDERS = re.compile(
+    r"-[IL](?:/usr)?(?:/local)?/(?:include|lib|lib64)(?:/(?:x86_64|i386|riscv64|powerpc64le|s390x)-linux-gnu)?/?"
+)
+"""The build machine's own headers and libraries, which some projects search by name."""
 NAMES = {
     "fp16": "fullfp16",
     "simd": "neon",
@@ -50,26 +54,21 @@ def target_cpu(value: str, *, architecture: bool) -> str:
 def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str, list[str]]) -> list[str]:
     """Translate a compiler's command line.
 
-    ``settings``: ``flags`` go first (later ones win), ``headers`` are searched last. What only links gets
-    neither, nor any optimisation level, CPU or debug option of its own: zig builds its C++ runtime anew, in
-    a minute, for every such combination that it links for. (Bitcode of ``-flto`` is compiled at the link in
-    any case.)
+    ``settings``: ``flags`` go first (later ones win), ``headers`` and ``libraries`` are searched last. What
+    only links gets neither flags nor headers, nor any optimisation level, CPU or debug option of its own: zig
+    builds its C++ runtime anew, in a minute, for every such combination that it links for. (Bitcode of
+    ``-flto`` is compiled at the link in any case.)
     """
     if arguments in (["--version"], ["-v"], ["-dumpversion"]):
         return arguments
     links = not any(argument in STOPPING for argument in arguments)
     compiles = not links or "-x" in arguments or any(is_source(argument) for argument in arguments)
     result = ["-target", target, *(settings["flags"] if compiles else [])]
-    for argument in arguments:
-        if argument.startswith(DROPPED) or (links and argument.startswith(("-flto", "-g"))):
-            continue
-        if not compiles and argument.startswith(("-O", "-march=", "-mcpu=")):
-            continue
-        if argument.startswith(("-march=", "-mcpu=")):
-            cpu = target_cpu(argument.partition("=")[2], architecture=argument.startswith("-march="))
-            result.append(f"-mcpu={cpu}")
-        else:
-            result.append(argument)
+    result += [
+        word for argument in arguments for word in _translated(argument, links=links, compiles=compiles)
+    ]
+    if links:  # after the project's own folders
+        result += settings["libraries"]
     if compiles:
         for folder in settings["headers"]:
             result += ["-idirafter", folder]
@@ -79,6 +78,19 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     else:
         result.append("-g0")
     return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimised code
+
+
+def _translated(argument: str, *, links: bool, compiles: bool) -> list[str]:
+    if argument.startswith(DROPPED) or HOST_FOLDERS.fullmatch(argument):
+        return []
+    if links and argument.startswith(("-flto", "-g")):
+        return []
+    if not compiles and argument.startswith(("-O", "-march=", "-mcpu=")):
+        return []
+    if argument.startswith(("-march=", "-mcpu=")):
+        cpu = target_cpu(argument.partition("=")[2], architecture=argument.startswith("-march="))
+        return [f"-mcpu={cpu}"]
+    return [argument]
 
 
 STOPPING = frozenset({"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"})
@@ -105,7 +117,8 @@ def main(argv: list[str]) -> None:
     count = int(argv[4])
     fixed, arguments = argv[5 : 5 + count], argv[5 + count :]
     settings = {
-        "flags": [item for item in fixed if item.startswith("-")],
+        "flags": [item for item in fixed if item.startswith("-") and not item.startswith("-L")],
+        "libraries": [item for item in fixed if item.startswith("-L")],
         "headers": [item for item in fixed if not item.startswith("-")],
     }
     if tool in ("cc", "c++"):

@@ -5,10 +5,9 @@ from armbuild.toolchain import zig_driver
 TARGET = "aarch64-linux-gnu.2.28"
 
 
-def arguments(*given, flags=(), headers=()):
-    return zig_driver.compiler_arguments(
-        list(given), target=TARGET, settings={"flags": list(flags), "headers": list(headers)}
-    )
+def arguments(*given, flags=(), headers=(), libraries=()):
+    settings = {"flags": list(flags), "headers": list(headers), "libraries": list(libraries)}
+    return zig_driver.compiler_arguments(list(given), target=TARGET, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +53,12 @@ def test_headers_of_the_target_are_searched_last():
     assert result.index("-I/own") < result.index("/debian")
 
 
+def test_libraries_of_the_target_are_searched_last_and_only_where_something_is_linked():
+    result = arguments("-shared", "-L/own", "a.o", "-lz", libraries=["-L/debian"])
+    assert result.index("-L/own") < result.index("-L/debian")
+    assert "-L/debian" not in arguments("-c", "a.c", libraries=["-L/debian"])
+
+
 def test_every_link_asks_for_one_and_the_same_runtime():
     """zig compiles libc++ once per combination of CPU, optimisation, LTO and debug options it links for."""
     links = [
@@ -90,8 +95,9 @@ def test_the_archiver_never_makes_thin_archives():
 def test_the_program_takes_its_fixed_part_apart(monkeypatch):
     called = []
     monkeypatch.setattr(zig_driver.os, "execv", lambda path, words: called.append((path, words)))
-    zig_driver.main(["driver", "/zig", "cc", TARGET, "2", "-mcpu=x", "/headers", "-c", "a.c"])
+    zig_driver.main(["driver", "/zig", "cc", TARGET, "3", "-mcpu=x", "-L/lib", "/headers", "-c", "a.c"])
     path, words = called[0]
     assert path == "/zig"
     assert words[:4] == ["/zig", "cc", "-target", TARGET]
     assert words[words.index("/headers") - 1] == "-idirafter"
+    assert "-L/lib" not in words

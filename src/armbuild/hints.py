@@ -1,0 +1,88 @@
+"""One line for what a cross build cannot do by itself: other languages, libraries, programs of the target."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from armbuild.errors import MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RUST = frozenset({"maturin", "setuptools-rust", "puccinialin"})
+RUST_SENTENCE = (
+    "needs Rust, which armbuild does not cross-compile: "
+    "`maturin build --target aarch64-unknown-linux-gnu --zig` does, or --lane container"
+)
+FORTRAN_SENTENCE = (
+    "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
+)
+NO_EMULATOR = re.compile(
+    r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
+)
+"""What CMake and meson say that would run a check on the target, if they were told how."""
+KNOWN = (
+    (
+        r"No CMAKE_Fortran_COMPILER|'fortran' compiler binary|compiler\(s\): \[+'?gfortran|gfortran.*not f",
+        FORTRAN_SENTENCE,
+    ),
+    (r"can't find Rust compiler|cargo(?:: command)? not found", RUST_SENTENCE),
+    (
+        r"omp\.h'? file not found|unable to find library '(?:lib)?(?:g?omp)",
+        "needs OpenMP, which zig lacks: `--toolchain gcc` brings it",
+    ),
+    (
+        NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
+        "the build runs an AArch64 program by itself, not through CMake or meson: --lane container can",
+    ),
+    (
+        r"OSError: .*\.so[\w.]*: cannot open shared object file",
+        "the build loads a library of the target into this machine's Python: --lane container can",
+    ),
+)
+"""What a log says, and the sentence for it; the first that matches counts."""
+HEADER = re.compile(r"fatal error: '?([\w./+-]+\.h(?:pp|xx)?)'?(?: file not found|: No such file)")
+LIBRARY = re.compile(
+    r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
+    r"|Could NOT find (\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
+)
+
+
+def check_languages(name: str, requires: Iterable[str]) -> None:
+    """Raise MissingError, before anything is built, for a project whose back end compiles Rust."""
+    if RUST & {canonicalize_name(Requirement(line).name) for line in requires}:
+        raise MissingError(f"{name} {RUST_SENTENCE}")
+
+
+def explain(log: str) -> str:
+    """Return what to do about a failed cross build, given what it said; empty when nothing is known."""
+    for pattern, sentence in KNOWN:
+        if re.search(pattern, log, re.IGNORECASE):
+            return sentence
+    if found := HEADER.search(log):
+        package = _packages()["headers"].get(found[1])
+        return f"the target has no {found[1]}: --with {package or 'the Debian package that brings it'}"
+    if found := LIBRARY.search(log):
+        name = next(filter(None, found.groups()))
+        package = _packages()["libraries"].get(name.lower())
+        return f"{name} is not among the target's libraries: --with {package or 'its Debian package'}"
+    return ""
+
+
+@functools.cache
+def _packages() -> dict[str, dict[str, str]]:
+    text = files("armbuild").joinpath("data/debian_packages.toml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, str]] = tomllib.loads(text)
+    return table

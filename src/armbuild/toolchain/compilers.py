@@ -1,0 +1,220 @@
+"""The cross compilers: zig, Debian's GCC, clang. Each writes the programs that a back end calls."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from armbuild import process
+from armbuild.errors import MissingError
+from armbuild.toolchain import zig_driver
+from armbuild.toolchain.sysroot import TRIPLET
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from armbuild.toolchain.sysroot import Sysroot
+
+NAMES = ("zig", "gcc", "clang")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What is compiled into everything, and where the target's files are."""
+
+    flags: tuple[str, ...]
+    headers: tuple[Path, ...]
+    """Folders with the target's Python.h, searched last."""
+    sysroot: Sysroot | None
+
+
+class Compiler(Protocol):
+    """What a cross compiler offers."""
+
+    needs_sysroot: bool
+    """Whether it has no C library of its own."""
+
+    @property
+    def description(self) -> str:
+        """Return its name and version, for reports."""
+
+    @property
+    def identity(self) -> list[str]:
+        """Return what, when it changes, makes compiled code stale."""
+
+    def write(self, folder: Path, world: World) -> None:
+        """Write cc, c++, ar, ranlib, objcopy, and fortran where there is one, into ``folder``."""
+
+
+HOST_FOLDERS = """\
+for word do
+  shift
+  case "$word" in
+  -I/usr/include|-I/usr/local/include|-I/usr/include/x86_64-linux-gnu|-I/include) ;;
+  -L/usr/lib|-L/usr/lib64|-L/usr/local/lib|-L/lib|-L/lib64) ;;
+  -L/usr/lib/x86_64-linux-gnu|-L/lib/x86_64-linux-gnu) ;;
+  *) set -- "$@" "$word" ;;
+  esac
+done
+"""
+"""Shell text: the build machine's own folders, which some projects search by name, are passed over."""
+
+
+def find(name: str, *, glibc: str) -> Compiler:
+    """Return the compiler ``name`` (NAMES); raises MissingError when it is not installed here."""
+    if name == "zig":
+        return Zig(program=zig(), glibc=glibc)
+    if name == "gcc":
+        return Gcc(programs=_gcc())
+    return Clang(programs=_clang())
+
+
+def zig() -> Path:
+    """Return the zig program of the ziglang package; raises MissingError when that is not installed."""
+    spec = importlib.util.find_spec("ziglang")
+    if spec is None or spec.origin is None:
+        raise MissingError("ziglang, the cross compiler, is not installed: pip install 'armllm[build]'")
+    return Path(spec.origin).with_name("zig")
+
+
+def program(path: Path, text: str) -> None:
+    """Write an executable script."""
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zig:
+    """``zig cc``: clang with every glibc's symbol lists; its C++ library is linked statically."""
+
+    program: Path
+    glibc: str
+    needs_sysroot = False
+
+    @property
+    def description(self) -> str:
+        return f"zig {version('ziglang')}"
+
+    @property
+    def identity(self) -> list[str]:
+        driver = hashlib.sha256(Path(zig_driver.__file__).read_bytes()).hexdigest()
+        return [str(self.program), version("ziglang"), sys.executable, driver, self.glibc]
+
+    def write(self, folder: Path, world: World) -> None:
+        (folder / "zig_driver.py").write_bytes(Path(zig_driver.__file__).read_bytes())
+        system = world.sysroot
+        last = (*world.headers, *(system.includes if system else ()))
+        fixed = [*world.flags, *(f"-L{path}" for path in (system.libraries if system else ()))]
+        fixed += [str(path) for path in last]
+        for name in ("cc", "c++", "ar", "ranlib", "objcopy"):
+            target = f"{TRIPLET}.{self.glibc}"
+            words = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
+            line = shlex.join(map(str, words)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
+            program(folder / name, f'#!/bin/sh\nexec {line} "$@"\n')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gnu:
+    """A compiler with GCC's command line that links the target's shared libstdc++, out of a sysroot."""
+
+    programs: Mapping[str, str]
+    """What is called for cc, c++, ar, ranlib, objcopy and, where there is one, fortran."""
+    needs_sysroot = True
+
+    @property
+    def description(self) -> str:
+        return (process.succeeds([self.programs["c++"], "--version"]) or self.programs["c++"]).splitlines()[0]
+
+    @property
+    def identity(self) -> list[str]:
+        return [self.description, *map(str, sorted(self.programs.items()))]
+
+    def arguments(self, system: Sysroot) -> tuple[list[str], dict[str, str]]:
+        """Return the options and the environment that every call gets."""
+        raise NotImplementedError
+
+    def write(self, folder: Path, world: World) -> None:
+        if world.sysroot is None:
+            raise MissingError(f"{self.programs['cc']} needs the target's C library (a Debian archive)")
+        options, environment = self.arguments(world.sysroot)
+        last = [part for path in world.headers for part in ("-idirafter", str(path))]
+        settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+        for name, called in self.programs.items():
+            words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
+            given = settings if len(words) > 1 else ""
+            strip = " -Wl,-s" if name in ("cc", "c++", "fortran") else ""
+            program(
+                folder / name,
+                "#!/bin/sh\n"
+                + (HOST_FOLDERS if strip else "")
+                # -s means nothing, and makes clang complain, where nothing is linked
+                + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")
+                + (f'*) set -- "$@"{strip} ;; esac\n' if strip else "")
+                + f'{given} exec {shlex.join(words)} "$@"\n'.lstrip(),
+            )
+
+
+class Gcc(Gnu):
+    """Debian's cross GCC. ``--sysroot`` would leave its own glibc first: nothing of its own is searched."""
+
+    def arguments(self, system: Sysroot) -> tuple[list[str], dict[str, str]]:
+        own = process.succeeds([self.programs["cc"], "-print-file-name=include"]) or ""
+        plain = [own, *map(str, system.includes)]
+        cxx = [*map(str, system.cxx_includes), *plain]
+        crt = system.folder / "usr/lib" / TRIPLET
+        options = ["-nostdinc", "-nostdinc++", f"-B{crt}", f"-Wl,-rpath-link,{crt}"]
+        options += [f"-L{folder}" for folder in system.libraries]
+        # languages differ in what they search, and only the environment tells them apart
+        return options, {
+            "C_INCLUDE_PATH": os.pathsep.join(plain),
+            "CPLUS_INCLUDE_PATH": os.pathsep.join(cxx),
+        }
+
+
+class Clang(Gnu):
+    """clang of the distribution, with the sysroot's libgcc and libstdc++ and GNU's linker."""
+
+    def arguments(self, system: Sysroot) -> tuple[list[str], dict[str, str]]:
+        root = system.folder
+        options = [f"--target={TRIPLET}", f"--sysroot={root}", f"--gcc-toolchain={root / 'usr'}"]
+        return [*options, "-Qunused-arguments", *(f"-L{folder}" for folder in system.libraries)], {}
+
+
+def _gcc() -> dict[str, str]:
+    found = {"cc": f"{TRIPLET}-gcc", "c++": f"{TRIPLET}-g++", **_binutils()}
+    missing = next((name for name in found.values() if shutil.which(name) is None), None)
+    if missing:
+        raise MissingError(
+            f"--toolchain gcc: {missing} is not installed: `apt-get install g++-{TRIPLET}` brings it"
+        )
+    if shutil.which(f"{TRIPLET}-gfortran"):
+        found["fortran"] = f"{TRIPLET}-gfortran"
+    return found
+
+
+def _clang() -> dict[str, str]:
+    names = ["clang", *(f"clang-{release}" for release in range(22, 14, -1))]
+    found = next((name for name in names if shutil.which(name) and shutil.which(_cxx(name))), None)
+    binutils = _binutils()
+    if found is None or any(shutil.which(name) is None for name in binutils.values()):
+        raise MissingError(
+            "--toolchain clang: clang 15 or newer and GNU's linker are not both installed: "
+            f"`apt-get install clang binutils-{TRIPLET}` brings them"
+        )
+    return {"cc": found, "c++": _cxx(found), **binutils}
+
+
+def _cxx(clang: str) -> str:
+    return clang.replace("clang", "clang++")
+
+
+def _binutils() -> dict[str, str]:
+    return {name: f"{TRIPLET}-{name}" for name in ("ar", "ranlib", "objcopy")}

@@ -1,0 +1,119 @@
+"""A folder with the target's development packages: headers and libraries of Debian arm64, no root rights."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from armbuild import cache, debian
+from armbuild.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRIPLET = "aarch64-linux-gnu"
+SUITES = ("bullseye", "bookworm")
+"""The oldest first: what is linked against its glibc (2.31; 2.36) and bundled runs on all newer systems."""
+C_LIBRARY = re.compile(
+    r"(?:libc6|libc6-dev|libc-dev-bin|libc-bin|libcrypt1|libcrypt-dev|linux-libc-dev|libnsl2|libnsl-dev"
+    r"|libtirpc\w*|libtirpc-dev|rpcsvc-proto|gcc-\d+-base|libgcc-s1|libstdc\+\+6)_"
+)
+"""Packages (how their files' names begin) that a compiler with a C library of its own must not see."""
+COMPILER = {
+    "bullseye": ("libc6-dev", "libstdc++-10-dev", "libgomp1", "libatomic1"),
+    "bookworm": ("libc6-dev", "libstdc++-12-dev", "libgomp1", "libatomic1"),
+}
+"""What a compiler without a C library of its own needs."""
+SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sysroot:
+    """Where the target's headers and libraries are."""
+
+    folder: Path
+    suite: str
+
+    @property
+    def includes(self) -> tuple[Path, ...]:
+        """Return the folders with C headers, in the order to search them."""
+        return (self.folder / "usr/include" / TRIPLET, self.folder / "usr/include")
+
+    @property
+    def cxx_includes(self) -> tuple[Path, ...]:
+        """Return the folders with libstdc++'s headers."""
+        (release,) = {path.name for path in (self.folder / "usr/include/c++").iterdir()}
+        common = self.folder / "usr/include/c++" / release
+        return (common, self.folder / "usr/include" / TRIPLET / "c++" / release, common / "backward")
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Return the folders with libraries, in the order to search them."""
+        names = ("linkable", f"usr/lib/{TRIPLET}", "usr/lib")
+        return tuple(self.folder / name for name in names if (self.folder / name).is_dir())
+
+    @property
+    def pkg_config(self) -> tuple[Path, ...]:
+        """Return the folders with ``.pc`` files."""
+        return (self.folder / f"usr/lib/{TRIPLET}/pkgconfig", self.folder / "usr/share/pkgconfig")
+
+
+def check_names(packages: tuple[str, ...]) -> None:
+    """Raise UsageError for what is no name of a Debian package."""
+    for name in packages:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name):
+            raise UsageError(f"--with {name}: not a Debian package's name, such as zlib1g-dev")
+
+
+def make(packages: tuple[str, ...], *, compiler: bool, mirror: str | None) -> Sysroot:
+    """Return a cached folder with arm64 ``packages`` and all they depend on.
+
+    ``compiler``: glibc's and libstdc++'s headers and libraries too. Raises MissingError when
+    no suite has the packages.
+    """
+    check_names(packages)
+    *older, newest = SUITES
+    for suite in older:
+        with contextlib.suppress(MissingError):
+            return _make(suite, packages, compiler=compiler, mirror=mirror)
+    return _make(newest, packages, compiler=compiler, mirror=mirror)
+
+
+def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str | None) -> Sysroot:
+    wanted = (*sorted(set(packages)), *(COMPILER[suite] if compiler else ()))
+
+    def fill(folder: Path) -> None:
+        with cache.work_folder("sysroot") as work:
+            files = debian.download(
+                wanted,
+                suite=suite,
+                architecture="arm64",
+                source=debian.archive(mirror),
+                into=work,
+                dependencies=True,
+                log=work / "apt.log",
+            )
+            kept = [file for file in files if compiler or not C_LIBRARY.match(file.name)]
+            debian.unpack(kept, folder)
+        _make_relocatable(folder)
+
+    folder = cache.root() / "sysroots" / f"{suite}-{cache.digest([wanted, compiler])}"
+    return Sysroot(folder=cache.fill(folder, fill), suite=suite)
+
+
+def _make_relocatable(folder: Path) -> None:
+    """Let linker scripts name files without folders, and give the shared runtimes a name to link by."""
+    libraries = folder / "usr/lib" / TRIPLET
+    for path in libraries.glob("*.so") if libraries.is_dir() else ():
+        if path.is_symlink() or path.stat().st_size > 4096:
+            continue
+        text = path.read_bytes()
+        if b"GROUP" in text or b"INPUT" in text:
+            path.write_bytes(re.sub(rb"/(?:[\w.+-]+/)*((?:lib|ld-)[\w.+-]+)", rb"\1", text))
+    linkable = folder / "linkable"  # not GCC's own folder, which holds another release's libgcc and headers
+    linkable.mkdir()
+    for name in SHARED:
+        if (libraries / name).exists():
+            (linkable / f"{name.partition('.so')[0]}.so").symlink_to(f"../usr/lib/{TRIPLET}/{name}")

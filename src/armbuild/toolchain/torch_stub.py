@@ -1,0 +1,110 @@
+"""The target's torch, for a build on another machine: its headers, libraries and pure Python modules.
+
+Nothing of it runs here. A stand-in for the package answers what `torch.utils.cpp_extension` and projects'
+own build scripts ask; its path is the AArch64 package's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from armbuild import cache, target_packages
+from armbuild.errors import MissingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from armbuild.pythons import HostPython
+
+LAST_CPU_ONLY = "<2.11"
+"""From 2.11 on, the AArch64 package on the Python index is a CUDA build."""
+BUILD_TIME = ("typing-extensions",)
+"""What torch.utils.cpp_extension imports from elsewhere."""
+
+STUB = '''\
+"""Stands for torch while something is built for another machine: only what building asks for is here."""
+
+import sys
+import types
+
+__path__ = [{package!r}]
+
+
+class _Absent(types.ModuleType):
+    """A part of torch that is there on the target, and says no or nothing here."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("is_available", "is_built", "_is_compiled", "is_initialized"):
+            return lambda: False
+        if name in ("device_count", "get_arch_list"):
+            return lambda: 0 if name == "device_count" else []
+        raise RuntimeError(f"{{self.__name__}}.{{name}}: this torch is the target's, and does not run here")
+
+
+def _module(name, **values):
+    module = _Absent(name)
+    module.__dict__.update(values)
+    sys.modules[name] = module
+    return module
+
+
+_folder = __path__[0]
+utils = _module("torch.utils", __path__=[_folder + "/utils"], cmake_prefix_path=_folder + "/share/cmake")
+_C = _module("torch._C", _GLIBCXX_USE_CXX11_ABI=True)
+cuda = _module("torch.cuda")
+xpu = _module("torch.xpu")
+distributed = _module("torch.distributed")
+_parts = {{name: _module("torch.backends." + name) for name in ("mps", "cuda", "mkl")}}
+backends = _module("torch.backends", **_parts)
+
+import torch.version as version  # noqa: E402
+from torch.torch_version import TorchVersion, __version__  # noqa: E402
+
+
+def compiled_with_cxx11_abi():
+    return True
+'''
+
+
+def split(requires: Iterable[str]) -> tuple[list[str], str | None]:
+    """Return a project's build requirements without torch, and the one that names torch if there is one."""
+    lines = list(requires)
+    torch = next((line for line in lines if canonicalize_name(Requirement(line).name) == "torch"), None)
+    if torch is None:
+        return lines, None
+    return [line for line in lines if line != torch] + list(BUILD_TIME), torch
+
+
+def make(requirement: str, python: HostPython, *, log: Path) -> tuple[Path, Path]:
+    """Return a folder to import the stand-in from, and the folder of the AArch64 packages it speaks for.
+
+    Raises MissingError when no AArch64 package fits ``requirement``.
+    """
+    wanted = Requirement(requirement)
+    wanted.extras, wanted.marker = set(), None
+    cpu_only = Requirement(str(wanted))
+    cpu_only.specifier &= LAST_CPU_ONLY
+    try:
+        site = _install(str(cpu_only), python, log)
+    except MissingError:
+        site = _install(str(wanted), python, log)
+    text = STUB.format(package=str(site / "torch"))
+
+    def fill(folder: Path) -> None:
+        (folder / "torch").mkdir()
+        (folder / "torch/__init__.py").write_text(text)
+
+    return cache.fill(cache.root() / "torch-stubs" / cache.digest(text), fill), site
+
+
+def _install(requirement: str, python: HostPython, log: Path) -> Path:
+    def fill(folder: Path) -> None:
+        target_packages.install([requirement], python.version, folder, log=log, dependencies=False)
+
+    return cache.fill(cache.root() / "target-packages" / cache.digest([requirement, python.version]), fill)

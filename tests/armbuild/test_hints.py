@@ -1,0 +1,50 @@
+import pytest
+
+from armbuild import hints
+from armbuild.errors import MissingError
+
+
+@pytest.mark.parametrize("requirement", ["maturin>=1,<2", "Setuptools_Rust", "puccinialin"])
+def test_rust_is_told_before_anything_is_built(requirement):
+    with pytest.raises(MissingError, match=r"^thing needs Rust.*maturin build --target .* --zig") as caught:
+        hints.check_languages("thing", ["setuptools", requirement])
+    assert "\n" not in str(caught.value)
+    hints.check_languages("thing", ["setuptools", "rustworkx-like-name"])
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("meson.build:88:0: ERROR: 'fortran' compiler binary not defined in cross file", "needs Fortran"),
+        ("No CMAKE_Fortran_COMPILER could be found.", "gfortran-aarch64-linux-gnu"),
+        ("ERROR: Unknown compiler(s): [['gfortran'], ['flang']]", "needs Fortran"),
+        ("error: can't find Rust compiler", "needs Rust"),
+        ("x.c:1:10: fatal error: 'omp.h' file not found", "needs OpenMP"),
+        ("x.c:15:10: fatal error: 'ffi.h' file not found", "--with libffi-dev"),
+        ("x.c:1:10: fatal error: openssl/ssl.h: No such file or directory", "--with libssl-dev"),
+        (
+            "x.c:1:10: fatal error: 'rare/thing.h' file not found",
+            "no rare/thing.h: --with the Debian package",
+        ),
+        (
+            "error: unable to find dynamic system library 'z' using strategy",
+            "z is not among .* --with zlib1g-dev",
+        ),
+        ("ld: cannot find -lrare: No such file", "rare is not among .* --with its Debian package"),
+        ("-- Could NOT find ZLIB (missing: ZLIB_LIBRARY)", "--with zlib1g-dev"),
+        ("OSError: [Errno 8] Exec format error: './configure-check'", "runs an AArch64 program"),
+        (
+            "OSError: libhdf5.so: cannot open shared object file: No such file",
+            "loads a library of the target",
+        ),
+    ],
+)
+def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
+    import re  # noqa: PLC0415
+
+    assert re.search(hint, hints.explain(f"lines before\n{said}\nlines after"))
+    assert "\n" not in hints.explain(said)
+
+
+def test_an_ordinary_error_of_the_project_gets_no_hint():
+    assert hints.explain("src/x.c:3:1: error: use of undeclared identifier 'oops'") == ""

@@ -1,0 +1,83 @@
+import os
+import subprocess
+
+import pytest
+
+from armbuild.errors import MissingError
+from armbuild.toolchain import compilers
+from armbuild.toolchain.sysroot import TRIPLET, Sysroot
+
+
+@pytest.fixture
+def sysroot(tmp_path):
+    folder = tmp_path / "sysroot"
+    (folder / "usr/include/c++/10").mkdir(parents=True)
+    (folder / f"usr/lib/{TRIPLET}").mkdir(parents=True)
+    return Sysroot(folder=folder, suite="bullseye")
+
+
+@pytest.fixture
+def echo(tmp_path, monkeypatch):
+    """Programs called like the cross compilers that say what they were called with."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    names = ["gcc", "g++", "ar", "ranlib", "objcopy"]
+    for name in [*(f"{TRIPLET}-{name}" for name in names), "clang", "clang++"]:
+        (folder / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "[$CPLUS_INCLUDE_PATH]" "$@"\n')
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def call(name, sysroot, tmp_path, tool, *arguments):
+    folder = tmp_path / f"bin-{name}"
+    if not folder.exists():
+        folder.mkdir()
+        world = compilers.World(flags=("-mcpu=x",), headers=(tmp_path / "py",), sysroot=sysroot)
+        compilers.find(name, glibc="2.28").write(folder, world)
+    done = subprocess.run([folder / tool, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_a_compiler_sees_the_sysroot_and_strips_only_what_it_links(echo, sysroot, tmp_path, name):
+    linked = call(name, sysroot, tmp_path, "c++", "-shared", "two words.o")
+    compiled = call(name, sysroot, tmp_path, "cc", "-c", "a.c")
+    assert "-Wl,-s" in linked
+    assert "two words.o" in linked
+    assert "-Wl,-s" not in compiled
+    assert "-mcpu=x" in compiled
+    assert compiled[compiled.index(str(tmp_path / "py")) - 1] == "-idirafter"
+    assert any(str(sysroot.folder) in line for line in compiled)
+
+
+def test_gcc_searches_nothing_of_its_own_and_the_old_libstdcxx(echo, sysroot, tmp_path):
+    said = call("gcc", sysroot, tmp_path, "c++", "-c", "a.cpp")
+    assert {"-nostdinc", "-nostdinc++"} <= set(said)
+    assert said[1].startswith(f"[{sysroot.folder}/usr/include/c++/10:")
+
+
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_the_build_machines_own_folders_are_passed_over(echo, sysroot, tmp_path, name):
+    said = call(
+        name,
+        sysroot,
+        tmp_path,
+        "cc",
+        "-I/usr/include",
+        "-L/usr/lib/x86_64-linux-gnu",
+        "-I/usr/include/python3",
+    )
+    assert "-I/usr/include" not in said
+    assert "-L/usr/lib/x86_64-linux-gnu" not in said
+    assert "-I/usr/include/python3" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("gcc", f"apt-get install g\\+\\+-{TRIPLET}"), ("clang", f"binutils-{TRIPLET}")],
+)
+def test_a_compiler_that_is_not_here_is_named_with_what_brings_it(monkeypatch, name, reason):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MissingError, match=reason):
+        compilers.find(name, glibc="2.28")

@@ -1,0 +1,66 @@
+import pytest
+
+from armbuild import debian
+from armbuild.errors import MissingError, UsageError
+from armbuild.toolchain import sysroot
+
+
+def fake_archive(monkeypatch, *, without=()):
+    asked = []
+
+    def download(packages, *, suite, into, **_others):
+        asked.append((suite, packages))
+        if suite in without:
+            raise MissingError("no such suite")
+        files = []
+        for name in (*packages, "libc6-dev", "libgcc-s1", "zlib1g"):
+            files.append(into / f"{name}_1_arm64.deb")
+            files[-1].touch()
+        return files
+
+    def unpack(files, folder):
+        (folder / "packages").write_text(" ".join(sorted({file.name.split("_")[0] for file in files})))
+        libraries = folder / "usr/lib/aarch64-linux-gnu"
+        libraries.mkdir(parents=True)
+        (libraries / "libgomp.so.1").touch()
+        (libraries / "libc.so").write_text(
+            "/* GNU ld script */\nGROUP ( /lib/aarch64-linux-gnu/libc.so.6 /usr/lib/x/libc_nonshared.a )\n"
+        )
+
+    monkeypatch.setattr(sysroot.debian, "download", download)
+    monkeypatch.setattr(sysroot.debian, "unpack", unpack)
+    monkeypatch.setattr(sysroot.debian, "archive", lambda _mirror: debian.Archive(uri="http://x"))
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_compiler_with_its_own_c_library_never_sees_another(monkeypatch):
+    fake_archive(monkeypatch)
+    made = sysroot.make(("zlib1g-dev",), compiler=False, mirror=None)
+    assert (made.folder / "packages").read_text() == "zlib1g zlib1g-dev"
+    whole = sysroot.make(("zlib1g-dev",), compiler=True, mirror=None)
+    assert "libc6-dev" in (whole.folder / "packages").read_text()
+
+
+def test_the_oldest_release_that_has_the_packages_is_taken(monkeypatch):
+    asked = fake_archive(monkeypatch, without=("bullseye",))
+    assert sysroot.make(("libnew-dev",), compiler=False, mirror=None).suite == "bookworm"
+    assert [suite for suite, _ in asked] == ["bullseye", "bookworm"]
+
+
+def test_linker_scripts_name_no_folders_and_runtimes_can_be_linked(monkeypatch):
+    fake_archive(monkeypatch)
+    made = sysroot.make((), compiler=True, mirror=None)
+    script = (made.folder / "usr/lib/aarch64-linux-gnu/libc.so").read_text()
+    assert "( libc.so.6 libc_nonshared.a )" in script
+    assert (made.folder / "linkable/libgomp.so").resolve().name == "libgomp.so.1"
+    assert made.libraries[0] == made.folder / "linkable"
+
+
+def test_what_is_no_package_name_is_refused():
+    with pytest.raises(UsageError, match="--with zlib1g-dev;rm"):
+        sysroot.check_names(("zlib1g-dev;rm",))

@@ -1,0 +1,48 @@
+import subprocess
+import sys
+
+from armbuild import pythons
+from armbuild.toolchain import torch_stub
+
+
+def test_torch_is_taken_out_of_the_build_requirements_and_its_helpers_put_in():
+    assert torch_stub.split(["setuptools", "Torch>=2"]) == (["setuptools", "typing-extensions"], "Torch>=2")
+    assert torch_stub.split(["setuptools", "torchvision"]) == (["setuptools", "torchvision"], None)
+
+
+def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    asked = []
+
+    def install(packages, _python, folder, **_others):
+        asked.extend(packages)
+        (folder / "torch/utils").mkdir(parents=True)
+        (folder / "torch/version.py").write_text("__version__ = '2.10.0'\ncuda = None\n")
+        (folder / "torch/torch_version.py").write_text(
+            "from torch.version import __version__\nTorchVersion = str\n"
+        )
+        (folder / "torch/utils/cpp_extension.py").write_text("import torch\nhome = __file__\n")
+
+    monkeypatch.setattr(torch_stub.target_packages, "install", install)
+    stub, site = torch_stub.make("torch>=2; python_version > '3'", pythons.find(), log=tmp_path / "log")
+    assert asked == ["torch<2.11,>=2"]
+    code = (
+        "import torch, torch.utils.cpp_extension as e; print(torch.__version__, e.home, torch.cuda.is_available(),"
+        " torch.utils.cmake_prefix_path, torch.compiled_with_cxx11_abi())\ntorch.cuda.synchronize()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(stub)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    home = site / "torch"
+    assert done.stdout.split() == [
+        "2.10.0",
+        f"{home}/utils/cpp_extension.py",
+        "False",
+        f"{home}/share/cmake",
+        "True",
+    ]
+    assert "torch.cuda.synchronize: this torch is the target's" in done.stderr
