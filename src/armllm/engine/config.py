@@ -10,8 +10,26 @@ import torch
 
 from armllm.errors import CheckpointError, RequestError
 
-DTYPES = {"float32": torch.float32, "float": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
 SCHEDULING_POLICIES = ("fcfs", "priority")
+# Options of vLLM that have one meaning here, with the values that ask for it: programs written for vLLM bring
+# them along. There is one worker, nothing is compiled, and no code of a checkpoint is ever run.
+FOREGONE: dict[str, tuple[Any, ...]] = {
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "device": ("cpu", "auto"),
+    "enforce_eager": (True, False),
+    "enable_chunked_prefill": (True, None),
+    "trust_remote_code": (True, False),
+    "disable_log_stats": (True, False),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +38,7 @@ class EngineConfig:
 
     model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
     skip_tokenizer_init: token ids in, token ids out, no text.
-    dtype: "float32", "bfloat16", or "auto": bfloat16 where the CPU computes in it, else float32.
+    dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
     seed: of the seeds of requests that bring none.
     max_model_len: prompt and output together; by default as much as the checkpoint allows, and as
     num_gpu_blocks_override holds where that is given.
@@ -45,12 +63,21 @@ class EngineConfig:
 
     @classmethod
     def of(cls, model: str | Path, options: dict[str, Any]) -> EngineConfig:
-        """The options for a model; TypeError names one that does not exist, also where vLLM has it."""
+        """The options for a model.
+
+        TypeError names one that does not exist, also where vLLM has it; RequestError one of vLLM's that is
+        taken here with other values only.
+        """
         known = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in known:
+        for name, value in options.items():
+            if name in FOREGONE:
+                if value not in FOREGONE[name]:
+                    wanted = " or ".join(map(repr, FOREGONE[name]))
+                    raise RequestError(f"{name} can only be {wanted} here, not {value!r}")
+            elif name not in known:
                 raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
-        return cls(model=str(model), **options)
+        given = {name: value for name, value in options.items() if name not in FOREGONE}
+        return cls(model=str(model), **given)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -92,7 +119,7 @@ class EngineConfig:
         found = DTYPES.get(str(self.dtype).removeprefix("torch."))
         if found is None:
             raise RequestError(
-                f"dtype {str(self.dtype)!r} is not supported, only 'auto', 'float32' or 'bfloat16'"
+                f"dtype {str(self.dtype)!r} is not supported, only auto, float32, bfloat16 and float16"
             )
         return found
 

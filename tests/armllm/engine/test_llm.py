@@ -154,14 +154,22 @@ def test_without_sampling_params_the_checkpoint_s_own_hold(folder, tmp_path):
 def test_unknown_parameters_are_refused_by_name(folder):
     with pytest.raises(TypeError, match="best_of"):
         SamplingParams(best_of=2)
-    with pytest.raises(TypeError, match="'tensor_parallel_size'"):
+    with pytest.raises(TypeError, match="'speculative_config'"):
+        LLM(folder, speculative_config={})
+
+
+def test_options_of_vllm_that_change_nothing_are_taken_with_those_values_only(folder):
+    LLM(folder, dtype="float32", tensor_parallel_size=1, trust_remote_code=True, enforce_eager=True)
+    with pytest.raises(RequestError, match="tensor_parallel_size can only be 1 here, not 2"):
         LLM(folder, tensor_parallel_size=2)
+    with pytest.raises(RequestError, match="device can only be 'cpu' or 'auto' here, not 'cuda'"):
+        LLM(folder, device="cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dtype": "float16"}, "float16"),
+        ({"dtype": "float8"}, "float8"),
         ({"dtype": "int8"}, "int8"),
         ({"max_model_len": 257}, "max_model_len 257 is above 256"),
         ({"max_model_len": 0}, "max_model_len must be a positive integer"),
