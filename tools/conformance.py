@@ -77,23 +77,29 @@ def _toolchain(folder: Path) -> Path:
     return file
 
 
-def build(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> Path:
-    """Build the runner of ``source`` in ``folder`` and return its path. Raises BuildError, MissingError."""
+def configure(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> list[str]:
+    """Return CMake's command line for the runner. Raises MissingError."""
     _require("cmake")
     _require("ninja")
-    folder.mkdir(parents=True, exist_ok=True)
-    configure = [
+    command = [
         sys.executable, "-m", "cmake", "-G", "Ninja", "-S", str(source), "-B", str(folder),
         f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or Path(sys.executable).parent / 'ninja'}",
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DCMAKE_BUILD_TYPE=Release", "-DARMLLM_PYTHON=OFF", "-DARMLLM_CONFORMANCE=ON", "-DARMLLM_WERROR=ON",
     ]  # fmt: skip
     if arm64:
-        configure.append(f"-DCMAKE_TOOLCHAIN_FILE={_toolchain(folder)}")
+        command.append(f"-DCMAKE_TOOLCHAIN_FILE={_toolchain(folder)}")
     if sanitize:
         # -O3 would take minutes: the checks multiply the code that is forced inline.
-        configure += [f"-DCMAKE_CXX_FLAGS={SANITIZERS}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
-    for command in (configure, [sys.executable, "-m", "cmake", "--build", str(folder), "--parallel", "2"]):
+        command += [f"-DCMAKE_CXX_FLAGS={SANITIZERS}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    return command
+
+
+def build(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> Path:
+    """Build the runner of ``source`` in ``folder`` and return its path. Raises BuildError, MissingError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command_line = configure(folder, arm64=arm64, sanitize=sanitize, source=source)
+    for command in (command_line, [sys.executable, "-m", "cmake", "--build", str(folder), "--parallel", "2"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             output = done.stdout + done.stderr

@@ -61,7 +61,10 @@ ARMLLM_INLINE void apply_and_mul(const ActivationArgs& a, int64_t begin, int64_t
     T* out = static_cast<T*>(a.out) + chunk.row * a.out_stride + chunk.first;
     const int64_t n = chunk.n;
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(out + i, mul(F::of(load(gate + i)), load(up + i)));
+    for (; i + kLanes <= n; i += kLanes) {
+      ARMLLM_LOOP("apply_and_mul", 1);
+      store(out + i, mul(F::of(load(gate + i)), load(up + i)));
+    }
     if (i < n) {
       store_first(out + i, mul(F::of(load_first(gate + i, n - i)), load_first(up + i, n - i)), n - i);
     }
@@ -76,7 +79,10 @@ ARMLLM_INLINE void apply(const ActivationArgs& a, int64_t begin, int64_t end) {
     Out* out = static_cast<Out*>(a.out) + chunk.row * a.out_stride + chunk.first;
     const int64_t n = chunk.n;
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(out + i, F::of(load(x + i)));
+    for (; i + kLanes <= n; i += kLanes) {
+      ARMLLM_LOOP("apply", 1);
+      store(out + i, F::of(load(x + i)));
+    }
     if (i < n) store_first(out + i, F::of(load_first(x + i, n - i)), n - i);
   }
 }

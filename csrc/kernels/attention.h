@@ -49,6 +49,7 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
     }
     const K* k = keys + first;
     for (int64_t d = 0; d < head_dim; d += 4, k += 4 * kPanel) {
+      ARMLLM_LOOP("logits", M);
       Quad quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_quad(q + m * head_dim + d);
@@ -85,6 +86,7 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
     const int64_t end = n - j < kPanel ? n : j + kPanel;
     int64_t t = j;
     for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
+      ARMLLM_LOOP("values", M);
       Quad quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_quad(p + m * kChunk + t);

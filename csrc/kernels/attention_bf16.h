@@ -87,6 +87,7 @@ ARMLLM_INLINE void logits_tile(const bfloat16* query, const bfloat16* const* key
   ARMLLM_UNROLL for (int c = 0; c < C; ++c)
     k[c] = keys[c];
   for (int64_t d = 0; d < 2 * head_dim; d += 8 * kPhases) {
+    ARMLLM_LOOP("logits", 2 * R);
     ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
       Pair q[R];
       ARMLLM_UNROLL for (int r = 0; r < R; ++r)
@@ -142,6 +143,7 @@ ARMLLM_INLINE void values_tile(const Scratch& s, int64_t pair, const bfloat16* c
       acc[r][c] = mul(load(values + r * 2 * head_dim + 4 * c), factor);
   }
   for (int64_t g = 0; g < num_groups; ++g) {
+    ARMLLM_LOOP("values", 2 * R);
     const bfloat16* group = groups[g] + 8 * column;
     Pair w[R];
     ARMLLM_UNROLL for (int r = 0; r < R; ++r)

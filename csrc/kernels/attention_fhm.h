@@ -56,6 +56,7 @@ ARMLLM_INLINE void panel_logits(const float16* q, const float16* keys, int64_t h
     }
     const float16* k = keys + first;
     for (int64_t d = 0; d < head_dim; d += 4, k += 4 * kPanel) {
+      ARMLLM_LOOP("logits", M);
       float16x4_t quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_four(q + m * head_dim + d);
@@ -91,6 +92,7 @@ ARMLLM_INLINE void add_values(const float16* weights, const float16* const* pane
     const int64_t end = n - j < kPanel ? n : j + kPanel;
     int64_t t = j;
     for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
+      ARMLLM_LOOP("values", M);
       float16x4_t quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_four(weights + m * kChunk + t);

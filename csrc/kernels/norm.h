@@ -10,6 +10,7 @@ ARMLLM_INLINE float sum_of_squares(const T* x, int64_t n) {
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
     const Vf x0 = load(x + i), x1 = load(x + i + kLanes);
     const Vf x2 = load(x + i + 2 * kLanes), x3 = load(x + i + 3 * kLanes);
+    ARMLLM_LOOP("sum_of_squares", 4);
     a = fma(x0, x0, a);
     b = fma(x1, x1, b);
     c = fma(x2, x2, c);
@@ -69,6 +70,7 @@ ARMLLM_INLINE void scale_row(T* out, const T* x, const T* weight, int64_t n, flo
   const Vf s = splat(scale), w0 = splat(weight_offset);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
+    ARMLLM_LOOP("scale_row", 1);
     store(out + i, mul(mul(load(x + i), s), add(load(weight + i), w0)));
   }
   if (i < n) {

@@ -78,6 +78,7 @@ ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
   Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    ARMLLM_LOOP("exponentials", 4);
     const Vf p = exp_of_negative(sub(load(x + i), base)),
              q = exp_of_negative(sub(load(x + i + kLanes), base));
     const Vf r = exp_of_negative(sub(load(x + i + 2 * kLanes), base)),

@@ -16,6 +16,13 @@
 #define ARMLLM_INLINE static inline __attribute__((always_inline))
 #define ARMLLM_MEMBER inline __attribute__((always_inline))
 #define ARMLLM_ENTRY __attribute__((section(ARMLLM_SECTION), noinline))
+// Names an inner loop for tools/cycles.py: once per `n` vectors of elements, or with the number of rows.
+// Nothing in a build for use.
+#if defined(ARMLLM_MARK_LOOPS)
+#define ARMLLM_LOOP(name, n) __asm__ volatile("// armllm-loop " name " %c0" : : "i"(n))
+#else
+#define ARMLLM_LOOP(name, n)
+#endif
 #if defined(__clang__)
 #define ARMLLM_UNROLL _Pragma("unroll")
 #else
