@@ -1,0 +1,396 @@
+"""Count the cycles of the kernels' inner loops with llvm-mca and compare them with the committed table.
+
+    tools/cycles.py              print the table
+    tools/cycles.py --write      write it to docs/performance.md
+    tools/cycles.py --check      fail when a loop lost more than 5% against docs/performance.md
+
+The targets are compiled by zig with the flags of the build; the loops are those that ARMLLM_LOOP names in
+csrc. Two dispatch widths are tried, llvm-mca's and the core's, and the slower one counts. Caches are not
+modelled. Exit status: 0 done, 1 the check failed, 3 a tool is missing, 4 a build failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import conformance
+from armbuild.errors import ArmbuildError, BuildError, MissingError
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles -->"
+LLVM_MCA = ("llvm-mca-19", "llvm-mca")
+LOSS = 1.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Core:
+    """What llvm-mca doesn't say: dispatch width (the core's optimization guide), bits of an SVE vector."""
+
+    name: str
+    dispatch: int
+    sve_bits: int
+    fmla: int
+    """Peak multiply-accumulates per cycle of FMLA on floats; BFDOT has twice, BFMMLA four times that."""
+
+
+CORES = (
+    Core(name="neoverse-n1", dispatch=4, sve_bits=0, fmla=8),
+    Core(name="neoverse-n2", dispatch=5, sve_bits=128, fmla=8),
+    Core(name="neoverse-v1", dispatch=8, sve_bits=256, fmla=16),
+    Core(name="neoverse-v2", dispatch=8, sve_bits=128, fmla=16),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A marked loop to report: ``marker`` in the function ``entry`` of a target."""
+
+    target: str
+    entry: str
+    marker: str
+    rows: int = 0
+    """Attention: query rows of the register tile. 0: the loop goes through elements."""
+    cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")
+
+    @property
+    def title(self) -> str:
+        rows = f", {self.rows} rows" if self.rows > 1 else ", 1 row" if self.rows else ""
+        return f"{self.entry}: {self.marker}{rows}"
+
+
+ARMV9 = ("neoverse-n2", "neoverse-v1", "neoverse-v2")
+LOOPS = (
+    *(
+        Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
+        for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
+        for marker in ("logits", "values")
+    ),
+    *(
+        Loop(target="fhm", entry="attention_split_f16", marker=marker, rows=rows, cores=ARMV9)
+        for rows in (8, 1)
+        for marker in ("logits", "values")
+    ),
+    *(
+        Loop(target="bf16", entry="attention_split_bf16", marker=marker, rows=rows, cores=ARMV9)
+        for rows in (12, 8, 2)
+        for marker in ("logits", "values")
+    ),
+    Loop(target="neon", entry="attention_split_f32", marker="exponentials"),
+    *(
+        Loop(target=target, entry=f"{op}_{storage}", marker=marker, cores=cores)
+        for target, storage, cores in (
+            ("neon", "f32", Loop.cores),
+            ("neon", "bf16", ("neoverse-n1",)),
+            ("bf16", "bf16", ARMV9),
+            ("neon", "f16", Loop.cores),
+            ("sve", "f32", ("neoverse-v1",)),
+            ("sve", "bf16", ("neoverse-v1",)),
+        )
+        for op, marker in (
+            ("rms_norm", "sum_of_squares"),
+            ("rms_norm", "scale_row"),
+            ("silu_and_mul", "apply_and_mul"),
+            ("gelu", "apply"),
+        )
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table. Better is lower for cycles."""
+
+    title: str
+    target: str
+    core: str
+    cycles: float
+    rate: str
+    peak: str
+    limit: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return (self.title, self.target, self.core)
+
+    def markdown(self) -> str:
+        cells = (self.title, self.target, self.core, f"{self.cycles:.2f}", self.rate, self.peak, self.limit)
+        return "| " + " | ".join(cells) + " |"
+
+
+def compile_targets(folder: Path, targets: set[str]) -> dict[str, list[str]]:
+    """Return the assembly of each target, compiled as the build does it, with its loops marked."""
+    configure = conformance.configure(folder, arm64=True)
+    done = subprocess.run(
+        [*configure, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise BuildError(f"CMake failed: {done.stderr.strip().splitlines()[-1]}")
+    commands = json.loads((folder / "compile_commands.json").read_text(encoding="utf-8"))
+    assembly = {}
+    for command in commands:
+        name = Path(command["file"]).stem
+        if "targets/" not in command["file"] or name not in targets:
+            continue
+        output = folder / f"{name}.s"
+        compiler, *arguments = shlex.split(command["command"])
+        arguments[arguments.index("-o") + 1] = str(output)
+        arguments.remove("-c")
+        marked = [compiler, "-DARMLLM_MARK_LOOPS", "-Wno-unused-command-line-argument", "-S", *arguments]
+        done = subprocess.run(marked, cwd=command["directory"], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(f"{command['file']} did not compile: {done.stderr.strip()[:300]}")
+        assembly[name] = output.read_text(encoding="utf-8").splitlines()
+    return assembly
+
+
+MARK = re.compile(r"\s*// armllm-loop (\w+) (\d+)")
+LABEL = re.compile(r"(\.L\w+):")
+FUNCTION = re.compile(r"(_Z\w+|\w+):")
+BRANCH = re.compile(r"\s+(?:b\.?\w*|cbn?z|tbn?z)\s+(?:.*,\s*)?(\.L\w+)\s*(?://.*)?$")
+
+
+def find_loops(lines: list[str]) -> dict[tuple[str, str, int], list[str]]:
+    """Return (function, marker, n) -> the innermost loop around the marker, the longest of several."""
+    labels: dict[str, int] = {}
+    back: list[tuple[int, int]] = []
+    function = ""
+    functions: list[str] = []
+    marks: list[tuple[int, str, int]] = []
+    for number, line in enumerate(lines):
+        if found := LABEL.match(line):
+            labels[found[1]] = number
+        elif found := FUNCTION.match(line):
+            function = found[1]
+        elif found := MARK.match(line):
+            marks.append((number, found[1], int(found[2])))
+        elif (found := BRANCH.match(line)) and found[1] in labels:
+            back.append((labels[found[1]], number))
+        functions.append(function)
+    result: dict[tuple[str, str, int], list[str]] = {}
+    for number, marker, n in marks:
+        around = [(end - start, start, end) for start, end in back if start < number < end]
+        if not around:
+            continue
+        _, start, end = min(around)
+        body = [line for line in lines[start + 1 : end + 1] if is_code(line)]
+        marked = sum(1 for line in lines[start:end] if (found := MARK.match(line)) and found[1] == marker)
+        key = (functions[number], marker, n)
+        if len(body) > len(result.get(key, ())):
+            result[key] = [*body, f"// marked {marked}"]
+    return result
+
+
+def is_code(line: str) -> bool:
+    """Return whether a line of assembly is an instruction, or a label within a loop."""
+    text = line.strip()
+    return (bool(text) and not text.startswith((".", "//", "#"))) or bool(LABEL.match(line))
+
+
+def find_entry(loops: dict[tuple[str, str, int], list[str]], loop: Loop) -> list[str]:
+    """Return the lines of a loop that the report wants. Raises BuildError when the code has no such loop."""
+    name = re.compile(rf"\d+{re.escape(loop.entry)}(?:E|$)|\d+{re.escape(loop.entry)}RK")
+    found = [
+        body
+        for (function, marker, n), body in loops.items()
+        if name.search(function) and marker == loop.marker and (loop.rows in (0, n))
+    ]
+    if not found:
+        raise BuildError(
+            f"no loop {loop.marker} in {loop.entry} of target {loop.target}: was its mark moved?"
+        )
+    return max(found, key=len)
+
+
+def macs(body: list[str], core: Core) -> tuple[int, int]:
+    """Return an iteration's multiply-accumulates and the core's peak of the instruction doing them."""
+    count, peak = 0, core.fmla
+    for line in body:
+        operation = line.split()[0]
+        if (operation in {"fmla", "fmls"} and ".4s" in line) or operation in {"fmlal", "fmlal2"}:
+            count += 4
+        elif operation == "bfdot":
+            count, peak = count + 8, 2 * core.fmla
+        elif operation == "bfmmla":
+            count, peak = count + 16, 4 * core.fmla
+    return count, peak
+
+
+def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
+    """Return cycles per iteration and what limits them."""
+    text = "\n".join(line for line in body if not line.strip().startswith("//"))
+    worst = 0.0
+    limit = ""
+    for width in ((), (f"-dispatch={core.dispatch}",)):
+        totals = []
+        for iterations in (100, 300):
+            command = [
+                tool,
+                "-mtriple=aarch64",
+                f"-mcpu={core.name}",
+                f"-iterations={iterations}",
+                "--json",
+                *width,
+            ]
+            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise BuildError(f"llvm-mca on {core.name}: {done.stderr.strip().splitlines()[0]}")
+            region = json.loads(done.stdout)
+            totals.append(region["CodeRegions"][0]["SummaryView"]["TotalCycles"])
+        cycles = (totals[1] - totals[0]) / 200
+        if cycles > worst:
+            worst, limit = cycles, limiting(region, cycles, core)
+    return worst, limit
+
+
+UNITS = {"V": "vector", "L": "load", "S": "scalar", "M": "scalar", "B": "branch", "D": "store", "I": "scalar"}
+
+
+def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
+    """Return the busiest kind of unit and how busy it is, or latency when none is."""
+    region = report["CodeRegions"][0]  # type: ignore[index]
+    names = report["TargetInfo"]["Resources"]  # type: ignore[index]
+    busy: dict[str, float] = {}
+    for entry in region["ResourcePressureView"]["ResourcePressureInfo"]:
+        if entry["InstructionIndex"] == len(region["Instructions"]):
+            name = names[entry["ResourceIndex"]]
+            kind = re.sub(r"\.\d+$", "", name)
+            kind = kind.partition("Unit")[2] or kind
+            busy.setdefault(kind, 0.0)
+            busy[kind] = max(busy[kind], entry["ResourceUsage"])
+    if not busy or cycles == 0:
+        return "latency"
+    kind, use = max(busy.items(), key=lambda item: item[1])
+    share = min(use / cycles, 1)
+    unit = UNITS.get(kind[:1], kind)
+    instructions = len(region["Instructions"])
+    if share < 0.9 and instructions / cycles > 0.9 * core.dispatch:
+        return "dispatch"
+    return f"{unit} {share:.0%}" if share >= 0.9 else f"latency ({unit} {share:.0%})"
+
+
+def measure(tool: str, assembly: dict[str, list[str]]) -> list[Row]:
+    """Return the table's rows."""
+    rows = []
+    marked = {target: find_loops(lines) for target, lines in assembly.items()}
+    for loop in LOOPS:
+        body = find_entry(marked[loop.target], loop)
+        for core in CORES:
+            if core.name not in loop.cores:
+                continue
+            cycles, limit = simulate(tool, body, core)
+            rows.append(row(loop, core, body, cycles, limit))
+    return rows
+
+
+def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> Row:
+    """Put figures to a loop's cycles: multiply-accumulates or bytes of KV for attention, else per element."""
+    if loop.rows:
+        count, peak = macs(body, core)
+        rate = count / cycles
+        size = 4 if loop.entry.endswith("f32") else 2
+        figures = f"{rate:.1f} MAC"
+        if loop.rows <= 2:
+            figures += f", {rate / loop.rows * size:.1f} bytes of KV"
+        return Row(
+            title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
+            peak=f"{rate / peak:.0%}", limit=limit,
+        )  # fmt: skip
+    vectors = int(body[-1].split()[-1]) * (4 if loop.marker in {"sum_of_squares", "exponentials"} else 1)
+    lanes = core.sve_bits // 32 if loop.target == "sve" else 4
+    return Row(
+        title=loop.title, target=loop.target, core=core.name, cycles=cycles,
+        rate=f"{cycles / (vectors * lanes):.3f} per element", peak="", limit=limit,
+    )  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as Markdown."""
+    lines = [
+        "| loop | target | core | cycles per iteration | per cycle, or cycles | of peak | limit |",
+        "| --- | --- | --- | ---: | --- | ---: | --- |",
+    ]
+    return "\n".join(lines + [entry.markdown() for entry in rows]) + "\n"
+
+
+def committed(page: str) -> dict[tuple[str, str, str], str]:
+    """Return key -> the figure of each row of the page's table."""
+    if START not in page or END not in page:
+        raise BuildError(f"{PAGE}: no table between {START} and {END}; make it with --write")
+    part = page.partition(START)[2].partition(END)[0]
+    result = {}
+    for line in part.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == 7 and not cells[0].startswith(("loop", "---")):
+            result[cells[0], cells[1], cells[2]] = cells[4]
+    return result
+
+
+def cost(figure: str) -> float:
+    """Return cycles per unit of work from "15.9 MAC, …" or "0.850 per element"."""
+    number = float(figure.split(maxsplit=1)[0])
+    return 1 / number if "MAC" in figure else number
+
+
+def losses(rows: list[Row], before: dict[tuple[str, str, str], str]) -> list[str]:
+    """Return a sentence per loop that lost more than 5%, is new, or is gone."""
+    said = []
+    for entry in rows:
+        old = before.pop(entry.key, None)
+        name = f"{entry.title} ({entry.target}, {entry.core})"
+        if old is None:
+            said.append(f"{name} is not in the table")
+        elif cost(entry.rate) > LOSS * cost(old):
+            said.append(f"{name}: {entry.rate} now, {old} in the table")
+    said += [
+        f"{title} ({target}, {core}) is in the table, but no longer there" for title, target, core in before
+    ]
+    return said
+
+
+def main() -> int:
+    """Parse the command line, compile, count, compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
+    parser.add_argument("--check", action="store_true", help="compare with docs/performance.md")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the assembly in DIR")
+    options = parser.parse_args()
+    tool = next((path for name in LLVM_MCA if (path := shutil.which(name))), None)
+    if tool is None:
+        raise MissingError("llvm-mca is missing: apt-get install llvm-19")
+    page = PAGE.read_text(encoding="utf-8")
+    before = committed(page) if options.check or options.write else {}
+    with tempfile.TemporaryDirectory(prefix="cycles-") as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = measure(tool, compile_targets(folder, {loop.target for loop in LOOPS}))
+    if options.write:
+        head, _, rest = page.partition(START)
+        PAGE.write_text(f"{head}{START}\n\n{table(rows)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    if not options.check:
+        print(table(rows), end="")
+        return 0
+    said = losses(rows, before)
+    for line in said:
+        print(line)
+    print(f"{len(rows)} loops, {len(said)} worse than the table says")
+    return 1 if said else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ArmbuildError as error:
+        print(f"cycles: {error}", file=sys.stderr)
+        sys.exit(error.status)
