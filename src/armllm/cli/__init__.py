@@ -9,7 +9,7 @@ import traceback
 
 import typer
 
-from armllm.cli import chat, doctor, info, run, serve
+from armllm.cli import bench, chat, doctor, info, run, serve
 from armllm.errors import ArmllmError
 
 try:  # typer carries its own click since 0.26
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, chat, serve, info, doctor):
+for module in (run, chat, serve, bench, info, doctor):
     module.register(app)
 
 

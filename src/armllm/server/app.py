@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from armllm.server.service import Service
 
 PAGE = Path(__file__).parent / "page"
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
+}
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
@@ -73,7 +77,7 @@ async def metrics(request: Request) -> Response:
 
 async def page(_request: Request) -> Response:
     """The page to chat with the model."""
-    return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
+    return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
 
 class KeyGuard:

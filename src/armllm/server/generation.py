@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
+
+from armllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from armllm.outputs import RequestOutput
-    from armllm.sampling_params import SamplingParams
     from armllm.server.service import Service
+
+
+logger = logging.getLogger("armllm.server")
+# What a log must not tell: texts of the user's.
+PRIVATE = ("stop", "bad_words", "structured_outputs", "output_kind")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +39,9 @@ async def generate(
     priority: int | None = None,
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Yield (index of the prompt, output) as outputs come; closing the iterator drops what still runs."""
+    if service.options.log_requests:
+        sizes = ", ".join(str(len(prompt.token_ids)) for prompt in prompts[:8])
+        logger.info("%s: prompts of %s tokens, %s", request_id, sizes, _shown(params))
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
     streams = [
         service.metrics.observed(service.start(request_id, prompt.token_ids, params, priority), params)
@@ -58,6 +68,17 @@ async def generate(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shown(params: SamplingParams) -> str:
+    """The parameters that are not as they would be without asking."""
+    usual = SamplingParams()
+    changed = {
+        field.name: getattr(params, field.name)
+        for field in dataclasses.fields(params)
+        if getattr(params, field.name) != getattr(usual, field.name) and field.name not in PRIVATE
+    }
+    return ", ".join(f"{name}={value}" for name, value in changed.items()) or "defaults"
 
 
 async def _pump(

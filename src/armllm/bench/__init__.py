@@ -1,0 +1,1 @@
+"""How fast the engine and servers are: latency and throughput offline, and a server under load."""

@@ -1,0 +1,64 @@
+"""The engine without a server: how long a batch takes, and how much it does in all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from armllm.bench.summary import percentile
+from armllm.errors import RequestError
+from armllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from armllm.bench.dataset import BenchRequest
+    from armllm.engine.llm import LLM
+
+
+def measure_latency(
+    llm: LLM, requests: Sequence[BenchRequest], *, warmups: int, repeats: int, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Seconds for one batch, over ``repeats`` runs after ``warmups``; keys as vLLM's."""
+    if warmups < 0 or repeats < 1:
+        raise RequestError("--num-iters must be at least 1 and --num-iters-warmup at least 0")
+    seconds = []
+    for number in range(warmups + repeats):
+        elapsed = _run(llm, requests)
+        if number >= warmups:
+            seconds.append(elapsed)
+        told(f"{number + 1}/{warmups + repeats}: {elapsed:.3f} s")
+    return {
+        "avg_latency": statistics.fmean(seconds),
+        "latencies": seconds,
+        "percentiles": {str(rank): percentile(seconds, rank) for rank in (10, 25, 50, 75, 90, 99)},
+    }
+
+
+def measure_throughput(llm: LLM, requests: Sequence[BenchRequest]) -> dict[str, Any]:
+    """All requests at once, as fast as the engine schedules them; keys as vLLM's."""
+    elapsed = _run(llm, requests)
+    inputs = sum(len(request.prompt_token_ids) for request in requests)
+    outputs = sum(request.output_len for request in requests)
+    return {
+        "elapsed_time": elapsed,
+        "num_requests": len(requests),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "total_num_tokens": inputs + outputs,
+        "requests_per_second": len(requests) / elapsed,
+        "tokens_per_second": (inputs + outputs) / elapsed,
+        "output_tokens_per_second": outputs / elapsed,
+    }
+
+
+def _run(llm: LLM, requests: Sequence[BenchRequest]) -> float:
+    params = [
+        SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
+        for request in requests
+    ]
+    prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
+    started = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - started

@@ -1,0 +1,42 @@
+"""Curves over request rates: how much throughput costs in waiting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+CURVES = {"ttft": "mean time to first token (ms)", "tpot": "mean time per output token (ms)"}
+
+
+def plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> list[Path]:
+    """Write PREFIX-ttft and PREFIX-tpot as .png and .svg, from what `summarize` gives; return the paths."""
+    written = []
+    for name, label in CURVES.items():
+        points = [result for result in results if f"mean_{name}_ms" in result]
+        if not points:
+            continue
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        x = [result[f"mean_{name}_ms"] for result in points]
+        y = [result["output_throughput"] for result in points]
+        axes.plot(x, y, marker="o")
+        for result, across, up in zip(points, x, y, strict=True):
+            axes.annotate(
+                f"{result['request_rate']}/s", (across, up), xytext=(5, -11), textcoords="offset points"
+            )
+        axes.set_xlabel(label)
+        axes.set_ylabel("output tokens/s")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        for ending in ("png", "svg"):
+            path = prefix.with_name(f"{prefix.name}-{name}.{ending}")
+            figure.savefig(path, dpi=150)
+            written.append(path)
+    return written

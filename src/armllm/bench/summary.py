@@ -1,0 +1,98 @@
+"""From single requests to the figures that are compared; names are vLLM's."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """One request as its client saw it; times in seconds.
+
+    ttft: until the first token. intervals: between the events after it. latency: until the end.
+    ``error`` is set where there was no answer.
+    """
+
+    prompt_tokens: int
+    output_tokens: int = 0
+    ttft: float = 0.0
+    intervals: list[float] = dataclasses.field(default_factory=list)
+    latency: float = 0.0
+    error: str | None = None
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per token after the first; None for answers of one token."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+
+def percentile(values: Sequence[float], rank: float) -> float:
+    """The value below which ``rank`` percent lie, with linear interpolation."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * rank / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summarize(outcomes: Sequence[Outcome], seconds: float, rate: float) -> dict[str, Any]:
+    """Figures of one run at one request rate (requests per second; inf is all at once)."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    inputs = sum(outcome.prompt_tokens for outcome in good)
+    outputs = sum(outcome.output_tokens for outcome in good)
+    result: dict[str, Any] = {
+        "request_rate": rate if rate != float("inf") else "inf",
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(outcomes) - len(good),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(good) / seconds,
+        "output_throughput": outputs / seconds,
+        "total_token_throughput": (inputs + outputs) / seconds,
+    }
+    series = {
+        "ttft": [outcome.ttft for outcome in good],
+        "tpot": [outcome.tpot for outcome in good if outcome.tpot is not None],
+        "itl": [interval for outcome in good for interval in outcome.intervals],
+        "e2el": [outcome.latency for outcome in good],
+    }
+    for name, values in series.items():
+        if values:
+            milliseconds = [1000 * value for value in values]
+            result[f"mean_{name}_ms"] = statistics.fmean(milliseconds)
+            result[f"median_{name}_ms"] = statistics.median(milliseconds)
+            result[f"p99_{name}_ms"] = percentile(milliseconds, 99)
+    return result
+
+
+NAMES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "between events",
+    "e2el": "request",
+}
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The figures for people."""
+    duration, rate = f"{result['duration']:.2f} s", f"{result['request_rate']}/s"
+    speeds = (
+        f"{result['request_throughput']:.2f} requests/s, {result['output_throughput']:.1f} output tokens/s"
+    )
+    lines = [
+        f"request rate {rate}: {result['completed']} answers in {duration}, {result['failed']} failures",
+        f"  {speeds}, {result['total_token_throughput']:.1f} tokens/s in all",
+    ]
+    for name, text in NAMES.items():
+        if f"mean_{name}_ms" in result:
+            mean, median, high = (result[f"{kind}_{name}_ms"] for kind in ("mean", "median", "p99"))
+            lines.append(f"  {text:<22} mean {mean:9.1f} ms  median {median:9.1f} ms  p99 {high:9.1f} ms")
+    return "\n".join(lines)

@@ -1,0 +1,313 @@
+"""`armllm bench`: latency and throughput of the engine, and of servers under load."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from armllm.cli.options import AsJson, Verbose, only, takes_engine_options
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from armllm.bench.dataset import BenchRequest
+    from armllm.tokenizer import Tokenizer
+
+ModelOption = Annotated[str, typer.Option("--model", help="Folder of a checkpoint, or a name on the hub.")]
+OutputJson = Annotated[str | None, typer.Option(help="Write the figures to this file too.")]
+DatasetName = Annotated[str, typer.Option(help="random, or sharegpt with --dataset-path.")]
+DatasetPath = Annotated[str | None, typer.Option(help="A ShareGPT JSON file.")]
+InputLen = Annotated[int, typer.Option("--input-len", "--random-input-len", help="Tokens per random prompt.")]
+OutputLen = Annotated[
+    int | None,
+    typer.Option(
+        "--output-len",
+        "--random-output-len",
+        "--sharegpt-output-len",
+        help="Tokens per answer; 128, or for sharegpt those of the file's answer.",
+    ),
+]
+RangeRatio = Annotated[
+    float, typer.Option("--random-range-ratio", help="Spread of the lengths: 0.2 is 20 % up and down.")
+]
+BATCH_OUTPUT_LEN = 128
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    bench = typer.Typer(help="Measure the engine, or a server under load.", no_args_is_help=True)
+    for command in (latency, throughput, serve):
+        bench.command()(command)
+    app.add_typer(bench, name="bench")
+
+
+@takes_engine_options
+def latency(  # noqa: PLR0917 - typer reads options from parameters
+    model: ModelOption,
+    engine: dict[str, Any],
+    input_len: InputLen = 32,
+    output_len: OutputLen = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
+    num_iters_warmup: Annotated[int, typer.Option(help="Runs that don't count.")] = 10,
+    num_iters: Annotated[int, typer.Option(help="Runs that count.")] = 30,
+    output_json: OutputJson = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Measure how long one batch takes from the first to the last token."""
+    from armllm.bench.dataset import random_requests  # noqa: PLC0415 - --help should not wait for torch
+    from armllm.bench.offline import measure_latency  # noqa: PLC0415
+    from armllm.engine.llm import LLM  # noqa: PLC0415
+
+    llm = LLM(model, **{"enable_prefix_caching": False, **engine})
+    requests = random_requests(
+        batch_size,
+        input_len=input_len,
+        output_len=output_len or BATCH_OUTPUT_LEN,
+        range_ratio=0.0,
+        vocab_size=llm.llm_engine.processor.vocab_size,
+        seed=0,
+    )
+    result = measure_latency(llm, requests, warmups=num_iters_warmup, repeats=num_iters, told=_tell)
+    _write(output_json, result)
+    if as_json:
+        print(json.dumps({"schema": 1, **result}))
+        return
+    print(f"mean latency: {result['avg_latency']:.4f} s")
+    for rank, seconds in result["percentiles"].items():
+        print(f"{rank:>3} % within: {seconds:.4f} s")
+
+
+@takes_engine_options
+def throughput(  # noqa: PLR0917 - typer reads options from parameters
+    model: ModelOption,
+    engine: dict[str, Any],
+    dataset_name: DatasetName = "random",
+    dataset_path: DatasetPath = None,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = None,
+    random_range_ratio: RangeRatio = 0.0,
+    num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 1000,
+    output_json: OutputJson = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Measure how many tokens the engine does when all requests are there at once."""
+    from armllm.bench.offline import measure_throughput  # noqa: PLC0415 - --help should not wait for torch
+    from armllm.engine.llm import LLM  # noqa: PLC0415
+
+    llm = LLM(model, **engine)
+    requests = _requests(
+        dataset_name,
+        dataset_path,
+        num_prompts,
+        tokenizer=llm.get_tokenizer(),
+        vocab_size=llm.llm_engine.processor.vocab_size,
+        max_model_len=llm.llm_engine.runner.max_model_len,
+        input_len=input_len,
+        output_len=output_len,
+        range_ratio=random_range_ratio,
+        seed=engine.get("seed", 0),
+    )
+    result = measure_throughput(llm, requests)
+    _write(output_json, result)
+    if as_json:
+        print(json.dumps({"schema": 1, **result}))
+        return
+    print(
+        f"{result['requests_per_second']:.2f} requests/s, {result['tokens_per_second']:.1f} tokens/s,"
+        f" {result['output_tokens_per_second']:.1f} output tokens/s"
+    )
+
+
+def serve(  # noqa: PLR0917 - typer reads options from parameters
+    base_url: Annotated[
+        str | None, typer.Option(help="Where the server is, such as http://host:8000.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Its host, without --base-url.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Its port, without --base-url.")] = 8000,
+    backend: Annotated[str, typer.Option(help="openai, vllm or openai-chat.")] = "openai",
+    endpoint: Annotated[str | None, typer.Option(help="Path to ask; the backend's own by default.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name; default: the server's first.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder with tokenizer.json; default: where the server's model is.")
+    ] = None,
+    dataset_name: DatasetName = "random",
+    dataset_path: DatasetPath = None,
+    input_len: InputLen = 1024,
+    output_len: OutputLen = None,
+    random_range_ratio: RangeRatio = 0.0,
+    num_prompts: Annotated[int, typer.Option(help="Requests per rate.")] = 1000,
+    request_rate: Annotated[
+        str, typer.Option(help="Requests per second, several divided by commas; inf is all at once.")
+    ] = "inf",
+    burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less comes in bursts.")] = 1.0,
+    max_concurrency: Annotated[int | None, typer.Option(help="Requests at a time at most.", min=1)] = None,
+    num_warmups: Annotated[int, typer.Option(help="Requests before, which don't count.", min=0)] = 1,
+    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length.")] = True,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
+    api_key: Annotated[str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"])] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
+    ] = None,
+    result_filename: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> int:
+    """Measure a server with OpenAI's API at one request rate or several; status 1 if a request failed."""
+    import asyncio  # noqa: PLC0415
+
+    from armllm.bench import client, summary  # noqa: PLC0415 - --help should not wait for it
+
+    endpoints = {
+        "openai": "/v1/completions",
+        "vllm": "/v1/completions",
+        "openai-chat": "/v1/chat/completions",
+    }
+    only("--backend", backend, tuple(endpoints), "other protocols are not spoken")
+    rates = _rates(request_rate)
+    if plot is not None:
+        from armllm.bench.plot import plot as draw  # noqa: PLC0415 - say now if matplotlib is missing
+
+    url = base_url or f"http://{host}:{port}"
+    found = client.find_model(url, api_key)
+    words = _tokenizer(tokenizer or model or found.get("root") or found["id"])
+    requests = _requests(
+        dataset_name,
+        dataset_path,
+        num_prompts,
+        tokenizer=words,
+        vocab_size=words.vocab_size,
+        max_model_len=found.get("max_model_len") or sys.maxsize,
+        input_len=input_len,
+        output_len=output_len,
+        range_ratio=random_range_ratio,
+        seed=seed,
+    )
+    target = client.Target(
+        url,
+        endpoint or endpoints[backend],
+        model=model or found["id"],
+        api_key=api_key,
+        ignore_eos=ignore_eos,
+    )
+    chat = target.url.endswith("/chat/completions")
+    bodies = [
+        target.body(request, words.decode(request.prompt_token_ids) if chat else None) for request in requests
+    ]
+    lengths = [len(request.prompt_token_ids) for request in requests]
+
+    def measure(rate: float, count: int | None = None) -> dict[str, Any]:
+        run = client.run(
+            target,
+            bodies[:count],
+            lengths[:count],
+            rate=rate,
+            burstiness=burstiness,
+            max_concurrency=max_concurrency,
+            seed=seed,
+            told=lambda done: _tell(f"{done}/{count or len(bodies)}", same_line=True),
+        )
+        outcomes, seconds = asyncio.run(run)
+        _report_errors([outcome.error for outcome in outcomes])
+        return summary.summarize(outcomes, seconds, rate)
+
+    if num_warmups:
+        measure(float("inf"), num_warmups)
+    results = []
+    for rate in rates:
+        results.append(measure(rate))
+        if not as_json:
+            print(summary.as_text(results[-1]), flush=True)
+    document = {"schema": 1, "model": target.model, "backend": backend, "results": results}
+    _write(result_filename, document)
+    if plot is not None:
+        for path in draw(results, Path(plot), f"{target.model}, {num_prompts} requests per rate"):
+            _tell(f"wrote {path}")
+    if as_json:
+        print(json.dumps(document))
+    return int(any(result["failed"] for result in results))
+
+
+def _report_errors(found: list[str | None]) -> None:
+    errors = [error for error in found if error is not None]
+    if len(errors) == len(found):
+        raise RequestError(f"no request was answered: {errors[0]}")
+    if errors:
+        _tell(f"{len(errors)} requests failed, the first with: {errors[0]}")
+
+
+def _requests(
+    name: str,
+    path: str | None,
+    count: int,
+    *,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    max_model_len: int,
+    input_len: int,
+    output_len: int | None,
+    range_ratio: float,
+    seed: int,
+) -> Sequence[BenchRequest]:
+    from armllm.bench import dataset  # noqa: PLC0415 - --help should not wait for it
+
+    if name == "sharegpt":
+        if path is None:
+            raise RequestError("--dataset-name sharegpt needs --dataset-path")
+        return dataset.sharegpt_requests(
+            path, count, tokenizer=tokenizer, output_len=output_len, max_model_len=max_model_len, seed=seed
+        )
+    only("--dataset-name", name, ("random",), "other data sets are not known")
+    only("--dataset-path", path, (None,), "random prompts come from no file")
+    return dataset.random_requests(
+        count,
+        input_len=input_len,
+        output_len=output_len or BATCH_OUTPUT_LEN,
+        range_ratio=range_ratio,
+        vocab_size=vocab_size,
+        seed=seed,
+    )
+
+
+def _tokenizer(given: str) -> Tokenizer:
+    from armllm.tokenizer import Tokenizer  # noqa: PLC0415 - --help should not wait for it
+
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise RequestError(
+            f"--tokenizer: {given} is no folder here; give one with the model's tokenizer.json"
+        )
+    return Tokenizer(folder)
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(rate > 0 for rate in rates):
+        raise RequestError(f"--request-rate must be numbers above 0, or inf, divided by commas, not {text!r}")
+    return rates
+
+
+def _write(path: str | None, document: dict[str, Any]) -> None:
+    if path is not None:
+        try:
+            Path(path).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"{path}: {error.strerror or error}") from None
+
+
+def _tell(line: str, *, same_line: bool = False) -> None:
+    """Progress, to stderr: on a terminal a line that is written over."""
+    if not same_line:
+        print(line, file=sys.stderr, flush=True)
+    elif sys.stderr.isatty():
+        print(f"\r{line} ", end="", file=sys.stderr, flush=True)

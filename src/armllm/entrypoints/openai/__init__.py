@@ -1,0 +1,1 @@
+"""Module names that guides for vLLM use."""

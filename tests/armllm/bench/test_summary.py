@@ -1,0 +1,88 @@
+"""The figures are what their names say, and the curves show them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from armllm.bench.dataset import random_requests, sharegpt_requests
+from armllm.bench.plot import plot
+from armllm.bench.summary import Outcome, as_text, percentile, summarize
+from armllm.errors import RequestError
+from armllm.smoke.passages import MODEL
+from armllm.tokenizer import Tokenizer
+
+OUTCOMES = [
+    Outcome(10, output_tokens=5, ttft=0.1, intervals=[0.1, 0.1, 0.1, 0.1], latency=0.5),
+    Outcome(20, output_tokens=1, ttft=0.3, latency=0.3),
+    Outcome(30, error="status 500"),
+]
+
+
+def test_figures_leave_failures_and_first_tokens_out():
+    result = summarize(OUTCOMES, 2.0, 4.0)
+    assert (result["completed"], result["failed"]) == (2, 1)
+    assert result["total_input_tokens"] == 30
+    assert result["output_throughput"] == 3.0
+    assert result["request_throughput"] == 1.0
+    assert result["mean_ttft_ms"] == pytest.approx(200)
+    assert result["mean_tpot_ms"] == pytest.approx(100)
+    assert result["p99_e2el_ms"] == pytest.approx(498)
+    assert "1 failures" in as_text(result)
+
+
+def test_percentiles_are_those_of_statistics():
+    values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6]
+    expected = statistics.quantiles(values, n=100, method="inclusive")
+    for rank in (1, 25, 50, 90, 99):
+        assert percentile(values, rank) == pytest.approx(expected[rank - 1])
+    assert percentile([7.0], 99) == 7.0
+
+
+def test_curves_are_written_as_png_and_svg_with_a_point_per_rate(tmp_path):
+    results = [summarize(OUTCOMES, 2.0, rate) for rate in (1.0, 4.0, float("inf"))]
+    paths = plot(results, tmp_path / "curve", "model")
+    assert sorted(path.name for path in paths) == [
+        "curve-tpot.png",
+        "curve-tpot.svg",
+        "curve-ttft.png",
+        "curve-ttft.svg",
+    ]
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
+        if path.suffix == ".svg":
+            assert all(f"<!-- {rate}/s -->".encode() in content for rate in ("1.0", "4.0", "inf"))
+
+
+def test_random_requests_have_the_lengths_asked_for():
+    fixed = random_requests(20, input_len=8, output_len=4, range_ratio=0, vocab_size=100, seed=1)
+    assert {len(request.prompt_token_ids) for request in fixed} == {8}
+    assert {request.output_len for request in fixed} == {4}
+    spread = random_requests(200, input_len=10, output_len=10, range_ratio=0.5, vocab_size=100, seed=1)
+    assert {len(request.prompt_token_ids) for request in spread} == set(range(5, 16))
+    assert all(10 <= token < 100 for request in spread for token in request.prompt_token_ids)
+    with pytest.raises(RequestError, match="range-ratio"):
+        random_requests(1, input_len=8, output_len=4, range_ratio=1, vocab_size=100, seed=1)
+
+
+def test_conversations_are_read_and_what_does_not_fit_is_left_out(tmp_path):
+    path = tmp_path / "talk.json"
+    turns = [{"from": "human", "value": "What is a wheel?"}, {"from": "gpt", "value": "A round thing."}]
+    talks = [{"conversations": turns}, {"conversations": turns[:1]}, {"conversations": turns}, {}]
+    talks.append({"conversations": [{"value": "x" * 5000}, turns[1]]})
+    path.write_text(json.dumps(talks))
+    tokenizer = Tokenizer(MODEL)
+    options = {"tokenizer": tokenizer, "max_model_len": 500, "seed": 0}
+    found = sharegpt_requests(str(path), 10, output_len=None, **options)
+    assert [request.prompt_token_ids for request in found] == [tokenizer.encode("What is a wheel?")] * 2
+    assert found[0].output_len == len(tokenizer.encode("A round thing.", add_special_tokens=False))
+    assert sharegpt_requests(str(path), 1, output_len=9, **options)[0].output_len == 9
+    for content in ("[", '{"a": 1}', "[1]"):
+        path.write_text(content)
+        with pytest.raises(RequestError, match="JSON list"):
+            sharegpt_requests(str(path), 1, output_len=None, **options)
+    with pytest.raises(RequestError, match="nowhere"):
+        sharegpt_requests("/nowhere", 1, output_len=None, **options)
