@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.audit import code, wheel
 from armbuild.audit.archive import Archive, BrokenArchive, Member, copy
-from armbuild.audit.elf import LARGEST_PAGE, BrokenElf, Elf, read_elf
+from armbuild.audit.elf import BrokenElf, Elf, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
+from armbuild.audit.hygiene import check_hygiene
 from armbuild.audit.opening import open_archive
 from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport, one_line
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 _TEXT_LIMIT = 64 << 20
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
-# What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
-_FOREIGN = ("libgomp", "libtorch", "libc10", "libstdc++", "libomp")
 
 
 def audit(
@@ -208,7 +207,9 @@ class _Run:
             self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")
             return
         self._place(name, elf)
-        self._hygiene(name, elf)
+        errors, warnings = check_hygiene(name, elf, own=self.own)
+        self.errors.extend(errors)
+        self.warnings.extend(warnings)
         found = code.Code()
         if elf.machine == "aarch64":
             found = code.scan(path, elf)
@@ -251,33 +252,6 @@ class _Run:
                 self.errors.append(f"{name}: an ELF file for {elf.machine} in a wheel for {tags}")
         if problem := wheel.extension_problem(name, elf.machine, self.wheel):
             self.errors.append(f"{name}: {problem}")
-
-    def _hygiene(self, name: str, elf: Elf) -> None:
-        """Check what makes a file unloadable somewhere, unsafe, or needlessly large."""
-        if elf.machine == "aarch64" and elf.alignment is not None and elf.alignment < LARGEST_PAGE:
-            self.errors.append(
-                f"{name}: segments aligned to {elf.alignment:#x} can't be loaded where pages are 64 KiB"
-                " (link with -z max-page-size=0x10000)"
-            )
-        if elf.executable_stack:
-            self.errors.append(f"{name}: asks for an executable stack")
-        if elf.writable_code:
-            self.errors.append(f"{name}: has a segment that is both writable and executable")
-        if elf.debug:
-            (self.errors if self.own else self.warnings).append(f"{name}: debug information is not stripped")
-        if elf.dynamic and not elf.relro:
-            self.warnings.append(f"{name}: no RELRO, its relocated data stays writable")
-        (self.errors if self.own else self.warnings).extend(
-            f"{name}: RPATH {entry!r} is a place of the build machine"
-            for entry in elf.runpath
-            if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}"))
-        )
-        foreign = (*elf.needed, name.rpartition("/")[2]) if self.own else ()
-        self.errors.extend(
-            f"{name}: {library} must be neither inside nor linked"
-            for library in foreign
-            if library.startswith(_FOREIGN)
-        )
 
     def _policy(self, name: wheel.FileName, elves: Path) -> Any:
         platforms = frozenset(tag.platform for tag in name.tags)

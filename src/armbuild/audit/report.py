@@ -68,11 +68,15 @@ class Offence:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreVerdict:
-    """Whether the code runs on a core: "yes", "no", or "only if dispatched", and what it would lack."""
+    """Whether the code runs on a core: "yes", "no", or "only if dispatched", and what it would lack.
+
+    ``certain`` is that part of ``missing`` for which the answer is "no".
+    """
 
     core: str
     verdict: str
     missing: tuple[str, ...]
+    certain: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +134,12 @@ class AuditReport:
                 "guarded": sorted(self.needs_guarded),
             },
             "cores": [
-                {"core": item.core, "verdict": item.verdict, "missing": list(item.missing)}
+                {
+                    "core": item.core,
+                    "verdict": item.verdict,
+                    "missing": list(item.missing),
+                    "certain": list(item.certain),
+                }
                 for item in self.cores
             ],
             "offences": [

@@ -68,14 +68,15 @@ def _needs(report: AuditReport) -> Iterator[str]:
     ):
         if names:
             yield from _wrapped(f"  {label + ':':<11} ", ", ".join(sorted(names)))
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for verdict in report.cores:
-        groups.setdefault((verdict.verdict, verdict.missing), []).append(verdict.core)
+        groups.setdefault((verdict.verdict, verdict.missing, verdict.certain), []).append(verdict.core)
     order = {"yes": 0, "only if dispatched": 1, "no": 2}
-    for (answer, missing), cores in sorted(
+    for (answer, missing, certain), cores in sorted(
         groups.items(), key=lambda item: (order[item[0][0]], len(item[0][1]))
     ):
-        lacks = f" [lacks {', '.join(missing)}]" if missing else ""
+        # For a no, what decides it; the rest may still be behind dispatch.
+        lacks = f" [lacks {', '.join(certain or missing)}]" if missing else ""
         yield from _wrapped(f"  {answer}: ", f"{', '.join(cores)}{lacks}")
 
 

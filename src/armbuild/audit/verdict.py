@@ -101,6 +101,7 @@ def verdicts(needs: Needs) -> tuple[CoreVerdict, ...]:
                 core=core.name,
                 verdict="no" if missing else "only if dispatched" if perhaps else "yes",
                 missing=tuple(sorted(missing | perhaps)),
+                certain=tuple(sorted(missing)),
             )
         )
     return tuple(result)

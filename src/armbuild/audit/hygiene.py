@@ -1,0 +1,45 @@
+"""What makes one ELF file unloadable somewhere, unsafe, or needlessly large."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from armbuild.audit.elf import LARGEST_PAGE
+
+if TYPE_CHECKING:
+    from armbuild.audit.elf import Elf
+
+# What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
+_FOREIGN = ("libgomp", "libtorch", "libc10", "libstdc++", "libomp")
+
+
+def check_hygiene(name: str, elf: Elf, *, own: bool) -> tuple[list[str], list[str]]:
+    """Return errors and warnings about the file ``name``; armllm's ``own`` wheel is held to more."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    stricter = errors if own else warnings
+    if elf.machine == "aarch64" and elf.alignment is not None and elf.alignment < LARGEST_PAGE:
+        errors.append(
+            f"{name}: segments aligned to {elf.alignment:#x} can't be loaded where pages are 64 KiB"
+            " (link with -z max-page-size=0x10000)"
+        )
+    if elf.executable_stack:
+        errors.append(f"{name}: asks for an executable stack")
+    if elf.writable_code:
+        errors.append(f"{name}: has a segment that is both writable and executable")
+    if elf.debug:
+        stricter.append(f"{name}: debug information is not stripped")
+    if elf.dynamic and not elf.relro:
+        warnings.append(f"{name}: no RELRO, its relocated data stays writable")
+    stricter.extend(
+        f"{name}: RPATH {entry!r} is a place of the build machine"
+        for entry in elf.runpath
+        if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}"))
+    )
+    foreign = (*elf.needed, name.rpartition("/")[2]) if own else ()
+    errors.extend(
+        f"{name}: {library} must be neither inside nor linked"
+        for library in foreign
+        if library.startswith(_FOREIGN)
+    )
+    return errors, warnings
