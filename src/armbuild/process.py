@@ -100,22 +100,53 @@ def observe(
     Its standard output goes to ``output``, its standard error to ``log``. After ``timeout`` seconds it is
     killed. Close it with ``stop_all`` when it is no longer wanted.
     """
+    return start(command, output=output, log=log, cwd=cwd, env=env, timeout=timeout, what=what).poll
+
+
+def start(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    output: Path,
+    log: Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float,
+    what: str,
+) -> Running:
+    """Start ``command`` as ``observe`` does and return it, for what must be told when to end."""
     arguments = [os.fspath(part) for part in command]
     with output.open("wb") as stdout, log.open("ab") as stderr:
         _write_header(stderr, arguments)
         child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
-    deadline = time.monotonic() + timeout
+    return Running(child, log, timeout)
 
-    def poll() -> int | None:
-        if child.poll() is None and time.monotonic() > deadline:
+
+class Running:
+    """A process that runs beside this one."""
+
+    def __init__(self, child: subprocess.Popen[bytes], log: Path, timeout: float) -> None:
+        self._child, self._log, self._timeout = child, log, timeout
+        self._deadline = time.monotonic() + timeout
+
+    def poll(self) -> int | None:
+        """Return its exit status, None while it runs; past its time it is killed."""
+        child = self._child
+        if child.poll() is None and time.monotonic() > self._deadline:
             _kill_group(child)
-            with log.open("a") as stderr:
-                stderr.write(f"killed after {timeout:.0f} s\n")
+            with self._log.open("a") as stderr:
+                stderr.write(f"killed after {self._timeout:.0f} s\n")
         if child.poll() is not None:
             _running.discard(child)
         return child.returncode
 
-    return poll
+    def terminate(self) -> None:
+        """Ask the process itself, not its children, to end (SIGTERM)."""
+        self._child.terminate()
+
+    def kill(self) -> None:
+        """End the process and all it started."""
+        _kill_group(self._child)
+        _running.discard(self._child)
 
 
 def stop_all() -> None:

@@ -17,7 +17,9 @@ def register(app: typer.Typer) -> None:
 
 
 def smoke(
-    wheel: Annotated[Path, typer.Argument(help="An AArch64 wheel: of armllm, or with a test of yours.")],
+    wheel: Annotated[
+        Path, typer.Argument(help="An AArch64 wheel, of armllm or with a test of yours, or an image.")
+    ],
     *,
     imports: Annotated[
         list[str] | None,
@@ -46,6 +48,8 @@ def smoke(
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild import smoke as smoking  # noqa: PLC0415
     from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
+    from armbuild.image.smoke import is_image  # noqa: PLC0415
     from armbuild.user_tests import UserTests  # noqa: PLC0415
 
     tests = UserTests(
@@ -55,8 +59,14 @@ def smoke(
         debian.check_address(mirror)
     process.interrupt_on_termination()
     progress = Progress()
-    smoking.check(wheel, tests)
     names = tuple(cpu or smoking.default_cpus())
+    if is_image(wheel):
+        if tests:
+            raise typer.BadParameter(
+                "--import and --command are for wheels; an image is proven by serving from it"
+            )
+        return smoke_image(wheel, names, mirror=mirror, as_json=as_json, verbose=verbose)
+    smoking.check(wheel, tests)
     smoking.check_names(names)
     with cache.work_folder("smoke") as work:
         try:

@@ -28,8 +28,10 @@ PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"
 EXTRA = "serve"
 FOREIGN = re.compile(r"(?:nvidia|cuda|amd-rocm|rocm|intel-extension)\b")
 CUDA_LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so")
-UNUSED = ("torch/bin", "torch/include", "torch/share", "torch/test", "**/__pycache__")
+UNUSED = ("torch/include", "torch/share", "torch/test", "**/__pycache__")
 """C++ headers, CMake files and test programs, which only a compiler would read."""
+PROGRAMS = ("torch_shm_manager",)
+"""Of torch's own programs, what its Python code asks for when it is imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,9 @@ def install(
     for pattern in UNUSED:
         for path in sorted(site.glob(pattern)):
             shutil.rmtree(path)
+    for path in site.glob("torch/bin/*"):
+        if path.name not in PROGRAMS:
+            path.unlink()
     shutil.rmtree(site / "bin", ignore_errors=True)  # programs whose first line names this machine's Python
     for name in (".lock", "CACHEDIR.TAG", ".gitignore"):
         (site / name).unlink(missing_ok=True)

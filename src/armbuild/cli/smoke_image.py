@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.image.smoke import Report
+
+
+def smoke_image(
+    path: Path, names: tuple[str, ...], *, mirror: str | None, as_json: bool, verbose: bool
+) -> int:
+    """Serve from an image on each core and print the verdicts; the rest of `armbuild smoke`."""
+    from armbuild import cache  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.image import smoke  # noqa: PLC0415
+
+    progress = Progress()
+    with cache.work_folder("smoke-image") as work:
+        try:
+            with progress.step("smoke", ", ".join(names)):
+                report = smoke.smoke(path, names, work, mirror=mirror, on_step=progress.note)
+            if not report.ok:
+                cache.keep(work)
+        finally:
+            if verbose:
+                for log in sorted(work.glob("*.log")):
+                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+            smoke.discard(work)
+    print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
+    return 0 if report.ok else 1
+
+
+def table(report: Report) -> str:
+    """Return the verdicts as a table, one line per CPU, reasons below."""
+    rows: list[tuple[str, ...]] = [("cpu", "verdict", "ready", "first token", "seconds")]
+    for result in report.results:
+        times = [
+            f"{seconds:.1f} s" if seconds is not None else "-"
+            for seconds in (result.ready_seconds, result.first_token_seconds)
+        ]
+        rows.append((result.cpu, "passed" if result.passed else "FAILED", *times, f"{result.seconds:.1f}"))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines += [f"{result.cpu}: {result.reason}" for result in report.results if result.reason]
+    surroundings = ", ".join(dict.fromkeys(result.surroundings for result in report.results))
+    return "\n".join((f"{report.image}, {report.digest[:19]}, {surroundings}", *lines))

@@ -1,0 +1,211 @@
+"""Proof of an image: unpacked as a runtime would, started as its user, driven over HTTP, told to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from armbuild import process, qemu
+from armbuild import smoke as wheel_smoke
+from armbuild.errors import ArmbuildError, CheckFailed, UsageError
+from armbuild.image import reader, sandbox, unpack
+from armbuild.image.client import Client, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+MODEL = "armllm/smoke/model"
+READY_SECONDS = 600.0
+END_SECONDS = 60.0
+CHARACTERS = 80
+"""Of the recitation, at least, in the tokens asked for."""
+TIMEOUT = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What happened on one CPU."""
+
+    cpu: str
+    passed: bool
+    reason: str
+    """Why not, in a sentence; empty when it passed."""
+    surroundings: str
+    seconds: float
+    ready_seconds: float | None = None
+    """From the start to the first healthy answer."""
+    first_token_seconds: float | None = None
+    """From a streamed request to its first text."""
+    said: tuple[str, ...] = ()
+    """What the entry point and the server said at their start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The smoke test of one image."""
+
+    image: str
+    digest: str
+    labels: Mapping[str, str]
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every CPU passed."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON value."""
+        return {"schema": 1, "ok": self.ok, **asdict(self)}
+
+
+def is_image(path: Path) -> bool:
+    """Return whether ``path`` is to be read as an image rather than as a wheel."""
+    return path.suffix != ".whl" and (
+        path.name.endswith((".tar", ".tar.gz", ".tgz", ".oci")) or path.is_dir()
+    )
+
+
+def smoke(
+    path: Path,
+    names: Sequence[str],
+    work: Path,
+    *,
+    mirror: str | None = None,
+    on_step: Callable[[str], None] = lambda _what: None,
+) -> Report:
+    """Serve from the image at ``path`` on each CPU of ``names``: health, completions, an orderly end.
+
+    Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
+    digests, MissingError when QEMU cannot be had.
+    """
+    chosen = wheel_smoke.check_names(names)
+    root = work / "root"
+    root.mkdir()
+    with reader.open_image(path) as image:
+        manifest = image.manifest("arm64")
+        on_step(f"unpacking {len(manifest.layers)} layers")
+        unpack.unpack(image, manifest, root)
+    config = manifest.config.get("config", {})
+    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    emulator = qemu.find(models, mirror=mirror) if models else None
+    model = next((found.parent for found in root.glob(f"**/{MODEL}/config.json")), None)
+    if model is None:
+        raise UsageError(f"{path}: no image of armllm: there is no {MODEL} in it")
+    box = sandbox.make(root, config.get("User") or "0:0", emulator)
+    results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in chosen)
+    return Report(image=str(path), digest=manifest.digest, labels=config.get("Labels") or {}, results=results)
+
+
+def discard(work: Path) -> None:
+    """Remove the unpacked image from a work folder that is kept for its logs."""
+    shutil.rmtree(work / "root", ignore_errors=True)
+
+
+class _Run:
+    """The image served on one CPU."""
+
+    def __init__(
+        self, cpu: wheel_smoke.Cpu, box: sandbox.Sandbox, config: Mapping[str, Any], model: Path, work: Path
+    ) -> None:
+        self.cpu, self.box, self.config, self.model = cpu, box, config, model
+        self.log = work / f"image-{cpu.name}.log"
+        self.measured: dict[str, float] = {}
+        self.port = free_port()
+        own = dict(item.partition("=")[::2] for item in config.get("Env") or [])
+        emulated = {"OMP_NUM_THREADS": "2", **wheel_smoke.EMULATED} if cpu.model else {}
+        self.environment = {**own, **emulated}
+
+    def result(self) -> Result:
+        """Run the whole test."""
+        start, reason = time.monotonic(), ""
+        try:
+            self._serve()
+        except CheckFailed as error:
+            reason = str(error)
+        finally:
+            process.stop_all()
+        return Result(
+            cpu=self.cpu.name,
+            passed=not reason,
+            reason=reason,
+            surroundings=self.box.describe(),
+            seconds=round(time.monotonic() - start, 1),
+            ready_seconds=self.measured.get("ready"),
+            first_token_seconds=self.measured.get("first token"),
+            said=tuple(self._said()[:12]),
+        )
+
+    def _serve(self) -> None:
+        client = Client(self.port, f"/{self.model}")
+        server = self._started(client)
+        self._check_health_command()
+        passage = json.loads((self.box.root / self.model / "passages.json").read_text())[0]
+        whole = client.complete(passage["prompt"])
+        if not passage["text"].startswith(whole) or len(whole) < CHARACTERS:
+            raise CheckFailed(f"a completion said {whole[:60]!r}, not {passage['text'][:60]!r}")
+        streamed, first = client.stream(passage["prompt"])
+        self.measured["first token"] = round(first, 2)
+        if streamed != whole:
+            raise CheckFailed(f"streaming said {streamed[:60]!r}, the completion {whole[:60]!r}")
+        server.terminate()
+        status = _wait(server, END_SECONDS)
+        if status is None:
+            raise CheckFailed(f"it did not end within {END_SECONDS:.0f} s of SIGTERM")
+        if status:
+            raise CheckFailed(f"told to end by SIGTERM, it ended with status {status} (log: {self.log})")
+
+    def _started(self, client: Client) -> process.Running:
+        """Start the entry point and wait until the server is healthy."""
+        arguments = [client.model, "--host", "127.0.0.1", "--port", str(self.port)]
+        program = [*(self.config.get("Entrypoint") or []), *arguments]
+        command, outer = self.box.command(program, self.environment, self.cpu.model)
+        start = time.monotonic()
+        output = self.log.with_suffix(".out")
+        server = process.start(
+            command, output=output, log=self.log, env=outer, timeout=TIMEOUT, what="the image"
+        )
+        while not client.healthy():
+            if (status := server.poll()) is not None:
+                raise CheckFailed(self._why_it_ended(status))
+            if time.monotonic() - start > READY_SECONDS:
+                raise CheckFailed(f"not healthy after {READY_SECONDS:.0f} s (log: {self.log})")
+            time.sleep(0.2)
+        self.measured["ready"] = round(time.monotonic() - start, 2)
+        return server
+
+    def _check_health_command(self) -> None:
+        test = (self.config.get("Healthcheck") or {}).get("Test") or []
+        if test[:1] != ["CMD"]:
+            raise CheckFailed("the image has no health check")
+        # under emulation the server's command line, which tells the port, is the emulator's
+        environment = {**self.environment, "ARMLLM_HEALTH_ADDRESS": str(self.port)}
+        command, outer = self.box.command(test[1:], environment, self.cpu.model)
+        try:
+            process.run(command, log=self.log.with_suffix(".health"), what="the health check", env=outer)
+        except ArmbuildError as error:
+            raise CheckFailed(f"the server is healthy, but the image says no: {error}") from error
+
+    def _said(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()[1:] if self.log.is_file() else []
+
+    def _why_it_ended(self, status: int) -> str:
+        """Return why a server that should serve is gone: its own sentence where it has one."""
+        lines = self._said()
+        own = next((line for line in lines if line.startswith("armllm: error: ")), None)
+        if own:
+            return own.removeprefix("armllm: error: ")
+        last = process.first_error("\n".join(lines))
+        return f"it ended with status {status} before it served: {last} (log: {self.log})"
+
+
+def _wait(server: process.Running, seconds: float) -> int | None:
+    """Return the exit status, None when there is none after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while (status := server.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return status
