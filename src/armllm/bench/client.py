@@ -152,10 +152,21 @@ def _has_token(event: dict[str, Any]) -> bool:
     return delta is None or any(delta.get(name) for name in ("content", "reasoning", "reasoning_content"))
 
 
-def find_model(base_url: str, api_key: str | None) -> dict[str, Any]:
-    """The first model that a server has; RequestError if there is no such server."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+def _listens(base_url: str) -> bool:
     try:
+        httpx2.get(base_url, timeout=30)
+    except httpx2.ConnectError:
+        return False
+    return True
+
+
+def find_model(base_url: str, api_key: str | None, *, patience: float = 0.0) -> dict[str, Any]:
+    """The first model that a server has; RequestError if there is no such server within ``patience`` s."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    end = time.monotonic() + patience
+    try:
+        while time.monotonic() < end and not _listens(base_url):
+            time.sleep(0.2)
         answer = httpx2.get(f"{base_url.rstrip('/')}/v1/models", headers=headers, timeout=30)
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()["data"][0]

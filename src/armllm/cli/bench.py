@@ -149,6 +149,9 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less comes in bursts.")] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(help="Requests at a time at most.", min=1)] = None,
     num_warmups: Annotated[int, typer.Option(help="Requests before, which don't count.", min=0)] = 1,
+    ready_check_timeout_sec: Annotated[
+        float, typer.Option(help="Wait so long for the server to be there.", min=0)
+    ] = 0.0,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length.")] = True,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
     api_key: Annotated[str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"])] = None,
@@ -176,7 +179,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         from armllm.bench.plot import plot as draw  # noqa: PLC0415 - say now if matplotlib is missing
 
     url = base_url or f"http://{host}:{port}"
-    found = client.find_model(url, api_key)
+    found = client.find_model(url, api_key, patience=ready_check_timeout_sec)
     words = _tokenizer(tokenizer or model or found.get("root") or found["id"])
     requests = _requests(
         dataset_name,

@@ -24,6 +24,7 @@ T = TypeVar("T")
 AnyBody = TypeVar("AnyBody", bound="Body")
 
 MAX_BODY_BYTES = 64 << 20
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"
 
 
@@ -112,4 +113,4 @@ async def event_stream(
 
 
 def _dumps(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    return _encode(document).encode()
