@@ -96,7 +96,7 @@ def model_class(reader: ConfigReader) -> type[Model]:
     if named is not None and (not isinstance(named, list) or not named):
         raise reader.error(f"architectures must be a list of names, not {named!r}")
     architecture = named[0] if named else MODEL_TYPES.get(str(model_type), model_type)
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise reader.error(
             f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"
         )

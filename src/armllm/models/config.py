@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-MAX_LAYERS = 10_000
 _REQUIRED = object()
+LARGEST_INTEGER = 2**31 - 1
+LARGEST_NUMBER = 1e30
+MAX_LAYERS = 10_000
 
 # Keys of other families and of experiments: one of these that nobody here has read, and that is set, may well
 # change what the model computes. Biases and norms need no such guess: their tensors would be left over.
@@ -120,17 +121,14 @@ class ConfigReader:
         value = self.get(name, _REQUIRED if default is None else default)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise self.error(f"{name} must be a positive integer, not {value!r}")
+        if value > LARGEST_INTEGER:
+            raise self.error(f"{name} is larger than any model's")
         return value
 
     def number(self, name: str, default: Any = None) -> float:
         """A positive finite number; no default, as None, is an error that says what is missing."""
         value = self.get(name, _REQUIRED if default is None else default)
-        if (
-            not isinstance(value, (int, float))
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < LARGEST_NUMBER:
             raise self.error(f"{name} must be a positive number, not {value!r}")
         return float(value)
 

@@ -101,6 +101,7 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         """The text_config of config.json."""
         text = reader.section("text_config")
         text.only("model_type", "gemma3_text")
+        text.only("final_logit_softcapping", None)  # this class of transformers would not apply it
         for part in (reader, text):
             part.only("tie_word_embeddings", True)
         eos = reader.token_ids("eos_token_id", None)
@@ -142,8 +143,9 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:
 def read_ropes(reader: ConfigReader, head_dim: int, positions: int) -> tuple[RopeParameters, RopeParameters]:
     """The global and the local rotary parameters, in either spelling."""
     both = reader.get("rope_parameters", {})
-    if not isinstance(both, dict) or set(both) - {FULL, SLIDING}:
-        raise reader.error(f"rope_parameters must be an object with {FULL} and {SLIDING}, not {both!r}")
+    nested = isinstance(both, dict) and not set(both) - {FULL, SLIDING}
+    if not nested or not all(isinstance(value or {}, dict) for value in both.values()):
+        raise reader.error(f"rope_parameters must hold the objects {FULL} and {SLIDING}, not {both!r}")
     scaling = reader.get("rope_scaling", {})
     if not isinstance(scaling, dict):
         raise reader.error(f"rope_scaling must be an object, not {scaling!r}")

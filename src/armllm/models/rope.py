@@ -113,7 +113,7 @@ def _read(
         "rope_type": rope_type,
         "rotary_dim": rotary_dim,
         "theta": inner.number("rope_theta"),
-        ORIGINAL: int(inner.number(ORIGINAL, positions)),
+        ORIGINAL: inner.integer(ORIGINAL, positions),
     }
     if rope_type == "longrope":
         fields |= _longrope(inner, rotary_dim, fields[ORIGINAL], positions)

@@ -73,7 +73,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma2ForCausalLM", {"hidden_activation": "tanh"}, "hidden_activation 'tanh'"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
-        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must be"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must hold"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [2]]}, "no_rope_layers must be a list of 2"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not supported"),

@@ -1,0 +1,84 @@
+"""The same model in transformers, as a judge, and what our engine makes of a prompt."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from tests.armllm.models.random_configs import VOCAB_SIZE
+
+from armllm import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from armllm import LLM
+
+
+def save_reference(folder: Path, config: dict[str, Any], seed: int) -> Any:
+    """A transformers model with random weights, saved in ``folder`` as its users get it."""
+    torch.manual_seed(seed)
+    settings = transformers.AutoConfig.for_model(**config)
+    model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
+    randomise(model, config["model_type"])
+    model.save_pretrained(folder)
+    # as the hub has it, not as this version of transformers rewrites it
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def randomise(model: Any, model_type: str) -> None:
+    """Weights that leave no part without effect; a norm's is 1 at rest, or 0 where 1 is added."""
+    rest = 0.0 if model_type.startswith("gemma") else 1.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "embed" in name:
+                parameter.normal_(std=0.3)
+            elif "norm" in name:
+                parameter.uniform_(rest - 0.5, rest + 0.5)
+            else:
+                parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+
+
+def expected_logits(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """fp32 logits of every step, each computed as for a prompt of its own where frequencies may switch."""
+    ids = torch.tensor([[*prompt, *tokens]])
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    with torch.inference_mode():
+        if rope.get("rope_type") != "longrope":
+            return model(ids).logits[0, len(prompt) - 1 : -1]
+        steps = [model(ids[:, : len(prompt) + step]).logits[0, -1] for step in range(len(tokens))]
+    return torch.stack(steps)
+
+
+def random_prompts(lengths: Iterable[int], seed: int) -> list[list[int]]:
+    """Token ids, none of them special."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    return [[rng.randrange(2, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+class Spy:
+    """Greedy tokens of an engine and the logits that they were chosen from."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._seen: list[torch.Tensor] = []
+        run = llm.llm_engine.runner.run
+
+        def spy(sequences: Any) -> torch.Tensor:
+            logits = run(sequences)
+            self._seen.append(logits.clone())
+            return logits
+
+        llm.llm_engine.runner.run = spy  # type: ignore[method-assign]
+
+    def generate(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Tokens and fp32 logits ``[num_tokens, vocab_size]``."""
+        self._seen.clear()
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        (output,) = self.llm.generate(list(prompt), params, use_tqdm=False)
+        return list(output.outputs[0].token_ids), torch.cat(self._seen)

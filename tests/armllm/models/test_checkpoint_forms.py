@@ -1,0 +1,161 @@
+"""A model may be stored bare, stacked, or as part of a larger one: all give the same logits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.armllm.models.random_configs import random_config
+from tests.armllm.models.reference import (
+    Spy,
+    expected_logits,
+    random_prompts,
+    randomise,
+    save_reference,
+)
+
+from armllm import LLM
+from armllm.errors import CheckpointError
+from armllm.layers.moe import DenseExperts
+
+MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
+
+
+def check(folder, model):
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    for prompt in random_prompts((1, 40), 0):
+        tokens, logits = llm.generate(prompt, 4)
+        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    return llm.llm.llm_engine.runner.model
+
+
+def rename(folder, change):
+    """Rewrite the names of all tensors."""
+    path = folder / "model.safetensors"
+    tensors = {change(name): tensor for name, tensor in load_file(path).items()}
+    path.unlink()
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("architecture", MOE)
+def test_experts_stacked_in_one_tensor_stay_in_the_mapping(tmp_path, architecture):
+    """As transformers 5 holds them in memory, and as a plain dump of its state dict stores them."""
+    config = random_config(architecture, 3) | {"mlp_only_layers": [], "decoder_sparse_step": 1}
+    model = save_reference(tmp_path, config, 3)
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        del state["lm_head.weight"]
+    (tmp_path / "model.safetensors").unlink()
+    save_file(state, tmp_path / "model.safetensors")
+    layer = check(tmp_path, model).layers[0]
+    experts = getattr(layer.mlp, "moe", layer.mlp).experts
+    addresses = {linear.weight.untyped_storage().data_ptr() for linear in experts.down}
+    assert len(addresses) == 1
+
+
+def test_a_bare_decoder_without_prefix_is_read(tmp_path):
+    """Qwen3-Embedding is stored so."""
+    config = random_config("Qwen3ForCausalLM", 1) | {"tie_word_embeddings": True}
+    model = save_reference(tmp_path, config, 1)
+    rename(tmp_path, lambda name: name.removeprefix("model."))
+    check(tmp_path, model)
+
+
+def test_a_bare_opt_decoder_is_read(tmp_path):
+    config = random_config("OPTForCausalLM", 1) | {"tie_word_embeddings": True}
+    model = save_reference(tmp_path, config, 1)
+    rename(tmp_path, lambda name: name.removeprefix("model."))
+    check(tmp_path, model)
+
+
+@pytest.fixture
+def seeing_gemma(tmp_path):
+    """A Gemma 3 with its vision tower."""
+    text = random_config("Gemma3ForCausalLM", 2) | {"tie_word_embeddings": True, "eos_token_id": None}
+    text["final_logit_softcapping"] = None
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": text,
+        "vision_config": vision | {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"},
+        "mm_tokens_per_image": 4,
+        "image_token_index": 399,
+        "boi_token_index": 398,
+        "eoi_token_index": 397,
+        "eos_token_id": [1, 7],
+    }
+    torch.manual_seed(2)
+    model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(**config)).eval()
+    randomise(model, "gemma3")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path, model
+
+
+def test_the_text_part_of_gemma_3_runs_without_its_tower(seeing_gemma):
+    folder, model = seeing_gemma
+    (name,) = {name.split(".")[0] for name in load_file(folder / "model.safetensors") if "language" in name}
+    assert name == "language_model"  # what the hub has
+    check(folder, model)
+    rename(
+        folder,
+        lambda name: (
+            name.replace("language_model.model.", "model.language_model.")
+            if name.startswith("language_model.")
+            else f"model.{name}"
+        ),
+    )
+    check(folder, model)
+
+
+def test_what_is_neither_text_nor_tower_is_refused(seeing_gemma):
+    folder, _ = seeing_gemma
+    rename(folder, lambda name: name.replace("vision_tower", "audio_tower"))
+    with pytest.raises(CheckpointError, match="audio_tower"):
+        LLM(folder, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"text_config": None}, "text_config is missing"),
+        ({"text_config": 3}, "text_config must be an object"),
+        ({"text_config": {"model_type": "llama"}}, "text_config.model_type 'llama'"),
+        ({"text_config": {"hidden_size": "x"}}, "text_config.hidden_size must be"),
+        ({"text_config": {"logit_scale": 2}}, "text_config.logit_scale 2 is not known"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings False"),
+    ],
+)
+def test_errors_in_the_text_config_name_it(seeing_gemma, changes, words):
+    folder, _ = seeing_gemma
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError) as caught:
+        LLM(folder, skip_tokenizer_init=True)
+    assert words in str(caught.value)
+
+
+def test_no_token_all_to_one_expert_and_one_to_all():
+    """Corners of sorting tokens by expert."""
+    torch.manual_seed(0)
+    hidden_size, size, num_experts = 8, 4, 3
+    up = [torch.randn(2 * size, hidden_size) for _ in range(num_experts)]
+    down = [torch.randn(hidden_size, size) for _ in range(num_experts)]
+    experts = DenseExperts([w.T.__rmatmul__ for w in up], [w.T.__rmatmul__ for w in down], activation="silu")
+
+    def one(x, expert):
+        gate, value = (x @ up[expert].T).chunk(2, -1)
+        return (torch.nn.functional.silu(gate) * value) @ down[expert].T
+
+    for ids in ([], [[2]], [[1]] * 5, [[0, 1, 2], [2, 0, 1]]):
+        expert_ids = torch.tensor(ids, dtype=torch.int64).view(len(ids), -1 if ids else 2)
+        x, weights = torch.randn(len(ids), hidden_size), torch.rand(expert_ids.shape)
+        expected = torch.zeros_like(x)
+        for token, row in enumerate(ids):
+            for place, expert in enumerate(row):
+                expected[token] += weights[token, place] * one(x[token], expert)
+        torch.testing.assert_close(experts(x, expert_ids, weights), expected)
