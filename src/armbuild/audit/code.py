@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # compiler-rt and libgcc: each helper checks for LSE itself before it uses one of its instructions.
 _OUTLINE_ATOMICS = re.compile(r"__aarch64_(cas|swp|ldadd|ldclr|ldeor|ldset)\d+_(relax|acq|rel|acq_rel|sync)")
 _STG = 0xD9200800
+# libgcc, unwind-dw2.c: the register VG counts doublewords in a vector, and is read when a frame saved it.
+_UNWINDER = re.compile(r"execute_stack_op|execute_cfa_program(_\w+)?|uw_\w+|_Unwind_[GS]etGR")
+_CNTD = 0x04E0E3E0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +178,7 @@ class _Scanner:
         self, index: int, uses: list[Use], section: Section, *, stripped: bool, broken: bool
     ) -> None:
         name = self.known.label(index)
-        if _OUTLINE_ATOMICS.fullmatch(name) or _retags_a_frame(uses):
+        if _OUTLINE_ATOMICS.fullmatch(name) or _retags_a_frame(uses) or _reads_a_frame(name, uses):
             self.code.self_checked += sum(use.count for use in uses)
             return
         last = max(use.last for use in uses)
@@ -237,6 +240,11 @@ def _retags_a_frame(uses: list[Use]) -> bool:
         and register != 31  # the stack pointer: code compiled for stack tagging
         and uses[0].word == _STG | register << 5 | register
     )
+
+
+def _reads_a_frame(name: str, uses: list[Use]) -> bool:
+    """Return whether this is libgcc's unwinder, which asks for the vector length of frames with SVE state."""
+    return bool(_UNWINDER.fullmatch(name)) and all(use.word & ~0x1F == _CNTD for use in uses)
 
 
 def _outline_atomics(

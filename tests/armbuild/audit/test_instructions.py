@@ -234,6 +234,18 @@ def test_the_unwinder_that_retags_tagged_frames_does_not_count(elf, tmp_path):
     assert not audit(path, floor="armv8-a").ok
 
 
+def test_the_unwinder_that_reads_the_vector_length_does_not_count(elf, tmp_path):
+    path = tmp_path / "lib.so"
+    cntd, ptrue = 0x04E0E3E3, 0x2598E3E0
+    path.write_bytes(elf([("uw_update_context_1", ".text", [cntd, RET])]))
+    report = audit(path, floor="armv8-a")
+    assert report.ok
+    assert report.files[0].self_checked == 1
+    for functions in ([("ours", ".text", [cntd, RET])], [("uw_update_context", ".text", [ptrue, RET])]):
+        path.write_bytes(elf(functions))
+        assert not audit(path, floor="armv8-a").ok
+
+
 def test_kernel_sections_are_guarded_by_their_targets_features(own_wheel):
     bfmmla, smmla = 0x6E42EC20, 0x4E82A420
     ok = own_wheel(
