@@ -32,10 +32,11 @@ def unpack(image: ImageFile, manifest: Manifest, root: Path) -> None:
     for layer in manifest.layers:
         image.verify(layer)
     for layer in manifest.layers:
-        _apply(image, layer, root)
+        apply(image, layer, root)
 
 
-def _apply(image: ImageFile, layer: LayerBlob, root: Path) -> None:
+def apply(image: ImageFile, layer: LayerBlob, root: Path) -> None:
+    """Lay one layer over what is in ``root``; CheckFailed when its content is not what it should be."""
     try:
         _lay(image, layer, root)
     except (tarfile.TarError, EOFError, zlib.error) as error:
