@@ -7,8 +7,14 @@ import importlib.util
 import os
 import platform
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from armbuild.isa import host
 from armllm.engine.memory import available_memory, readable
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from armllm.engine.placement import Placement
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SERVER_PACKAGES = ("starlette", "uvicorn", "httptools", "pydantic", "prometheus_client")
@@ -62,32 +68,44 @@ def _kernels() -> Finding:
 def _threads() -> Finding:
     import torch  # noqa: PLC0415
 
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    from armllm.engine.placement import decide  # noqa: PLC0415 - needs torch
+
+    allowed = frozenset(os.sched_getaffinity(0))
+    try:
+        placement = decide(allowed, torch.get_num_threads())
+    except RequestError as error:
+        return Finding("threads", "error", str(error), "unset or correct that variable")
     names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
     given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-    shown = f"{threads} threads, {cores} CPUs allowed" + (f" ({given})" if given else "")
-    quota = _cpu_quota()
-    usable = cores if quota is None else min(cores, quota)
-    if quota is not None and quota < cores:
+    shown = describe_placement(placement) + (f" ({given})" if given else "")
+    quota = host.cpu_quota(Path("/"))
+    usable = len(placement.cpus or allowed)
+    if quota is not None:
+        usable = min(usable, max(1, int(quota)))
         shown += f", cgroup quota {quota:g} CPUs"
-    if threads > usable:
-        return Finding("threads", "warn", shown, f"OMP_NUM_THREADS={max(1, int(usable))}: more only wait")
+    if placement.num_threads > usable:
+        return Finding("threads", "warn", shown, f"OMP_NUM_THREADS={usable}: more only wait")
+    if placement.num_threads < usable:
+        return Finding("threads", "warn", shown, f"{usable} could run: raise or unset OMP_NUM_THREADS")
     return Finding("threads", "ok", shown)
 
 
-def _cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """CPUs' worth of time that the container may use; None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text()
-            period = (root / "cpu/cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    if quota.strip() in ("max", "-1"):
-        return None
-    return int(quota) / int(period)
+def describe_placement(placement: Placement) -> str:
+    """Threads and where they run, for people."""
+    where = "any CPU" if placement.cpus is None else f"CPUs {_ranges(sorted(placement.cpus))}"
+    node = "" if placement.node is None else f" of NUMA node {placement.node}"
+    return f"{placement.num_threads} on {where}{node}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Write 0, 1, 2, 5 as 0-2,5."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _openmp() -> Finding:

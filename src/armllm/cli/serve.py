@@ -81,7 +81,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     swap_space: Annotated[float, typer.Option(hidden=True)] = 0.0,
     gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
     enable_chunked_prefill: Annotated[bool, typer.Option(hidden=True)] = True,
-    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,
+    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,  # noqa: ARG001 - nothing is compiled
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False,  # noqa: ARG001 - there is none to run
     disable_log_stats: Annotated[bool, typer.Option("--disable-log-stats", hidden=True)] = False,  # noqa: ARG001 - /metrics has them
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
@@ -91,12 +91,11 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     only("--pipeline-parallel-size", pipeline_parallel_size, (1,), ONE_PROCESS)
     only("--data-parallel-size", data_parallel_size, (1,), ONE_PROCESS)
     only("--distributed-executor-backend", distributed_executor_backend, ("mp", "uni"), ONE_PROCESS)
-    only("--device", device, ("cpu",), "this engine runs on CPUs")
+    only("--device", device, ("cpu", "auto"), "this engine runs on CPUs")
     only("--load-format", load_format, ("auto", "safetensors"), "only safetensors files are read")
     only("--swap-space", swap_space, (0.0,), MEMORY)
     only("--gpu-memory-utilization", gpu_memory_utilization, (None,), MEMORY)
     only("--enable-chunked-prefill", enable_chunked_prefill, (True,), "prompts are always chunked")
-    only("--enforce-eager", enforce_eager, (True,), "there is nothing to compile")
     only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
     if uvicorn_log_level not in LOG_LEVELS:
         raise RequestError(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")

@@ -35,12 +35,15 @@ async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
         service.check_prompt(prompt)
     params = PoolingParams(dimensions=body.dimensions)
     request_id = new_id("embd-")
-    vectors = await asyncio.gather(
-        *(
-            service.engine.encode(prompt.token_ids, params, f"{request_id}-{index}")
-            for index, prompt in enumerate(prompts)
-        )
-    )
+    tasks = [
+        asyncio.ensure_future(service.engine.encode(prompt.token_ids, params, f"{request_id}-{index}"))
+        for index, prompt in enumerate(prompts)
+    ]
+    try:
+        vectors = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:  # if one failed, nobody wants the others
+            task.cancel()
     total = sum(len(prompt.token_ids) for prompt in prompts)
     found: list[Embedding] = [
         {

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 import armllm
 from armllm import kernels
+from armllm.doctor import describe_placement
 from armllm.engine.memory import readable
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def greeting(service: Service, address: str) -> list[str]:
     targets = sorted({entry["target"] for entry in kernels.report().values()})
     return [
         f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
-        f"  threads: {torch.get_num_threads()} ({kernels.thread_backend()})",
+        f"  threads: {describe_placement(engine.placement)}, {kernels.thread_backend()}",
         f"  kernels: {', '.join(targets)}",
         f"  KV cache: {readable(cache)}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
         f"  serving {', '.join(service.options.served_model_names)} on {address}",

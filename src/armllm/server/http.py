@@ -16,6 +16,8 @@ from armllm.server.errors import ApiError, as_api_error
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
+    from starlette.types import Receive, Scope, Send
+
     from armllm.server.protocol.base import Body
 
 logger = logging.getLogger("armllm.server")
@@ -86,30 +88,44 @@ async def event_stream(
     request: Request, events: AsyncGenerator[bytes, None], on_error: Callable[[ApiError], bytes]
 ) -> Response:
     """Server-sent events; what fails before the first one is answered with an error status."""
-    iterator = aiter(events)
     try:
-        first = await unless_disconnected(request, anext(iterator))
+        first = await unless_disconnected(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
+    return EventStream(first, events, on_error)
 
-    async def body() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(events):
-            yield first
-            try:
-                async for event in iterator:
-                    yield event
-            except Exception as error:  # the status is out; the client must still hear of it
-                failure = as_api_error(error)
-                if failure.code == "internal_error":
-                    logger.exception("internal error")
-                yield on_error(failure)
 
-    return StreamingResponse(
-        body(),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
-    )
+class EventStream(StreamingResponse):
+    """Sends events; however it ends, their generator is closed, which drops the request in the engine."""
+
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], on_error: Callable[[ApiError], bytes]
+    ) -> None:
+        super().__init__(
+            self._sent(first, on_error),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+
+    async def _sent(self, first: bytes, on_error: Callable[[ApiError], bytes]) -> AsyncGenerator[bytes, None]:
+        yield first
+        try:
+            async for event in self._events:
+                yield event
+        except Exception as error:  # the status is out; the client must still hear of it
+            failure = as_api_error(error)
+            if failure.code == "internal_error":
+                logger.exception("internal error")
+            yield on_error(failure)
 
 
 def _dumps(document: Mapping[str, Any]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ENGINE_FAILED = 70
+OPEN_FILES = 65536
 
 
 def serve(
@@ -40,6 +42,7 @@ def serve(
     # As PID 1 of a container, a process that has no handler never sees SIGTERM.
     for number in SIGNALS:
         signal.signal(number, _stop_now)
+    _allow_many_connections()
     with _bound(host, port, uds) as sock:
         from armllm.engine.async_llm import AsyncLLM  # noqa: PLC0415 - torch takes seconds, a port in use doesn't
         from armllm.server.service import Service  # noqa: PLC0415
@@ -103,6 +106,14 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)
         return ENGINE_FAILED
     return 0
+
+
+def _allow_many_connections() -> None:
+    """Every connection is an open file, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextlib.contextmanager

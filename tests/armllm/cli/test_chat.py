@@ -75,14 +75,18 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(capsys):
     assert "allocator" in capsys.readouterr().out
 
 
-def test_more_threads_than_cores_are_found(capsys, monkeypatch):
+def test_more_threads_than_may_run_are_found(capsys, monkeypatch):
     import torch  # noqa: PLC0415
 
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
     assert main(["doctor", "--json"]) == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert checks["threads"]["status"] == "warn"
     assert "OMP_NUM_THREADS" in checks["threads"]["advice"]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nonsense")
+    assert main(["doctor", "--json"]) == 1
+    assert "VLLM_CPU_OMP_THREADS_BIND" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
