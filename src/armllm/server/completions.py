@@ -9,9 +9,8 @@ from armllm.server import logprobs
 from armllm.server.errors import ApiError
 from armllm.server.generation import Prompt, generate
 from armllm.server.http import DONE, data, event_stream, json_response, read_body, unless_disconnected
-from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.protocol.completions import Completion, CompletionChoice, CompletionRequest, Usage
-from armllm.server.service import Service, check_vocabulary, new_id
+from armllm.server.service import Service, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -60,7 +59,13 @@ class Run:
             raise ApiError("max_tokens 0 needs echo: there would be no answer", param="max_tokens")
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options needs stream", param="stream_options")
-        prompts = [await cls._prompt(service, body, given) for given in _prompts(body)]
+        prompts = await service.prompts(
+            body.prompt,
+            field="prompt",
+            add_special_tokens=body.add_special_tokens is not False,
+            truncate_to=body.truncate_prompt_tokens,
+            copies=body.n or 1,
+        )
         lengths = {service.output_tokens(prompt, body.max_tokens) for prompt in prompts}
         wanted: dict[str, Any] = {}
         if body.logprobs is not None:
@@ -73,16 +78,6 @@ class Run:
             service.default_sampling, max_tokens=max_tokens, streamed=bool(body.stream), **wanted
         )
         return cls(service, body, prompts, params)
-
-    @staticmethod
-    async def _prompt(service: Service, body: CompletionRequest, given: str | list[int]) -> Prompt:
-        if isinstance(given, str):
-            special = body.add_special_tokens is not False
-            return await service.encode(
-                given, add_special_tokens=special, truncate_to=body.truncate_prompt_tokens
-            )
-        check_vocabulary(given, service.vocab_size, "prompt")
-        return service.truncated(Prompt(given), body.truncate_prompt_tokens)
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start the engine on the prompts."""
@@ -181,16 +176,3 @@ class Run:
         if prompt.text is not None:
             return prompt.text
         return self.service.tokenizer.decode(prompt.token_ids)
-
-
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise ApiError("prompt must not be an empty list", param="prompt", code="invalid_value")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) * (body.n or 1) > MAX_PROMPTS:
-        raise ApiError(f"prompt and n ask for more than {MAX_PROMPTS} completions", param="prompt")
-    return list(given)

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from armllm.sampling_params import PoolingParams
-from armllm.server.errors import ApiError
-from armllm.server.generation import Prompt
 from armllm.server.http import json_response, read_body, unless_disconnected
-from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.protocol.tokens import Embedding, EmbeddingRequest, Embeddings
-from armllm.server.service import Service, check_vocabulary, new_id
+from armllm.server.service import Service, new_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,7 +27,12 @@ async def create_embeddings(request: Request) -> Response:
 
 
 async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
-    prompts = [await _prompt(service, body, given) for given in _inputs(body)]
+    prompts = await service.prompts(
+        body.input,
+        field="input",
+        add_special_tokens=body.add_special_tokens is not False,
+        truncate_to=body.truncate_prompt_tokens,
+    )
     for prompt in prompts:
         service.check_prompt(prompt)
     params = PoolingParams(dimensions=body.dimensions)
@@ -59,29 +61,6 @@ async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
         "model": service.model,
         "usage": {"prompt_tokens": total, "total_tokens": total},
     }
-
-
-async def _prompt(service: Service, body: EmbeddingRequest, given: str | list[int]) -> Prompt:
-    if isinstance(given, str):
-        special = body.add_special_tokens is not False
-        return await service.encode(
-            given, add_special_tokens=special, truncate_to=body.truncate_prompt_tokens
-        )
-    check_vocabulary(given, service.vocab_size, "input")
-    return service.truncated(Prompt(given), body.truncate_prompt_tokens)
-
-
-def _inputs(body: EmbeddingRequest) -> list[str | list[int]]:
-    given = body.input
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise ApiError("input must not be an empty list", param="input", code="invalid_value")
-    if isinstance(given[0], int):
-        return [given]
-    if len(given) > MAX_PROMPTS:
-        raise ApiError(f"input has {len(given)} entries, at most {MAX_PROMPTS} are taken", param="input")
-    return list(given)
 
 
 def _written(vector: list[float], *, as_base64: bool) -> list[float] | str:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from armllm.chat import ChatTemplate, find_template
 from armllm.errors import RequestError
@@ -15,6 +15,7 @@ from armllm.sampling_params import SamplingParams
 from armllm.server.errors import ApiError
 from armllm.server.generation import Prompt
 from armllm.server.metrics import Metrics
+from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
 from armllm.server.tools import TOOL_PARSERS
 
@@ -123,6 +124,35 @@ class Service:
         encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
         token_ids = await _away_if(len(text) > LONG_TEXT, encode)
         return self.truncated(Prompt(token_ids, text), truncate_to)
+
+    async def prompts(
+        self,
+        given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
+        *,
+        field: str,
+        add_special_tokens: bool,
+        truncate_to: int | None,
+        copies: int = 1,
+    ) -> list[Prompt]:
+        """Prompts from a text, token ids, or a list of either; ``copies`` of each will be answered."""
+        if isinstance(given, str):
+            given = [given]
+        if not given:
+            raise ApiError(f"{field} must not be an empty list", param=field, code="invalid_value")
+        several = cast("list[str | list[int]]", [given] if isinstance(given[0], int) else given)
+        if len(several) * copies > MAX_PROMPTS:
+            raise ApiError(f"{field} asks for more than {MAX_PROMPTS} answers", param=field)
+        found = []
+        for one in several:
+            if isinstance(one, str):
+                prompt = await self.encode(
+                    one, add_special_tokens=add_special_tokens, truncate_to=truncate_to
+                )
+            else:
+                check_vocabulary(one, self.vocab_size, field)
+                prompt = self.truncated(Prompt(one), truncate_to)
+            found.append(prompt)
+        return found
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Put a conversation into the model's words."""

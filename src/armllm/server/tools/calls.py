@@ -6,6 +6,27 @@ from armllm.server.events import CallArguments, CallStart, Event, Text
 from armllm.server.tools.scan import CallScanner
 
 
+class Stateful:
+    """A parser with a method per state, named after it, that takes from a buffer what it can.
+
+    A method that has moved to another state is followed by that state's; else more text is needed.
+    """
+
+    def __init__(self) -> None:
+        self._state = "text"
+        self._buffer = ""
+
+    def feed(self, text: str) -> list[Event]:
+        """Take the next piece of text."""
+        self._buffer += text
+        events: list[Event] = []
+        state = ""
+        while self._buffer and state != self._state:
+            state = self._state
+            events += getattr(self, f"_{state}")()
+        return events
+
+
 class Calls:
     """Reads calls and numbers them."""
 

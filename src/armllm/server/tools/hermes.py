@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from armllm.server.events import Event, Text, split_at
-from armllm.server.tools.calls import Calls
+from armllm.server.tools.calls import Calls, Stateful
 
 START, END = "<tool_call>", "</tool_call>"
 
 
-class HermesParser:
+class HermesParser(Stateful):
     """Calls between tags, text before, between and after them."""
 
     def __init__(self, names: frozenset[str]) -> None:  # noqa: ARG002 - a tag says plainly that it is a call
+        super().__init__()
         self._calls = Calls()
-        self._state = "text"
-        self._buffer = ""
-
-    def feed(self, text: str) -> list[Event]:
-        """Take the next piece of text."""
-        self._buffer += text
-        events: list[Event] = []
-        state = ""
-        while self._buffer and state != self._state:
-            state = self._state
-            events += getattr(self, f"_{state}")()
-        return events
 
     def finish(self) -> list[Event]:
         """Say what is left when no more text comes."""

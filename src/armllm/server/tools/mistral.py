@@ -5,32 +5,21 @@ from __future__ import annotations
 import re
 
 from armllm.server.events import CallArguments, CallStart, Event, Text, split_at
-from armllm.server.tools.calls import ListParser
+from armllm.server.tools.calls import ListParser, Stateful
 from armllm.server.tools.scan import ValueScanner
 
 MARKER = "[TOOL_CALLS]"
 _NAME = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*$")
 
 
-class MistralParser:
+class MistralParser(Stateful):
     """Text up to the marker, calls after it."""
 
     def __init__(self, names: frozenset[str]) -> None:  # noqa: ARG002 - the marker says plainly that it is a call
+        super().__init__()
         self._list = ListParser()
         self._arguments: ValueScanner | None = None
-        self._state = "text"
         self._count = 0
-        self._buffer = ""
-
-    def feed(self, text: str) -> list[Event]:
-        """Take the next piece of text."""
-        self._buffer += text
-        events: list[Event] = []
-        state = ""
-        while self._buffer and state != self._state:
-            state = self._state
-            events += getattr(self, f"_{state}")()
-        return events
 
     def finish(self) -> list[Event]:
         """Say what is left when no more text comes."""
