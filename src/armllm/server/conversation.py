@@ -73,7 +73,7 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
         if body.stream:
             raise ApiError("prompt_logprobs can't be streamed", param="prompt_logprobs")
         changes["prompt_logprobs"] = body.prompt_logprobs
-    schema = _schema(mode, forced, tools)
+    schema = _schema(mode, forced, tools, one_call=body.parallel_tool_calls is False)
     if schema is not None:
         if body.structured() is not None:
             raise ApiError("response_format and a forced tool_choice exclude each other", param="tool_choice")
@@ -135,7 +135,7 @@ def _tool_choice(service: Service, body: ChatRequest) -> tuple[str, str | None]:
     return choice, None
 
 
-def _schema(mode: str, forced: str | None, tools: list[Tool]) -> dict[str, Any] | None:
+def _schema(mode: str, forced: str | None, tools: list[Tool], *, one_call: bool) -> dict[str, Any] | None:
     """What the output must look like so that it is a call."""
     if mode == "named":
         (tool,) = (tool for tool in tools if tool.function.name == forced)
@@ -154,7 +154,8 @@ def _schema(mode: str, forced: str | None, tools: list[Tool]) -> dict[str, Any] 
         }
         for tool in tools
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    most = {"maxItems": 1} if one_call else {}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

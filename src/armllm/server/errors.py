@@ -69,6 +69,8 @@ class ApiError(Exception):
 def as_api_error(error: Exception, fields: Mapping[str, str] | None = None) -> ApiError:
     """Any exception as an answer; ``fields`` are the body's, by the names that the engine calls them."""
     if isinstance(error, ApiError):
+        if error.param is not None:
+            error.param = (fields or {}).get(error.param, error.param)
         return error
     if isinstance(error, ValidationError):
         return _invalid(error)

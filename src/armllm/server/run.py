@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -163,14 +164,34 @@ def _stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> 
     os._exit(128 + number)
 
 
+class NoProbes(logging.Filter):
+    """Leaves out what monitors and the page ask every second."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line stays; its arguments are client, method, path, HTTP version and status."""
+        arguments = record.args
+        return not (
+            isinstance(arguments, tuple)
+            and len(arguments) == 5
+            and arguments[2] in ("/health", "/metrics")
+            and arguments[4] == 200
+        )
+
+
 def _log_config(level: str) -> dict[str, Any]:
     """Everything goes to stderr, one line each."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "filters": {"probes": {"()": NoProbes}},
         "handlers": {
-            "stderr": {"class": "logging.StreamHandler", "formatter": "plain", "stream": "ext://sys.stderr"}
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "plain",
+                "filters": ["probes"],
+                "stream": "ext://sys.stderr",
+            }
         },
         "loggers": {
             "uvicorn": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},

@@ -122,7 +122,7 @@ class Service:
                 code="context_length_exceeded",
             )
         encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        token_ids = await _away_if(len(text) > LONG_TEXT, encode)
+        token_ids = await away_if(len(text) > LONG_TEXT, encode)
         return self.truncated(Prompt(token_ids, text), truncate_to)
 
     async def prompts(
@@ -158,7 +158,7 @@ class Service:
         """Put a conversation into the model's words."""
         template = self.template(tools=bool(options.get("tools")))
         size = sum(len(str(message.get("content"))) for message in messages)
-        text: str = await _away_if(size > LONG_TEXT, functools.partial(template.render, messages, **options))
+        text: str = await away_if(size > LONG_TEXT, functools.partial(template.render, messages, **options))
         return text
 
     @staticmethod
@@ -179,10 +179,10 @@ class Service:
         if size == 0:
             raise ApiError("the prompt is empty: it has no tokens", param="prompt", code="invalid_value")
         if room < max(max_tokens or 1, 1):
-            asked = f" and max_tokens is {max_tokens}" if max_tokens else ""
+            asked = f"max_tokens is {max_tokens}" if max_tokens else "at least one must follow"
             raise ApiError(
-                f"the prompt has {size} tokens{asked}: together that is more than the model's max_model_len"
-                f" {self.max_model_len}",
+                f"the prompt has {size} tokens and {asked}: together that is more than the model's"
+                f" max_model_len {self.max_model_len}",
                 param="prompt" if room < 1 else "max_tokens",
                 code="context_length_exceeded",
             )
@@ -207,5 +207,6 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, field: str) -> N
         raise RequestError(f"{field}: token id {wrong} is not in the vocabulary of {vocab_size}")
 
 
-async def _away_if(slow: bool, work: Callable[[], Any]) -> Any:
+async def away_if(slow: bool, work: Callable[[], Any]) -> Any:
+    """The result of ``work``, done in another thread if it would hold up everybody else in this one."""
     return await asyncio.to_thread(work) if slow else work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import armllm
@@ -17,7 +18,7 @@ from armllm.server.protocol.tokens import (
     TokenizeRequest,
     Version,
 )
-from armllm.server.service import Service, check_vocabulary, token_text
+from armllm.server.service import LONG_TEXT, Service, away_if, check_vocabulary, token_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -50,7 +51,8 @@ async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeRequest)
     service.check_model(body.model)
     check_vocabulary(body.tokens, service.vocab_size, "tokens")
-    answer: Detokenized = {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    decode = functools.partial(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    answer: Detokenized = {"prompt": await away_if(len(body.tokens) > LONG_TEXT, decode)}
     return json_response(answer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
 import socket
 import threading
@@ -158,6 +159,14 @@ def test_wrong_usage_is_one_line(folder, capsys, arguments, words):
     assert shown.err.startswith("armllm: error: ")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_the_module_that_guides_for_vllm_start_is_there(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["api_server", "--model", "x", "--port", "99999"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("armllm.entrypoints.openai.api_server", run_name="__main__")
+    assert ended.value.code == 2
+    assert "--port" in capsys.readouterr().err
 
 
 def test_a_unix_socket_serves_and_is_removed(start, folder, tmp_path):

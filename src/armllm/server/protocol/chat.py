@@ -93,6 +93,12 @@ class ChatRequest(Sampling, TemplateOptions):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
 
+    def names_for_errors(self) -> dict[str, str]:
+        """The prompt is made of messages, and the most tokens have two names."""
+        newer = self.max_completion_tokens is not None
+        most = {"max_tokens": "max_completion_tokens"} if newer else {}
+        return super().names_for_errors() | {"prompt": "messages"} | most
+
 
 class TopLogprob(TypedDict):
     """A likely token; ``bytes`` are its UTF-8, which may be a part of a character."""

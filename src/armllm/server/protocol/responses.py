@@ -79,6 +79,16 @@ class ResponsesRequest(WithoutEffect):
     text: TextOptions | None = None
     stream: bool | None = None
 
+    def names_for_errors(self) -> dict[str, str]:
+        """The fields by the names of /v1/chat/completions, too."""
+        renamed = {
+            "prompt": "input",
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "structured_outputs": "text",
+        }
+        return super().names_for_errors() | renamed
+
 
 class OutputText(TypedDict):
     """A text of the model."""

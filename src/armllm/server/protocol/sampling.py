@@ -105,7 +105,7 @@ class Sampling(WithoutEffect):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    request_id: str | None = Field(None, min_length=1, max_length=256)
+    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,256}$")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
 

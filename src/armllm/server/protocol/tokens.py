@@ -60,6 +60,10 @@ class EmbeddingRequest(WithoutEffect):
     truncate_prompt_tokens: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None
 
+    def names_for_errors(self) -> dict[str, str]:
+        """What is a prompt elsewhere is an input here."""
+        return super().names_for_errors() | {"prompt": "input"}
+
 
 class Embedding(TypedDict):
     """One vector, as numbers or as the base64 of little-endian fp32."""
