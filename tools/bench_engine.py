@@ -6,8 +6,9 @@
 
 The model is a Llama with random weights, made on the fly (125 million parameters by default). Prompts are
 random token ids; both sides generate the same number of tokens greedily and never stop early. The two
-alternate; medians are printed, and the ratio is the median of each pair's. How much of the engine's time is
-spent outside matrix products comes from a run of its own with a clock around every product.
+alternate; medians are printed, and the ratio is the median of each pair's. Two more runs tell where the
+engine's time goes: one with a clock around every matrix product, and one that samples, detokenizes and
+streams every token, whose share of scheduling, sampling and detokenizing is printed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import armllm
-from armllm import LLM, SamplingParams, kernels
-from armllm.layers.linear import DenseLinear
+from armllm import LLM, RequestOutputKind, SamplingParams, kernels
+from armllm.layers.linear import DenseLinear, PackedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +93,21 @@ def make_model(arguments: argparse.Namespace, folder: str) -> Any:
     )
     model = LlamaForCausalLM(config).to(getattr(torch, arguments.dtype)).eval()
     model.save_pretrained(folder)
+    make_tokenizer(arguments.vocab).save(f"{folder}/tokenizer.json")
     return model
+
+
+def make_tokenizer(vocab_size: int) -> Any:
+    """Byte-level tokens, as Llama 3 has them: the bytes, then made-up words."""
+    texts = [
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+        *(f"\u0120word{number}" for number in range(vocab_size)),
+    ]
+    vocabulary = {text: token_id for token_id, text in enumerate(texts[:vocab_size])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def run_engine(llm: LLM, prompts: Tensor, output: int) -> list[list[int]]:
@@ -120,15 +137,36 @@ def seconds_of(work: Callable[[], Any]) -> float:
 def share_outside_products(llm: LLM, prompts: Tensor, output: int) -> float:
     """Return which part of the steps' time passes outside matrix products with weights."""
     products, steps = Clock(), Clock()
-    call, step = DenseLinear.__call__, llm.llm_engine.step
-    DenseLinear.__call__ = products.around(call)  # type: ignore[method-assign]
+    calls = [(kind, kind.__call__) for kind in (DenseLinear, PackedLinear)]
+    step = llm.llm_engine.step
+    for kind, call in calls:
+        kind.__call__ = products.around(call)  # type: ignore[method-assign]
     llm.llm_engine.step = steps.around(step)  # type: ignore[method-assign]
     try:
         run_engine(llm, prompts, output)
     finally:
-        DenseLinear.__call__ = call  # type: ignore[method-assign]
+        for kind, call in calls:
+            kind.__call__ = call  # type: ignore[method-assign]
         llm.llm_engine.step = step  # type: ignore[method-assign]
     return 1 - products.seconds / steps.seconds
+
+
+def share_outside_model(llm: LLM, prompts: Tensor, output: int) -> float:
+    """Return which part of the steps' time scheduling, sampling and detokenizing take, all streamed."""
+    engine, steps = llm.llm_engine, Clock()
+    for number, row in enumerate(prompts.tolist()):
+        params = SamplingParams(
+            temperature=0.8,
+            seed=number,
+            max_tokens=output,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        engine.add_request(f"streamed {number}", row, params)
+    model = engine.stats().seconds["model"]
+    while engine.has_unfinished_requests():
+        steps.around(engine.step)()
+    return 1 - (engine.stats().seconds["model"] - model) / steps.seconds
 
 
 def main() -> int:
@@ -139,7 +177,6 @@ def main() -> int:
         llm = LLM(
             folder,
             dtype=arguments.dtype,
-            skip_tokenizer_init=True,
             enable_prefix_caching=False,  # repeats must do the work again
         )
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
@@ -150,9 +187,10 @@ def main() -> int:
         f" armllm {armllm.__version__} ({attention['target']} kernels), torch {torch.__version__}:\n"
     )
     print(
-        "| sequences | armllm, tokens/s | transformers, tokens/s | ratio | outside products | same tokens |"
+        "| sequences | armllm, tokens/s | transformers, tokens/s | ratio | outside products | outside model |"
+        " same tokens |"
     )
-    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for count in arguments.sequences:
         prompts = torch.randint(arguments.vocab, (count, arguments.prompt))
         ours, theirs = (
@@ -169,11 +207,12 @@ def main() -> int:
         tokens = count * arguments.output
         speeds = [tokens / statistics.median(side) for side in zip(*pairs, strict=True)]
         ratio = statistics.median(slow / fast for fast, slow in pairs)
-        share = share_outside_products(llm, prompts, arguments.output)
+        products = share_outside_products(llm, prompts, arguments.output)
+        engine = share_outside_model(llm, prompts, arguments.output)
         same = sum(a == b for a, b in zip(ours, theirs, strict=True))
         print(
-            f"| {count} | {speeds[0]:.1f} | {speeds[1]:.1f} | {ratio:.2f} | {share:.0%} |"
-            f" {same} of {count} |",
+            f"| {count} | {speeds[0]:.1f} | {speeds[1]:.1f} | {ratio:.2f} | {products:.0%} |"
+            f" {engine:.1%} | {same} of {count} |",
             flush=True,
         )
     return 0

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+# `encode` keeps the interpreter's lock, which would halt everything else for as long as a long text takes;
+# `encode_batch_fast` lets go of it.
+LONG_TEXT = 2000
+
 
 class Tokenizer:
     """Text to token ids and back; what goes around a prompt is tokenizer.json's own business.
@@ -54,7 +58,11 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > LONG_TEXT:
+                encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                ids: list[int] = encodings[0].ids
+            else:
+                ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # noqa: BLE001 - lone surrogates, for one
             raise RequestError(f"the prompt can't be tokenized: {_line(error)}") from None
         return ids

@@ -8,7 +8,8 @@ import shutil
 import pytest
 import transformers
 
-from armllm.tokenizer import Tokenizer
+from armllm.errors import RequestError
+from armllm.tokenizer import LONG_TEXT, Tokenizer
 
 TEXTS = ["Hello there", " two  spaces ", "", "Grüße 東京 😀", "<s>already</s> marked", "line\nbreak\ttab"]
 
@@ -63,3 +64,16 @@ def test_padding_and_truncation_in_the_file_do_not_reach_prompts(tokenizer_folde
     }
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert Tokenizer(folder).encode("a longer text") == Tokenizer(tokenizer_folder).encode("a longer text")
+
+
+def test_long_texts_have_the_same_ids_as_their_tokenizer_gives(tokenizer_folder):
+    """They go another way, which does not halt the other threads."""
+    ours = Tokenizer(tokenizer_folder)
+    text = "Grüße 東京 😀 and so on. " * 200
+    assert len(text) > LONG_TEXT
+    for special in (True, False):
+        expected = ours._tokenizer.encode(text, add_special_tokens=special).ids
+        assert ours.encode(text, add_special_tokens=special) == expected
+    assert ours.longest_token == max(len(token) for token in ours._tokenizer.get_vocab())
+    with pytest.raises(RequestError, match="can't be tokenized"):
+        ours.encode("\ud800" * (LONG_TEXT + 1))
