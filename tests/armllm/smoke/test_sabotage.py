@@ -29,8 +29,9 @@ def attention(*, visible=None, head=None, scale=None, values=None, table=None, e
     """Attention written anew, with each decision open to a wrong answer."""
 
     def paged_attention(  # noqa: PLR0917 - the kernel takes what it takes
-        out, query, cache, layout, block_tables, query_start_loc, seq_lens, given_scale
+        out, query, cache, layout, block_tables, query_start_loc, seq_lens, given_scale, **options
     ):
+        assert not any(options.values())  # what this model has no use for
         keys, cached_values = layout.views(cache)
         group = query.shape[1] // layout.num_kv_heads
         starts = query_start_loc.tolist()
@@ -65,10 +66,10 @@ def attention(*, visible=None, head=None, scale=None, values=None, table=None, e
 def without_last_dimensions_of_query(count):
     plain = attention()
 
-    def paged_attention(out, query, *rest):
+    def paged_attention(out, query, *rest, **options):
         shortened = query.clone()
         shortened[..., -count:] = 0
-        plain(out, shortened, *rest)
+        plain(out, shortened, *rest, **options)
 
     return paged_attention
 
@@ -119,7 +120,8 @@ def forget_slow_pairs(cache):
 
 
 def norm(*, square=torch.square, eps=lambda eps: eps, root_eps=0.0, weigh=True, add=True, keep=True):
-    def fused_add_rms_norm(x, residual, weight, given_eps):
+    def fused_add_rms_norm(x, residual, weight, given_eps, *, weight_offset):
+        assert not weight_offset
         total = residual + x if add else x.clone()
         if keep:
             residual.copy_(total)
@@ -256,9 +258,9 @@ def test_reference_kernels_recite_everything(plain_torch, passages):
 def plain_norm(fused):
     """The norm without a sum that makes the same mistake."""
 
-    def rms_norm(out, x, weight, eps):
+    def rms_norm(out, x, weight, eps, *, weight_offset):
         out.copy_(x)
-        fused(out, torch.zeros_like(x), weight, eps)
+        fused(out, torch.zeros_like(x), weight, eps, weight_offset=weight_offset)
 
     return rms_norm
 
