@@ -1,8 +1,8 @@
 """The image's entry point: `docker run IMAGE MODEL ...` starts `armllm serve MODEL ...`.
 
 The standard library alone runs until the core is known to be good enough: torch's code would die of SIGILL on
-an older one, without a word. What the container may use is printed; by it the engine chooses threads, their
-CPUs and the size of the KV cache, and says so when it serves. The server takes over this very process.
+an older one, without a word. What the container may use is printed; by it the engine chooses CPUs and the size
+of the KV cache, and says so when it serves. The server takes over this very process.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def main(arguments: list[str], root: Path = Path("/")) -> int:
     if reason := refusal(facts, isa):
         print(f"armllm: error: {reason}", file=sys.stderr)
         return TOO_OLD
+    if isa.threads and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
+        os.environ.setdefault("OMP_NUM_THREADS", str(isa.threads))  # for every thread that computes
     command = ["serve", *with_model(arguments, os.environ)]
     for line in report(facts, isa, command, root):
         print(line, file=sys.stderr, flush=True)

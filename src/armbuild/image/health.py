@@ -40,26 +40,31 @@ def server_arguments(processes: Path = Path("/proc")) -> list[str]:
 
 def check(address: str) -> str:
     """Ask GET /health; return why the server is not healthy, empty when it is."""
+    connection = _Connection(address)
     try:
-        connection = _connection(address)
-        try:
-            connection.request("GET", "/health")
-            status = connection.getresponse().status
-        finally:
-            connection.close()
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
     except (OSError, ValueError, http.client.HTTPException) as error:
         return f"no answer on {address}: {error}"
+    finally:
+        connection.close()
     return "" if status == http.client.OK else f"status {status} on {address}"
 
 
-def _connection(address: str) -> http.client.HTTPConnection:
-    if not address.startswith("/"):
-        return http.client.HTTPConnection("127.0.0.1", int(address), timeout=TIMEOUT)
-    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
-    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(TIMEOUT)
-    connection.sock.connect(address)
-    return connection
+class _Connection(http.client.HTTPConnection):
+    """To a port of this container, or to a Unix socket."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT)
+        self.address = address
+
+    def connect(self) -> None:
+        if not self.address.startswith("/"):
+            self.sock = socket.create_connection(("127.0.0.1", int(self.address)), TIMEOUT)
+            return
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT)
+        self.sock.connect(self.address)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import json
 import re
 import tarfile
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -21,7 +21,7 @@ from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -116,16 +116,19 @@ class ImageFile:
                     f"{self.path}: layer {layer.digest} was tampered with or damaged: its content is {actual}"
                 )
 
-    def content(self, layer: LayerBlob) -> IO[bytes]:
+    @contextmanager
+    def content(self, layer: LayerBlob) -> Iterator[IO[bytes]]:
         """Open the tar inside a layer."""
-        stream = self.open(layer.name)
-        head = stream.read(4)
-        stream.seek(0)
-        if head[:2] == b"\x1f\x8b":
-            return cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
-        if head == b"\x28\xb5\x2f\xfd":
-            raise UsageError(f"{self.path}: zstd layers cannot be read here: save the image with gzip layers")
-        return stream
+        with self.open(layer.name) as stream:
+            head = stream.read(4)
+            stream.seek(0)
+            if head == b"\x28\xb5\x2f\xfd":
+                raise UsageError(f"{self.path}: zstd layers cannot be read: save the image with gzip layers")
+            if head[:2] == b"\x1f\x8b":
+                with gzip.GzipFile(fileobj=stream) as inner:
+                    yield cast("IO[bytes]", inner)
+            else:
+                yield stream
 
     def _document(self, name: str, digest: str = "") -> dict[str, Any]:
         with self.open(name) as stream:
@@ -221,7 +224,7 @@ def open_image(path: Path) -> ImageFile:
         members = {member.name.removeprefix("./"): member for member in tar.getmembers()}
     except (*_BROKEN, OSError) as error:
         stack.close()
-        raise UsageError(f"{path}: not an image: {error}") from error
+        raise UsageError(f"{path}: not an image: it is no tar archive, or a damaged one") from error
     for name, member in list(members.items()):  # podman and old dockers link one layer's file to another's
         if member.issym() or member.islnk():
             target = str(Path(name).parent / member.linkname) if member.issym() else member.linkname

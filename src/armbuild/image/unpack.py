@@ -45,27 +45,33 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path) -> None:
 
 def _lay(image: ImageFile, layer: LayerBlob, root: Path) -> None:
     written: set[str] = set()
-    stream = _Hashing(image.content(layer))
-    with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
-        for entry in tar:
-            name = PurePosixPath("/", entry.name)
-            if ".." in name.parts:
-                raise CheckFailed(f"{image.path}: a layer writes outside of the image: {entry.name!r}")
-            if name == PurePosixPath("/"):
-                continue
-            target = inside(root, name.parent) / name.name
-            if name.name == OPAQUE:
-                _hide_all(target.parent, written)
-            elif name.name.startswith(WHITEOUT):
-                hidden = target.with_name(name.name.removeprefix(WHITEOUT))
-                if os.fspath(hidden) not in written:  # only lower layers are hidden
-                    _remove(hidden)
-            else:
-                _place(tar, entry, target, root)
-                written.add(os.fspath(target))
-    stream.drain()
+    with image.content(layer) as content:
+        stream = _Hashing(content)
+        with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
+            for entry in tar:
+                _lay_entry(tar, entry, root, written)
+        stream.drain()
     if f"sha256:{stream.digest.hexdigest()}" != layer.diff_id:
         raise CheckFailed(f"{image.path}: layer {layer.diff_id} was tampered with: its content is another")
+
+
+def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written: set[str]) -> None:
+    """Lay one entry; ``written`` are the paths that this layer has brought so far."""
+    name = PurePosixPath("/", entry.name)
+    if ".." in name.parts:
+        raise CheckFailed(f"a layer writes outside of the image: {entry.name!r}")
+    if name == PurePosixPath("/"):
+        return
+    target = inside(root, name.parent) / name.name
+    if name.name == OPAQUE:
+        _hide_all(target.parent, written)
+    elif name.name.startswith(WHITEOUT):
+        hidden = target.with_name(name.name.removeprefix(WHITEOUT))
+        if os.fspath(hidden) not in written:  # only lower layers are hidden
+            _remove(hidden)
+    else:
+        _place(tar, entry, target, root)
+        written.add(os.fspath(target))
 
 
 def inside(root: Path, path: PurePosixPath) -> Path:

@@ -1,0 +1,46 @@
+"""Images of a few files, for tests that need no network: trees, layers, archives."""
+
+import dataclasses
+
+from armbuild.image import archive, layers
+
+
+def tree(folder, files):
+    """Lay files (name -> text, bytes or a link's target as ("->", target)) into ``folder``."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, tuple):
+            path.symlink_to(content[1])
+        elif content is None:
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def layer(folder, files, *, name="layer", compress=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    content = tree(folder / f"{name}.tree", files) if files else (folder / f"{name}.tree")
+    content.mkdir(exist_ok=True)
+    return layers.write(content, folder / f"{name}.tar.gz", comment=name, compress=compress)
+
+
+def image(made, *, architecture="arm64", **config):
+    document = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": config,
+        "rootfs": {"type": "layers", "diff_ids": [item.diff_id for item in made]},
+    }
+    return archive.Image(config=document, layers=tuple(made), annotations={"title": "small"})
+
+
+def write(folder, *stack, path="image.tar", **config):
+    """Write an archive whose layers hold the files of ``stack``, the lowest first."""
+    made = [layer(folder, files, name=f"layer{number}") for number, files in enumerate(stack)]
+    return archive.write([image(made, **config)], folder / path, name="localhost/small:1").path
+
+
+def with_diff_id(made, diff_id):
+    return dataclasses.replace(made, diff_id=diff_id)

@@ -1,0 +1,118 @@
+import io
+import json
+import tarfile
+
+import armbuild_test_small as small
+import pytest
+
+from armbuild.errors import CheckFailed, UsageError
+from armbuild.image import archive, reader, unpack
+
+
+def test_an_archive_is_an_oci_layout_and_what_docker_load_reads(tmp_path):
+    path = small.write(tmp_path, {"a": "1"}, {"b": "2"}, User="1:1")
+    with tarfile.open(path) as tar:
+        documents = {
+            name: json.load(tar.extractfile(name)) for name in ("oci-layout", "index.json", "manifest.json")
+        }
+        names = set(tar.getnames())
+    (entry,) = documents["index.json"]["manifests"]
+    assert entry["annotations"]["org.opencontainers.image.ref.name"] == "localhost/small:1"
+    (saved,) = documents["manifest.json"]
+    assert saved["RepoTags"] == ["localhost/small:1"]
+    assert {saved["Config"], *saved["Layers"]} <= names
+    assert documents["oci-layout"] == {"imageLayoutVersion": "1.0.0"}
+
+
+def test_equal_images_are_equal_files(tmp_path):
+    one = small.write(tmp_path / "1", {"a": "1"})
+    two = small.write(tmp_path / "2", {"a": "1"})
+    assert one.read_bytes() == two.read_bytes()
+    assert one.read_bytes() != small.write(tmp_path / "3", {"a": "2"}).read_bytes()
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    made = small.layer(tmp_path, {"a": "1"})
+    (tmp_path / "out").mkdir()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(archive.os, "fsync", fail)
+    with pytest.raises(OSError, match=r"out/x\.tar"):
+        archive.write([small.image([made])], tmp_path / "out/x.tar", name="localhost/x:1")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_each_platform_of_an_index_is_found(tmp_path):
+    images = [
+        small.image([small.layer(tmp_path / name, {"file": name})], architecture=name)
+        for name in ("arm64", "amd64")
+    ]
+    written = archive.write(images, tmp_path / "both.tar", name="localhost/x:1")
+    assert set(written.manifests) == {"arm64", "amd64"}
+    for name in ("arm64", "amd64"):
+        root = tmp_path / f"root-{name}"
+        root.mkdir()
+        with reader.open_image(written.path) as image:
+            manifest = image.manifest(name)
+            unpack.unpack(image, manifest, root)
+        assert manifest.digest == written.manifests[name]
+        assert (root / "file").read_text() == name
+
+
+def test_the_wrong_architecture_is_named(tmp_path):
+    path = small.write(tmp_path, {"a": "1"})
+    with (
+        reader.open_image(path) as image,
+        pytest.raises(UsageError, match=r"holds linux/arm64, not linux/amd64"),
+    ):
+        image.manifest("amd64")
+
+
+def test_a_layout_folder_and_a_saved_image_are_read_too(tmp_path):
+    path = small.write(tmp_path, {"a": "1"})
+    with tarfile.open(path) as tar:
+        tar.extractall(tmp_path / "layout", filter="data")
+    saved = tmp_path / "saved.tar"  # as `docker save` wrote before version 25: no index.json
+    with tarfile.open(path) as tar, tarfile.open(saved, "w") as out:
+        for member in tar:
+            if member.name not in ("index.json", "oci-layout"):
+                out.addfile(member, tar.extractfile(member) if member.isfile() else None)
+    for number, place in enumerate((tmp_path / "layout", saved)):
+        root = tmp_path / f"root{number}"
+        root.mkdir()
+        with reader.open_image(place) as image:
+            unpack.unpack(image, image.manifest("arm64"), root)
+        assert (root / "a").read_text() == "1"
+
+
+@pytest.mark.parametrize("name", ["nothing.tar", "empty.tar", "text.tar", "folder"])
+def test_what_is_no_image_is_refused_in_a_line(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.tar").write_text("not a tar")
+    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("hello"), io.BytesIO())
+    with pytest.raises(UsageError, match=name) as caught, reader.open_image(tmp_path / name):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "index", [b"{}", b"[]", b"no", b'{"manifests": [{}]}', b'{"manifests": [{"digest": "sha256:../../x"}]}']
+)
+def test_documents_that_make_no_sense_are_a_verdict_not_a_traceback(tmp_path, index):
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        entry = tarfile.TarInfo("index.json")
+        entry.size = len(index)
+        tar.addfile(entry, io.BytesIO(index))
+    with reader.open_image(tmp_path / "x.tar") as image, pytest.raises(CheckFailed):
+        image.manifest("arm64")
+
+
+def test_a_changed_configuration_is_noticed(tmp_path):
+    path = small.write(tmp_path, {"a": "1"}, User="10001:10001")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"User":"10001:10001"', b'"User":"00000:10001"'))
+    with reader.open_image(path) as image, pytest.raises(CheckFailed, match="does not match its digest"):
+        image.manifest("arm64")
