@@ -65,7 +65,7 @@ class ChatTemplate:
             text = self.template.render(**self.tokens | variables | given)
         except Exception as error:  # noqa: BLE001 - a template is someone else's program
             raise RequestError(f"the chat template fails on these messages: {_line(error)}") from None
-        return _cut(text, conversation[-1]["content"]) if continue_final_message else text
+        return _cut(text, conversation[-1].get("content")) if continue_final_message else text
 
 
 def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str:
@@ -119,7 +119,7 @@ def _with_parsed_arguments(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RequestError(
             f"messages: the arguments of a tool call are not JSON: {function['arguments']!r:.80}"
         ) from None
