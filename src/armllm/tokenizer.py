@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from armllm.errors import CheckpointError, RequestError
+from armllm.models.gguf_tokenizer import read_gguf_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,22 +27,13 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                f"{folder} has no tokenizer.json; other tokenizer files are not read"
-                " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
-            )
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-            raise CheckpointError(
-                f"{path} is not a tokenizer that `tokenizers` reads: {_line(error)}"
-            ) from None
+        if folder.suffix == ".gguf" and folder.is_file():
+            self._tokenizer, self.settings = read_gguf_tokenizer(folder)
+        else:
+            self._tokenizer, self.settings = _read_folder(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.folder = folder
-        self.settings = _read_settings(folder / "tokenizer_config.json")
         self.bos_token_id = self._special("bos_token")
         self.eos_token_id = self._special("eos_token")
 
@@ -90,6 +82,20 @@ class Tokenizer:
         token = self.settings.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         return text if isinstance(text, str) else None
+
+
+def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json; other tokenizer files are not read"
+            " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
+        )
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        raise CheckpointError(f"{path} is not a tokenizer that `tokenizers` reads: {_line(error)}") from None
+    return tokenizer, _read_settings(folder / "tokenizer_config.json")
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

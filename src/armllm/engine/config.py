@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from armllm.errors import CheckpointError, RequestError
+from armllm.errors import RequestError
+from armllm.models.hub import resolve_model
 
 DTYPES = {
     "float32": torch.float32,
@@ -104,12 +105,12 @@ class EngineConfig:
     @property
     def model_folder(self) -> Path:
         """The checkpoint folder."""
-        return _folder("model", self.model)
+        return resolve_model(self.model)
 
     @property
     def tokenizer_folder(self) -> Path:
         """The folder with tokenizer.json."""
-        return self.model_folder if self.tokenizer is None else _folder("tokenizer", self.tokenizer)
+        return self.model_folder if self.tokenizer is None else resolve_model(self.tokenizer, "tokenizer")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -131,13 +132,3 @@ def cpu_computes_bfloat16() -> bool:
             if line.startswith(("Features", "flags")):
                 return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
     return False
-
-
-def _folder(name: str, given: str) -> Path:
-    folder = Path(given).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{name} {given!r} is not a folder; give the path of a downloaded checkpoint"
-            " (names on a model hub are not looked up)"
-        )
-    return folder

@@ -13,7 +13,8 @@ from armllm import environment, kernels
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable, release_mapped
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.models.loader import Checkpoint, Weights
+from armllm.models.load import load_model
+from armllm.models.loader import Weights, open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from armllm.kernels import KVCacheLayout
     from armllm.models import Model
     from armllm.models.config import ModelConfig
+    from armllm.models.gguf import GGUFCheckpoint
+    from armllm.models.loader import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +66,18 @@ class ModelRunner:
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
         kernels.set_num_threads(torch.get_num_threads())
-        checkpoint = Checkpoint(config.model_folder)
+        checkpoint = open_checkpoint(config.model_folder)
         layouts = self._check(config, architecture, checkpoint)
+        self.model, self.load_report = load_model(
+            architecture, model_config, checkpoint, self.dtype, max_positions=self.max_model_len
+        )
         with torch.inference_mode():
-            weights = Weights(checkpoint, self.dtype)
-            self.model = architecture(self.model_config, weights, max_positions=self.max_model_len)
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
-        release_mapped(config.model_folder)
+        release_mapped(checkpoint.folder)
 
     def _check(
-        self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint
+        self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint | GGUFCheckpoint
     ) -> list[KVCacheLayout]:
         """Build the model without data: every tensor must be there, and weights and cache fit into memory."""
         weights = Weights(checkpoint, self.dtype, device="meta")

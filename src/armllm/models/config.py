@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import CheckpointError
+from armllm.models.gguf import read_gguf_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -69,7 +70,9 @@ class ConfigReader:
 
     @classmethod
     def open(cls, folder: Path) -> ConfigReader:
-        """Read the folder's config.json; refuse what no family here honours."""
+        """Read the config.json of a folder or the header of a GGUF file; refuse what no family honours."""
+        if folder.suffix == ".gguf" and folder.is_file():
+            return cls(read_gguf_config(folder), folder)
         path = folder / "config.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from armllm.errors import CheckpointError
 from armllm.models import read_model_config
-from armllm.models.loader import Checkpoint, Weights
+from armllm.models.hub import resolve_model
+from armllm.models.loader import Weights, open_checkpoint
 
 
 def inspect(model: str) -> dict[str, Any]:
     """Shape, size and limits of a checkpoint folder; CheckpointError if the engine could not load it."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(f"{model} is not a folder; give the path of a downloaded checkpoint")
+    folder = resolve_model(model)
     architecture, config = read_model_config(folder)
-    checkpoint = Checkpoint(folder)
+    checkpoint = open_checkpoint(folder)
     weights = Weights(checkpoint, torch.bfloat16, device="meta")
     architecture(config, weights, max_positions=1)
     weights.finish_check(architecture.ignored_tensors(config))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from armllm.errors import CheckpointError
+from armllm.models.gguf import GGUFCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,11 @@ class Checkpoint:
             self._homes[name] = file_name
 
 
+def open_checkpoint(path: Path) -> Checkpoint | GGUFCheckpoint:
+    """The tensors of a folder or of a GGUF file."""
+    return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
+
+
 class Weights:
     """Tensors of one checkpoint in one dtype, by names under a prefix.
 
@@ -84,7 +90,7 @@ class Weights:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Checkpoint | GGUFCheckpoint,
         dtype: torch.dtype,
         device: str = "cpu",
         root: Weights | None = None,

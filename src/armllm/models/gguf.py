@@ -1,0 +1,263 @@
+"""GGUF files as llama.cpp writes them: floating-point weights under the names of Hugging Face's checkpoints.
+
+Source of names, keys and conventions: gguf-py's constants and llama.cpp's convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# general.architecture -> ours
+ARCHITECTURES = {
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA_LAYER = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Read into the configuration, not into the model.
+FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GGUFFile:
+    """Header and mapped tensors of one file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import gguf  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError:
+            raise CheckpointError(f"{path} needs gguf: pip install 'armllm[gguf]'") from None
+        try:
+            # copy on write: torch warns of tensors on memory that can't be written to
+            self._reader = gguf.GGUFReader(path, "c")
+        except Exception as error:  # noqa: BLE001 - a damaged file makes it raise nearly anything
+            line = str(error).strip().split("\n", 1)[0]
+            raise CheckpointError(
+                f"{path} can't be read as GGUF ({type(error).__name__}: {line}); it may be truncated:"
+                " download it again"
+            ) from None
+        self.path = path
+        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.architecture = str(self.get("general.architecture", ""))
+        if self.architecture not in ARCHITECTURES:
+            raise CheckpointError(
+                f"{path}: GGUF architecture {self.architecture!r} is not supported, only"
+                f" {', '.join(ARCHITECTURES)}"
+            )
+        quantised = sorted({t.tensor_type.name for t in self.tensors.values()} - set(FLOATING))
+        if quantised:
+            raise CheckpointError(
+                f"{path}: tensors of type {', '.join(quantised)} are not supported,"
+                f" only {', '.join(FLOATING)}"
+            )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of the header."""
+        field = self._reader.get_field(key)
+        return default if field is None else field.contents()
+
+    def own(self, key: str, default: Any = None) -> Any:
+        """A value that the header has under the architecture's name."""
+        return self.get(f"{self.architecture}.{key}", default)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor in its stored dtype, mapped."""
+        stored = self.tensors[name]
+        flat = torch.from_numpy(stored.data.reshape(-1)).view(FLOATING[stored.tensor_type.name])
+        return flat.view(self.shape(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Outermost dimension first, as torch has it."""
+        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(path: Path, _modified: int) -> GGUFFile:
+    return GGUFFile(path)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """The file, parsed once for configuration, tokenizer and weights."""
+    return _opened(path, path.stat().st_mtime_ns)
+
+
+class GGUFCheckpoint:
+    """The tensors of a file by Hugging Face's names; stands in for `Checkpoint`."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = path.parent
+        self._path = path
+        self._file = open_gguf(path)
+        self._names = {self._translate(name): name for name in self._file.tensors if name not in FACTORS}
+
+    def names(self) -> set[str]:
+        """All tensors in the file."""
+        return set(self._names)
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """A tensor's dtype, as safetensors writes it, and shape."""
+        stored = self._names[name]
+        return self._file.tensors[stored].tensor_type.name, self._file.shape(stored)
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, mapped from the file."""
+        tensor = self._file.tensor(self._names[name])
+        kind = name.split(".")[-2]
+        if self._file.architecture == "llama" and kind in ("q_proj", "k_proj"):
+            heads = self._file.own("attention.head_count")
+            return _unpermute(
+                tensor, heads if kind == "q_proj" else self._file.own("attention.head_count_kv", heads)
+            )
+        return tensor
+
+    def where(self, name: str) -> Path:
+        """The file."""
+        del name
+        return self._path
+
+    def _translate(self, name: str) -> str:
+        """Hugging Face's name; one that is not known stays as it is, and is then found to be left over."""
+        gemma = self._file.architecture.startswith("gemma")
+        layer = LAYER | (GEMMA_LAYER if gemma else {})
+        if self._file.architecture == "phi3":
+            layer = layer | {"ffn_up": "mlp.gate_up_proj"}
+        stem, _, ending = name.rpartition(".")
+        if stem in OUTSIDE:
+            return f"{OUTSIDE[stem]}.{ending}"
+        block, _, rest = stem.partition(".")
+        index, _, part = rest.partition(".")
+        if block == "blk" and part in layer:
+            return f"model.layers.{index}.{layer[part]}.{ending}"
+        return name
+
+
+def _unpermute(tensor: Tensor, heads: int) -> Tensor:
+    """Rows of each head as halves again: llama.cpp turns Llama's neighbours (2i, 2i + 1) together."""
+    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """What config.json would say; CheckpointError names what can't be said in it."""
+    file = open_gguf(path)
+    architecture, own = file.architecture, file.own
+    heads, hidden_size = own("attention.head_count"), own("embedding_length")
+    if (
+        not isinstance(heads, int)
+        or not isinstance(hidden_size, int)
+        or "token_embd.weight" not in file.tensors
+    ):
+        raise CheckpointError(f"{path}: attention.head_count, embedding_length or token_embd is missing")
+    if own("expert_count"):
+        raise CheckpointError(f"{path}: GGUF files with experts are not supported")
+    if file.get("split.count", 1) > 1:
+        raise CheckpointError(f"{path}: GGUF files in several parts are not supported; merge them first")
+    head_dim = own("attention.key_length", hidden_size // heads)
+    if own("attention.value_length", head_dim) != head_dim:
+        raise CheckpointError(f"{path}: keys and values of different lengths are not supported")
+    bias = "blk.0.attn_q.bias" in file.tensors
+    values = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "vocab_size": file.shape("token_embd.weight")[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": own("feed_forward_length"),
+        "num_hidden_layers": own("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": own("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": own("context_length"),
+        "rms_norm_eps": own("attention.layer_norm_rms_epsilon"),
+        "rope_theta": own("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
+    }
+    if architecture in ("llama", "qwen3"):
+        values["attention_bias"] = bias
+    if architecture.startswith("gemma"):
+        values |= _gemma(file, head_dim)
+    elif own("attention.sliding_window"):
+        values["sliding_window"] = own("attention.sliding_window")
+    rotary_dim = own("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim:
+        values["partial_rotary_factor"] = rotary_dim / head_dim
+    return values | _rope(file)
+
+
+def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma without reading it from the file."""
+    own = file.own
+    # the two models of 27 billion parameters, known by their layers, divide by another root
+    largest = {"gemma2": 46, "gemma3": 62}[file.architecture] == own("block_count")
+    values = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "norm_weights_are_offset": True,  # stored with the one that is added
+        "query_pre_attn_scalar": own("embedding_length") // own("attention.head_count")
+        if largest
+        else head_dim,
+        "sliding_window": own("attention.sliding_window"),
+        "final_logit_softcapping": own("final_logit_softcapping"),
+    }
+    if file.architecture == "gemma2":
+        return values | {"attn_logit_softcapping": own("attn_logit_softcapping")}
+    return values | {"rope_local_base_freq": own("rope.freq_base_swa", 10000.0)}
+
+
+def _rope(file: GGUFFile) -> dict[str, Any]:
+    """Scaling of the rotary embedding, from the header and from tensors of factors."""
+    kind, own = file.own("rope.scaling.type", "none"), file.own
+    original = own("rope.scaling.original_context_length")
+    if "rope_factors_long.weight" in file.tensors:
+        scaling = {
+            "rope_type": "longrope",
+            "long_factor": file.tensor("rope_factors_long.weight").tolist(),
+            "short_factor": file.tensor("rope_factors_short.weight").tolist(),
+            "attention_factor": own("rope.scaling.attn_factor"),
+        }
+        return {"rope_scaling": scaling, "original_max_position_embeddings": original}
+    if "rope_freqs.weight" in file.tensors:
+        # Llama 3's blend, worked out: divisors that hold for every length
+        factors = file.tensor("rope_freqs.weight").tolist()
+        scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
+        return {"rope_scaling": scaling | {"attention_factor": 1.0}}
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise CheckpointError(f"{file.path}: rope.scaling.type {kind!r} is not supported")
+    scaling = {"rope_type": kind, "factor": own("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = original
+    return {"rope_scaling": scaling}

@@ -1,0 +1,50 @@
+"""From what a user calls a model to a place on this disk: a folder, a GGUF file, or a name on the hub."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+from armllm.errors import CheckpointError
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model")
+# Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
+UNWANTED = ("*/*", "consolidated*")
+
+
+def resolve_model(given: str, what: str = "model") -> Path:
+    """The folder or .gguf file that ``given`` names; one on the Hugging Face hub is downloaded if need be.
+
+    What is in the hub's cache already is found without a network. CheckpointError says in one line what
+    failed; ``what`` names the option in it.
+    """
+    path = Path(given).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise CheckpointError(f"{what} {given!r} is a file, but neither a folder nor a .gguf file")
+    if not HUB_NAME.fullmatch(given):
+        raise CheckpointError(
+            f"{what} {given!r} is not a folder; give the path of a checkpoint, or a hub name such as org/name"
+        )
+    return _download(given, what)
+
+
+@functools.lru_cache(maxsize=8)
+def _download(name: str, what: str) -> Path:
+    # here, because importing it takes a third of a second
+    import huggingface_hub  # noqa: PLC0415
+
+    try:
+        folder: str = huggingface_hub.snapshot_download(
+            name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+        )
+    except Exception as error:  # noqa: BLE001 - it raises its own, httpx's, OSError and ValueError
+        line = str(error).strip().split("\n", 1)[0]
+        raise CheckpointError(
+            f"{what} {name!r} is not a folder here, and the hub did not give it"
+            f" ({type(error).__name__}: {line})"
+        ) from None
+    return Path(folder)

@@ -1,0 +1,59 @@
+"""Weights into memory, and what that took."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import resource
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.models.loader import Weights
+
+if TYPE_CHECKING:
+    from armllm.models import Model
+    from armllm.models.config import ModelConfig
+    from armllm.models.gguf import GGUFCheckpoint
+    from armllm.models.loader import Checkpoint
+
+logger = logging.getLogger(__name__)
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included."""
+
+    seconds: float
+    weight_bytes: int
+    peak_bytes: int
+
+
+def load_model(
+    architecture: type[Model],
+    config: ModelConfig,
+    checkpoint: Checkpoint | GGUFCheckpoint,
+    dtype: torch.dtype,
+    *,
+    max_positions: int,
+) -> tuple[Model, LoadReport]:
+    """Build the model with the checkpoint's weights in ``dtype``, and log what it took in one line."""
+    started = time.perf_counter()
+    with torch.inference_mode():
+        weights = Weights(checkpoint, dtype)
+        model = architecture(config, weights, max_positions=max_positions)
+    report = LoadReport(
+        seconds=time.perf_counter() - started,
+        weight_bytes=weights.num_bytes,
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+    logger.info(
+        "loaded %s: %.2f GiB of weights in %.1f s, memory peaked at %.2f GiB",
+        config.architecture,
+        report.weight_bytes / GIB,
+        report.seconds,
+        report.peak_bytes / GIB,
+    )
+    return model, report
