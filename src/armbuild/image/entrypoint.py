@@ -1,8 +1,8 @@
 """The image's entry point: `docker run IMAGE MODEL ...` starts `armllm serve MODEL ...`.
 
 The standard library alone runs until the core is known to be good enough: torch's code would die of SIGILL on
-an older one, without a word. What the container may use is printed; by it the engine chooses CPUs and the size
-of the KV cache, and says so when it serves. The server takes over this very process.
+an older one, without a word. What the container may use is printed; by it the engine chooses CPUs and the
+size of the KV cache, and says so when it serves. The server takes over this very process.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written
             _remove(hidden)
     else:
         _place(tar, entry, target, root)
-        written.add(os.fspath(target))
+        written.update(os.fspath(path) for path in (target, *target.parents) if path.is_relative_to(root))
 
 
 def inside(root: Path, path: PurePosixPath) -> Path:

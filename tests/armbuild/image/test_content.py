@@ -1,0 +1,125 @@
+import json
+
+import pytest
+
+from armbuild.errors import UsageError
+from armbuild.image import config, content, packages, root, sandbox
+from armbuild.image.base import Foundation
+
+
+def test_the_floor_is_in_linux_names_and_the_lowest_core_in_words():
+    found = content.Content(needs=frozenset({"lse", "dotprod"}))
+    assert found.floor == {"atomics", "asimddp"}
+    assert config.lowest(found).startswith("armv8.2") or config.lowest(found).startswith("armv8.4")
+    assert config.lowest(content.Content(needs=frozenset({"lse"}))) == "armv8.1-a or newer"
+    assert config.lowest(content.Content()) == "armv8-a or newer"
+
+
+def test_layers_together_need_what_each_needs():
+    one = content.Content(needs=frozenset({"lse"}), dispatched=frozenset({"bf16"}), elf_files=2)
+    two = content.Content(dispatched=frozenset({"lse", "sve"}), kernels=frozenset({"neon"}), elf_files=1)
+    both = content.together([one, two])
+    assert both.needs == {"lse"}
+    assert both.dispatched == {"bf16", "sve"}
+    assert both.elf_files == 3
+    assert content.Content.from_dict(json.loads(json.dumps(both.as_dict()))) == both
+
+
+def test_the_bill_of_materials_names_every_package_with_its_licence(tmp_path):
+    for name, lines in {
+        "one-1.0": "Name: One\nVersion: 1.0\nLicense-Expression: MIT\n",
+        "two-2.0": "Name: two\nVersion: 2.0\nClassifier: License :: OSI Approved :: BSD License\n",
+        "three-3": "Name: three\nVersion: 3\n",
+    }.items():
+        (tmp_path / f"{name}.dist-info").mkdir()
+        (tmp_path / f"{name}.dist-info/METADATA").write_text(f"{lines}\ntext\n")
+    package = root.Package(
+        name="libc6", version="2.36-9+deb12u1", architecture="arm64", source="glibc", suite="bookworm"
+    )
+    whole = content.Content(
+        components=tuple(content.python_components(tmp_path) + content.debian_components([package]))
+    )
+    bill = content.bill_of_materials(
+        whole, name="armllm", version="0.1.0", created="1980-01-01T00:00:00Z", properties={}
+    )
+    assert bill == content.bill_of_materials(
+        whole, name="armllm", version="0.1.0", created="1980-01-01T00:00:00Z", properties={}
+    )
+    by_name = {component["name"]: component for component in bill["components"]}
+    assert by_name["One"]["licenses"] == [{"expression": "MIT"}]
+    assert by_name["two"]["licenses"] == [{"license": {"name": "BSD License"}}]
+    assert "licenses" not in by_name["three"]
+    assert by_name["libc6"]["purl"] == "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=arm64&distro=bookworm"
+
+
+def test_pins_keep_torch_apart_and_leave_the_engine_out():
+    pins = packages._pins("armllm @ file:///x.whl\nnumpy==2.4.6\ntorch==2.10.0\n", "arm64", None)
+    assert pins == packages.Pins(torch="torch==2.10.0", others=("numpy==2.4.6",))
+
+
+@pytest.mark.parametrize("foreign", ["nvidia-cublas-cu12==12.8", "nvidia-nccl==2", "cuda-bindings==13"])
+def test_a_cuda_build_of_torch_is_refused_with_the_way_out(foreign):
+    with pytest.raises(UsageError, match="--torch-index"):
+        packages._pins(f"torch==2.13.0\n{foreign}\n", "amd64", None)
+
+
+def test_a_record_lists_what_is_left(tmp_path):
+    info = tmp_path / "x-1.dist-info"
+    info.mkdir()
+    (tmp_path / "kept.py").write_text("")
+    (info / "INSTALLER").write_text("uv")
+    (info / "RECORD").write_text(
+        "x-1.dist-info/INSTALLER,sha256=a,2\nbin/tool,sha256=b,3\nkept.py,sha256=c,0\nx-1.dist-info/RECORD,,\n"
+    )
+    packages._rewrite_record(tmp_path, info / "RECORD")
+    assert (info / "RECORD").read_text() == "kept.py,sha256=c,0\nx-1.dist-info/RECORD,,\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        (["/usr/bin/tini", "-s", "--", "python3", "-m", "x"], ["python3", "-m", "x"]),
+        (["/sbin/tini", "-g", "python3", "-m", "x"], ["python3", "-m", "x"]),
+        (["python3", "--", "x"], ["python3", "--", "x"]),
+    ],
+)
+def test_under_emulation_the_init_is_left_out(words, rest):
+    assert sandbox.without_init(words) == rest
+
+
+def test_the_images_user_may_be_a_number_or_a_name(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nmodel:x:7:8::/:/bin/sh\n")
+    assert sandbox._ids(tmp_path, "10001:10002") == (10001, 10002)
+    assert sandbox._ids(tmp_path, "model") == (7, 8)
+    assert sandbox._ids(tmp_path, "7") == (7, 8)
+    assert sandbox._ids(tmp_path, "0:0") == (0, 0)
+
+
+def test_labels_tell_what_is_known_and_nothing_else():
+    known = config.facts(
+        content.Content(needs=frozenset({"lse"}), kernels=frozenset({"neon", "bf16"})),
+        machine="aarch64", version="0.1.0", python="3.11", torch="2.10.0",
+    )  # fmt: skip
+    foundation = Foundation(
+        layers=(),
+        content=content.Content(),
+        python="/usr/bin/python3.11",
+        site="s",
+        environment={},
+        suite="bookworm",
+    )
+    labels = config.labels(
+        known,
+        foundation,
+        tag="manylinux_2_28_aarch64",
+        baseline="armv8-a",
+        created="x",
+        revision=None,
+        own={"team": "y"},
+    )
+    assert labels["armllm.kernels"] == "bf16,neon"
+    assert labels["armllm.floor"] == "atomics"
+    assert labels["team"] == "y"
+    assert "org.opencontainers.image.revision" not in labels
+    assert "org.opencontainers.image.base.digest" not in labels

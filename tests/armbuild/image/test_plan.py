@@ -1,0 +1,214 @@
+import json
+import struct
+import zipfile
+
+import armbuild_test_wheels as wheels
+import pytest
+
+from armbuild.errors import ArmbuildError, MissingError, UsageError
+from armbuild.image import engines, model, plan, reference
+
+NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+ENTRY = {plan.ENTRY_POINT: b"", "armllm/build_info.json": b"{}"}
+AMD64 = "armllm-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+def a_wheel(folder, name=NAME, files=None):
+    suffix = "thing/_core.cpython-311-aarch64-linux-gnu.so"
+    own = {suffix: None, "armllm/_kernels.so": wheels.elf("x86_64")} if "x86_64" in name else {}
+    return wheels.write(folder, name, {**ENTRY, **own, **(files or {})})
+
+
+def a_model(folder, **changes):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    files = {
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": b"{}",
+        "model.safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
+        **changes,
+    }
+    folder.mkdir()
+    for name, content in files.items():
+        if content is not None:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def test_a_wheel_decides_version_python_names_and_layers(tmp_path):
+    made = plan.plan(
+        tmp_path,
+        wheels=[a_wheel(tmp_path)],
+        output=tmp_path / "x.tar",
+        with_model=a_model(tmp_path / "m"),
+        labels=["a.b=c=d"],
+    )
+    assert (made.version, made.python, made.tag) == ("0.1.0", "3.11", "localhost/armllm:0.1.0")
+    assert made.labels == {"a.b": "c=d"}
+    facts = json.loads(json.dumps(made.as_dict()))
+    assert facts["layers"] == ["root", "torch", "dependencies", "engine", "model"]
+    assert facts["base"] == "Debian bookworm packages"
+
+
+def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    path = a_wheel(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        newest = max(item.date_time for item in archive.infolist())
+    made = plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar")
+    assert made.epoch > 315532800 - 1
+    assert newest[0] >= 1980
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar").epoch == 1700000000
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH=yesterday"):
+        plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar")
+
+
+def test_two_platforms_take_a_wheel_each(tmp_path):
+    both = [a_wheel(tmp_path), a_wheel(tmp_path, AMD64)]
+    made = plan.plan(tmp_path, platform="linux/arm64,linux/amd64", wheels=both, output=tmp_path / "x.tar")
+    assert {name: path.name for name, path in made.wheels.items()} == {"arm64": NAME, "amd64": AMD64}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"platform": "linux/riscv64"}, "linux/riscv64"),
+        ({"platform": ""}, "there are linux/arm64 and linux/amd64"),
+        ({"platform": "windows/arm64"}, "windows/arm64"),
+        ({"tag": "Armllm:1"}, "write armllm:1"),
+        ({"tag": "a b"}, "--tag a b"),
+        ({"tag": "x:"}, "--tag x:"),
+        ({"labels": ["novalue"]}, "KEY=VALUE"),
+        ({"labels": ["=x"]}, "KEY=VALUE"),
+        ({"builder": "kaniko"}, "oci, docker, podman, buildah"),
+        ({"builder": "podman"}, "goes with --builder oci"),
+        ({"python": "3.13"}, "is for Python 3.11"),
+        ({"kernels": {"bf16": False}}, "--no-bf16 says how to build the wheel"),
+        ({"baseline": "neoverse-v1"}, "--baseline says how to build"),
+        ({"platform": "linux/amd64"}, "is for linux/arm64, which --platform linux/amd64 does not name"),
+        ({"platform": "linux/arm64,linux/amd64"}, "needs a --wheel for x86-64"),
+        ({"push": True}, "--push needs --tag"),
+        ({"index": "no-such-folder"}, "neither an address"),
+        ({"with_model": "no-such-folder"}, "no such folder"),
+    ],
+)
+def test_a_choice_that_cannot_be_honoured_is_refused_before_anything_is_built(
+    tmp_path, monkeypatch, options, reason
+):
+    monkeypatch.chdir(tmp_path)
+    options = {key: tmp_path / value if key == "with_model" else value for key, value in options.items()}
+    with pytest.raises(UsageError) as caught:
+        plan.plan(tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", **options)
+    assert reason in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+MODULE = "thing/_core.cpython-311-aarch64-linux-gnu.so"
+
+
+@pytest.mark.parametrize(
+    ("tags", "files", "reason"),
+    [
+        ("cp311-cp311-linux_x86_64", {}, "for linux/amd64"),
+        ("cp311-cp311-linux_x86_64", {"armllm/_kernels.so": wheels.elf("aarch64")}, "misnamed"),
+        ("cp312-cp312-linux_aarch64", {MODULE: None, "x.so": wheels.elf()}, "no Debian release carries"),
+        ("cp311-cp311-linux_aarch64", {plan.ENTRY_POINT: None}, "too old for an image"),
+        ("cp311-cp311-linux_armv7l", {MODULE: wheels.elf("arm", bits=32)}, "holds arm (32-bit) code"),
+        ("cp311-cp311-linux_aarch64", {"y.so": wheels.elf("x86_64")}, "aarch64, x86_64 code"),
+    ],
+)
+def test_a_wheel_that_cannot_go_into_the_image_is_refused_in_a_line(tmp_path, tags, files, reason):
+    with pytest.raises(UsageError) as caught:
+        plan.plan(
+            tmp_path, wheels=[a_wheel(tmp_path, f"armllm-0.1.0-{tags}.whl", files)], output=tmp_path / "x.tar"
+        )
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_build(tmp_path):
+    path = a_wheel(tmp_path)
+    with pytest.raises(UsageError, match="a folder"):
+        plan.plan(tmp_path, wheels=[path], output=tmp_path)
+    with pytest.raises(UsageError, match="cannot be written to"):
+        plan.plan(tmp_path, wheels=[path], output=path / "x.tar")
+
+
+def test_an_engine_that_is_absent_or_silent_is_named(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(MissingError, match="podman is not installed"):
+        plan._check_builder("podman", ("arm64",), wheels=False, only_oci={})
+    podman = tmp_path / "bin/podman"
+    podman.write_text("#!/bin/sh\nexit 125\n")
+    podman.chmod(0o755)
+    made = plan.plan(
+        tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", tag="r.example/x", push=True
+    )
+    with pytest.raises(MissingError, match="skopeo"):
+        engines.check(made)
+    with pytest.raises(MissingError, match="does not answer"):
+        engines.check(plan.ImagePlan(**{**made.__dict__, "builder": "podman", "push": False}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"config.json": None}, "config.json is missing"),
+        ({"config.json": b"{}"}, "describes no model"),
+        ({"config.json": b"no"}, "not valid JSON"),
+        ({"tokenizer.json": None}, "tokenizer.json is missing"),
+        ({"model.safetensors": None}, "no .safetensors files"),
+        ({"model.safetensors": b"short"}, "not a safetensors file"),
+        ({"model.safetensors": struct.pack("<Q", 4) + b"nono"}, "not a safetensors file"),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"a": "gone.safetensors"}}'},
+            "gone.safetensors is",
+        ),
+        ({"model.safetensors.index.json": b'{"weight_map": {"a": "../x"}}'}, "no list of weights"),
+    ],
+)
+def test_a_folder_that_is_no_whole_model_is_refused_in_a_line(tmp_path, changes, reason):
+    with pytest.raises(UsageError) as caught:
+        model.check(a_model(tmp_path / "m", **changes))
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_download_of_weights_is_noticed(tmp_path):
+    folder = a_model(tmp_path / "m")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UsageError, match="download it again"):
+        model.check(folder)
+
+
+def test_a_downloads_caches_stay_outside(tmp_path):
+    folder = a_model(tmp_path / "m")
+    (folder / ".cache").mkdir()
+    (folder / ".cache/x").write_text("")
+    assert sorted(path.name for path in model.files(folder)) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("armllm", "localhost/armllm:latest"),
+        ("team/armllm:1.0", "localhost/team/armllm:1.0"),
+        ("registry.example:5000/team/a_b.c:v1", "registry.example:5000/team/a_b.c:v1"),
+        ("localhost/x", "localhost/x:latest"),
+    ],
+)
+def test_names_are_filed_as_engines_file_them(name, full):
+    assert reference.full_name(reference.check_tag(name)) == full
+
+
+def test_platforms_may_be_spelled_as_machines():
+    assert reference.check_platforms("linux/aarch64, linux/x86_64,linux/arm64/v8") == ("arm64", "amd64")
+    with pytest.raises(ArmbuildError):
+        reference.check_platforms("linux")

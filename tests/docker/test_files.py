@@ -1,0 +1,145 @@
+"""The files in docker/: each checked by a linter of its kind, and against what `armbuild docker` makes."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import helm_python
+import pytest
+import yaml
+
+from armbuild.image import config, content
+from armbuild.image.base import Foundation
+
+DOCKER = Path(__file__).parents[2] / "docker"
+CHART = DOCKER / "helm/armllm"
+KINDS = {"deployment": "Deployment", "service": "Service", "hpa": "HorizontalPodAutoscaler"}
+
+
+def linter(name, *arguments):
+    program = Path(sys.executable).with_name(name)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+def passes(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_hadolint_has_nothing_to_say_about_the_dockerfile():
+    passes(linter("hadolint", DOCKER / "Dockerfile"))
+
+
+def test_the_compose_file_follows_the_compose_specification():
+    passes(linter("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / "compose.yaml"))
+
+
+def test_kubernetes_takes_the_manifests(tmp_path):
+    passes(linter("kubernetes-validate", "--strict", *sorted((DOCKER / "kubernetes").glob("*.yaml"))))
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(
+        (DOCKER / "kubernetes/deployment.yaml").read_text().replace("replicas: 1", "replicas: one")
+    )
+    assert linter("kubernetes-validate", "--strict", broken).returncode != 0, (
+        "the linter must be able to say no"
+    )
+
+
+def rendered(values):
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema({**yaml.safe_load((CHART / "values.yaml").read_text()), **values})
+        return {
+            Path(name).stem: text for name, text in chart.render(values, name="r").items() if text.strip()
+        }
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "autoscaling": {"enabled": True},
+            "numa": False,
+            "kvCacheSpace": 2.5,
+            "args": ["--dtype", "bfloat16"],
+        },
+        {
+            "model": {"path": "", "name": "", "existingClaim": ""},
+            "env": [{"name": "VLLM_API_KEY", "value": "k"}],
+        },
+        {"tolerations": [{"key": "arm", "operator": "Exists"}], "imagePullSecrets": [{"name": "s"}]},
+    ],
+)
+def test_the_chart_renders_to_what_kubernetes_takes(tmp_path, values):
+    report = helm_python.lint(CHART, values, strict=True)
+    assert not report["errors"], report
+    documents = rendered(values)
+    documents.pop("NOTES", None)
+    for name, text in documents.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        assert yaml.safe_load(text)["kind"] == KINDS[name]
+    assert ("hpa" in documents) == bool(values.get("autoscaling"))
+    passes(linter("kubernetes-validate", "--strict", *sorted(tmp_path.glob("*.yaml"))))
+
+
+@pytest.mark.parametrize(
+    "values", [{"threadsBind": "some"}, {"numa": "yes"}, {"replicas": 2}, {"kvCacheSpace": 0}]
+)
+def test_values_that_the_chart_does_not_know_are_refused(values):
+    with pytest.raises(helm_python.HelmError):
+        rendered(values)
+
+
+def test_the_chart_and_the_manifests_confine_the_engine_alike():
+    plain = yaml.safe_load((DOCKER / "kubernetes/deployment.yaml").read_text())
+    chart = yaml.safe_load(rendered({})["deployment"])
+    for document in (plain, chart):
+        pod = document["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_NICE"]}
+        assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models", "/tmp"]  # noqa: S108
+    assert (
+        plain["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+        == (chart["spec"]["template"]["spec"]["containers"][0]["startupProbe"])
+    )
+
+
+def test_the_dockerfile_says_what_the_oci_builder_writes():
+    foundation = Foundation(
+        layers=(),
+        content=content.Content(),
+        python="/usr/bin/python3",
+        site="",
+        environment={},
+        suite="bookworm",
+    )
+    document = config.config((), foundation, architecture="arm64", created="", labels={}, model=None)[
+        "config"
+    ]
+    text = (DOCKER / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
+    lines = {line.split()[0]: line.partition(" ")[2].strip() for line in text.splitlines() if line.strip()}
+    assert shlex.split(lines["ENV"]) == document["Env"]
+    assert json.loads(lines["ENTRYPOINT"]) == document["Entrypoint"]
+    assert lines["USER"] == document["User"]
+    assert lines["STOPSIGNAL"] == document["StopSignal"]
+    health = document["Healthcheck"]
+    assert json.loads(lines["HEALTHCHECK"].partition("CMD ")[2]) == health["Test"][1:]
+    seconds = dict(re.findall(r"--([a-z-]+)=(\d+)s", lines["HEALTHCHECK"]))
+    assert {name: int(value) * config.SECOND for name, value in seconds.items()} == {
+        "interval": health["Interval"], "timeout": health["Timeout"], "start-period": health["StartPeriod"],
+    }  # fmt: skip
+
+
+def test_the_dockerfile_takes_vllms_build_arguments_and_emulates_nothing():
+    text = (DOCKER / "Dockerfile").read_text()
+    build, _, final = text.rpartition("\nFROM ")
+    assert "FROM --platform=$BUILDPLATFORM" in build
+    for argument in ("VLLM_CPU_ARM_BF16", "max_jobs"):
+        assert re.search(rf"^ARG {argument}=", build, re.MULTILINE)
+        assert f"${{{argument}" in build
+    assert final.startswith("scratch\n")
+    assert not re.search(r"^RUN ", final, re.MULTILINE), "a RUN in the target's stage would be emulated"
