@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from armllm.layers.activation import gated
-from armllm.layers.linear import DenseLinear, Linear, load_linear
+from armllm.layers.linear import Linear, dense, load_linear
 
 if TYPE_CHECKING:
     from armllm.models.loader import Weights
@@ -99,7 +99,7 @@ def load_experts(
         gate_up = experts.take("gate_up_proj", num_experts, 2 * size, hidden_size)
         down = experts.take("down_proj", num_experts, hidden_size, size)
         return DenseExperts(
-            [DenseLinear(one) for one in gate_up], [DenseLinear(one) for one in down], activation=activation
+            [dense(one) for one in gate_up], [dense(one) for one in down], activation=activation
         )
     gate_name, up_name, down_name = names
     scopes = [experts.scope(str(expert)) for expert in range(num_experts)]

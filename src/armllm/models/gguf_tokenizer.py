@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONTROL, USER_DEFINED = 3, 4  # token types
+LLAMA_3 = ("llama-bpe", "llama3")
 SPACE = "\u2581"
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
@@ -27,6 +28,7 @@ SPLITS = {
     "default": None,
     "gpt-2": None,
     "llama-bpe": _WORDS.format(digits="{1,3}"),
+    "llama3": _WORDS.format(digits="{1,3}"),
     "qwen2": _WORDS.format(digits=""),
     "deepseek-r1-qwen": _WORDS.format(digits=""),
     "smollm": None,
@@ -58,7 +60,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
             tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
     ids = {name: file.get(f"tokenizer.ggml.{key}") for name, key in SPECIAL.items()}
     settings = {name: tokens[index] for name, index in ids.items() if index in range(len(tokens))}
-    _add_ends(file, tokenizer, settings, default_bos=kind == "llama" or _pre(file) == "llama-bpe")
+    _add_ends(file, tokenizer, settings, default_bos=kind == "llama" or _pre(file) in LLAMA_3)
     template = file.get("tokenizer.chat_template")
     return tokenizer, settings | ({"chat_template": template} if template else {})
 
@@ -78,7 +80,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Any:
     merges = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges", [])]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=pre == "llama-bpe")
+        models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=pre in LLAMA_3)
     )
     expression = SPLITS[pre]
     if expression is None:

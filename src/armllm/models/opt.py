@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from armllm.layers.activation import PLAIN, plain
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
-from armllm.layers.linear import DenseLinear, load_linear
+from armllm.layers.linear import load_linear, tied_head
 from armllm.layers.norm import LayerNorm
 from armllm.models.config import ConfigReader, ModelConfig
 from armllm.models.windows import same_everywhere
@@ -105,7 +105,7 @@ class OPTForCausalLM:
             else None
         )
         self.lm_head = (
-            DenseLinear(self.embed_tokens.weight)
+            tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
             else load_linear(weights, {"lm_head": config.vocab_size}, embedding_size, bias=False)
         )
