@@ -10,7 +10,7 @@ from armbuild.errors import MissingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie"}
+SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
 """The Debian release whose python3 has this version (packages.debian.org)."""
 PACKAGES = ("libgomp1", "libstdc++6")
 

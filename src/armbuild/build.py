@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -16,9 +16,10 @@ from armbuild.lanes.setup import backend_family
 from armbuild.toolchain import kit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from armbuild import isolation
     from armbuild.lanes.setup import Setup
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
@@ -34,6 +35,10 @@ class BuiltWheel:
     compiler: str
     libraries: tuple[Path, ...] = ()
     """Folders with the target's libraries, which the repair may bundle."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """The packages of the build environment, with their versions."""
+    static: tuple[tuple[str, str], ...] = ()
+    """Runtime libraries that the compiler links statically, each with what it is."""
 
 
 def build(
@@ -67,16 +72,15 @@ def build(
             with step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
                 setup.runtime(log)
 
-        def run(chosen: Setup) -> Path:
+        def run(chosen: Setup) -> tuple[Path, isolation.BuildEnvironment]:
             hooks = {**chosen.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
-            made, _ = backend.build_wheel(
+            return backend.build_wheel(
                 plan, python, sources, out, settings=chosen.settings, hooks=hooks, log=log
             )
-            return made
 
         with step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"):
             try:
-                path = run(setup)
+                path, environment = run(setup)
             except BuildError as error:
                 said = log.read_text(errors="replace")
                 if plan.lane != "cross":
@@ -84,9 +88,17 @@ def build(
                 if kit.emulator().exists() or not hints.NO_EMULATOR.search(said):
                     raise _with_hint(error, said, log) from error
                 setup = _with_emulator(plan, python, folder, mirror)
-                path = run(setup)
+                path, environment = run(setup)
     check(path, log)
-    return BuiltWheel(plan=plan, python=python, path=path, compiler=setup.compiler, libraries=setup.libraries)
+    return BuiltWheel(
+        plan=plan,
+        python=python,
+        path=path,
+        compiler=setup.compiler,
+        libraries=setup.libraries,
+        tools=environment.installed(),
+        static=setup.static if source.has_cxx(sources) else (),
+    )
 
 
 def _with_hint(error: BuildError, said: str, log: Path) -> BuildError:
@@ -106,7 +118,7 @@ def _with_emulator(plan: Plan, python: HostPython, folder: Path, mirror: str | N
 
 def _forget_other_world(folder: Path, setup: Setup) -> None:
     """Drop what was compiled with another tool kit: CMake and meson keep the compiler they first saw."""
-    world = cache.digest({"environment": dict(setup.environment), "settings": setup.settings})
+    world = cache.digest({"environment": setup.world or dict(setup.environment), "settings": setup.settings})
     stamp = folder / "world"
     if not stamp.is_file() or stamp.read_text() != world:
         for build in (folder / "build", folder / "source/build"):

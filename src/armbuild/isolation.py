@@ -54,6 +54,11 @@ class BuildEnvironment:
         """Return its interpreter."""
         return str(self.interpreter or self.folder / "bin/python")
 
+    def installed(self) -> dict[str, str]:
+        """Return its packages' names and versions."""
+        said = process.succeeds([self.python_executable, "-I", "-c", INSTALLED]) or "{}"
+        return {canonicalize_name(name): version for name, version in json.loads(said).items()}
+
     def make_extra_environ(self) -> Mapping[str, str]:
         """Return what puts its programs first."""
         return {"PATH": os.pathsep.join((str(self.folder / "bin"), os.environ.get("PATH", os.defpath)))}
@@ -138,8 +143,7 @@ def check_locked(lock: Path, made: BuildEnvironment, requires: Iterable[str]) ->
 
 def unsatisfied(made: BuildEnvironment, requires: Iterable[str]) -> list[str]:
     """Return those of ``requires`` that an environment does not satisfy, on this machine."""
-    said = process.succeeds([made.python_executable, "-I", "-c", INSTALLED]) or "{}"
-    installed = {canonicalize_name(name): version for name, version in json.loads(said).items()}
+    installed = made.installed()
     missing = []
     for line in requires:
         wanted = Requirement(line)

@@ -14,12 +14,12 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from armbuild import cache, hints, isa, project, pythons
-from armbuild.errors import UsageError
+from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from armbuild.fetch import Origin
@@ -61,6 +61,8 @@ class Plan:
     """Debian arm64 packages that the project is built with."""
     isolation: bool = True
     """Whether build requirements are installed into an environment of their own (PEP 517)."""
+    missing: tuple[tuple[str, str], ...] = ()
+    """Pythons that were asked for with ``all`` and cannot be had here, each with the reason."""
     lock: Path | None = None
     """The build requirements, pinned and hashed; written when it is not there yet."""
 
@@ -88,13 +90,16 @@ class Plan:
         return switches | ({"ARMLLM_BASELINE": self.baseline} if self.baseline else {})
 
     def key(self, python: HostPython) -> str:
-        """Return the digest that names the build folder: equal plans share what was compiled."""
+        """Return the digest that names the build folder: equal plans share what was compiled.
+
+        The engine's kernels know nothing of Python: wheels for several Pythons are compiled in one folder.
+        """
+        own = self.project.is_armllm and self.lane == "cross"
         return cache.digest(
             [
                 str(self.project.folder),
                 self.lane,
-                python.version,
-                str(python.executable),
+                *([] if own else [python.version, str(python.executable)]),
                 sorted(self.kernels.items()),
                 self.baseline,
                 self.flags,
@@ -147,6 +152,7 @@ class Plan:
                 }
                 for python in self.pythons
             ],
+            "missing": [{"python": version, "reason": reason} for version, reason in self.missing],
             "steps": ["build", "repair", "audit", *(["smoke"] if self.cpus else [])],
             "smoke": list(self.cpus),
             "tests": list(self.tests.labels()),
@@ -168,6 +174,7 @@ def plan(
     packages: Sequence[str] = (),
     isolation: bool = True,
     lock: Path | None = None,
+    find: Callable[[str], HostPython] = pythons.find,
 ) -> Plan:
     """Check every choice and return what will be done.
 
@@ -181,9 +188,7 @@ def plan(
     described = project.read(folder, origin)
     chosen = _lane(lane, platform.machine())
     _check_out(out)
-    interpreters = tuple(pythons.find(version) for version in dict.fromkeys(python_versions)) or (
-        pythons.find(),
-    )
+    interpreters, missing = _pythons(described, python_versions, find)
     for interpreter in interpreters:
         if not SpecifierSet(described.requires_python).contains(f"{interpreter.version}.99"):
             raise UsageError(
@@ -217,6 +222,7 @@ def plan(
         toolchain=compiler,
         packages=listed,
         isolation=isolation,
+        missing=missing,
         lock=lock.absolute() if lock else None,
     )
 
@@ -249,6 +255,27 @@ def _lane(asked: str | None, machine: str) -> str:
             f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
         )
     return asked
+
+
+def _pythons(
+    described: project.Project, asked: Sequence[str], find: Callable[[str], HostPython]
+) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
+    """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""
+    if "all" not in asked:
+        return tuple(find(version) for version in dict.fromkeys(asked)) or (pythons.find(),), ()
+    if len(set(asked)) > 1:
+        raise UsageError("--python all is every version already: name no other beside it")
+    found, missing = [], []
+    supported = SpecifierSet(described.requires_python)
+    for version in pythons.SUPPORTED:
+        if supported.contains(f"{version}.99"):
+            try:
+                found.append(find(version))
+            except MissingError as error:
+                missing.append((version, str(error).splitlines()[0]))
+    if not found:
+        raise MissingError(f"--python all: {described.name} can be built for none here: {missing[0][1]}")
+    return tuple(found), tuple(missing)
 
 
 def _toolchain(asked: str | None, lane: str, described: project.Project) -> str:

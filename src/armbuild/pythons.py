@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from armbuild import process
+from armbuild import cache, process
 from armbuild.errors import MissingError, UsageError
 
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -48,6 +48,19 @@ class HostPython:
     """The folder with a Python.h that serves AArch64, None where there is none."""
     magic: str
     """The bytecode's magic number in hex; files compiled under it serve every interpreter that shares it."""
+
+
+def obtain(version: str, *, mirror: str | None = None) -> HostPython:
+    """Return this machine's CPython ``version``, else one fetched into the cache: Debian's, else uv's.
+
+    Raises MissingError with the reasons when it cannot be had at all.
+    """
+    from armbuild import host_pythons  # noqa: PLC0415 - which uses this module
+
+    try:
+        return find(version)
+    except MissingError:
+        return host_pythons.fetch(version, mirror=mirror)
 
 
 def find(version: str | None = None) -> HostPython:
@@ -113,7 +126,7 @@ def _candidates(version: str) -> list[Path]:
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv/python")
     found += sorted(managed.glob(f"cpython-{version}.*/bin/{name}"), reverse=True)
-    return found
+    return [*found, *sorted(cache.root().glob(f"pythons/*-{version}/usr/bin/armbuild-{name}"))]
 
 
 def tool(name: str) -> Path | None:

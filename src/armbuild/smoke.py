@@ -164,7 +164,7 @@ def smoke(
     on_step(f"AArch64 packages for Python {python}")
     site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
     own = work / "site"
-    target_packages.install([path], python, own, log=log, dependencies=False)
+    target_packages.install([path], python, own, log=log, dependencies=False, platform=target_packages.NEWEST)
     if host:
         target_packages.compile_all(host, own, log=log)
     if emulator:

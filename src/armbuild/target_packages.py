@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PLATFORM = "aarch64-manylinux_2_28"
 """The floor of torch's AArch64 wheels; Debian's roots are newer."""
+NEWEST = "aarch64-manylinux_2_40"
+"""For a wheel that is at hand: whether it runs is for the run to say, not for its tag."""
 
 
 def requirements(wheel: WheelFile, python: str, extras: Iterable[str]) -> list[str]:
@@ -76,10 +78,16 @@ def cached(packages: list[str], python: str, *, host: HostPython | None, log: Pa
 
 
 def install(
-    packages: Iterable[str | Path], python: str, folder: Path, *, log: Path, dependencies: bool = True
+    packages: Iterable[str | Path],
+    python: str,
+    folder: Path,
+    *,
+    log: Path,
+    dependencies: bool = True,
+    platform: str = PLATFORM,
 ) -> None:
     """Install ``packages`` (requirements or files) into ``folder``; raises MissingError with uv's reason."""
-    target = ["--python-platform", PLATFORM, "--python-version", python, "--only-binary", ":all:"]
+    target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
     if not dependencies:
         target.append("--no-deps")
     wanted = [os.fspath(package) for package in packages]

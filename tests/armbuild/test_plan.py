@@ -1,10 +1,11 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from armbuild import isa, plan, pythons
-from armbuild.errors import UsageError
+from armbuild.errors import MissingError, UsageError
 
 ROOT = Path(__file__).parents[2]
 PROJECTS = Path(__file__).parent / "projects"
@@ -132,3 +133,61 @@ def test_a_version_that_has_a_label_already_keeps_it(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.0+cpu"\n')
     chosen = planned(tmp_path, baseline="neoverse-n1")
     assert "x-1.0+cpu.neoverse.n1-" in chosen.wheel_name(chosen.pythons[0])
+
+
+def fake_find(*here):
+    def find(version):
+        if version in here:
+            return replace(pythons.find(), version=version)
+        raise MissingError(f"no Python {version}\nmore")
+
+    return find
+
+
+def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_be_had():
+    chosen = planned(python_versions=["all"], find=fake_find("3.11", "3.13"))
+    assert [python.version for python in chosen.pythons] == ["3.11", "3.13"]
+    assert [version for version, _ in chosen.missing] == ["3.10", "3.12", "3.14"]
+    assert chosen.as_dict()["missing"][0] == {"python": "3.10", "reason": "no Python 3.10"}
+    with pytest.raises(MissingError, match="can be built for none here"):
+        planned(python_versions=["all"], find=fake_find())
+    with pytest.raises(UsageError, match="name no other"):
+        planned(python_versions=["all", "3.11"])
+
+
+def test_wheels_of_the_engine_for_several_pythons_share_what_was_compiled_and_others_do_not():
+    one, other = (replace(pythons.find(), version=version) for version in ("3.11", "3.12"))
+    assert planned().key(one) == planned().key(other)
+    scikit = planned(PROJECTS / "scikit")
+    assert scikit.key(one) != scikit.key(other)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"toolchain": "gc"}, "did you mean gcc"),
+        ({"packages": ["zlib1g-dev,;"]}, "--with ;"),
+        ({"isolation": False, "lock": Path("x")}, "--lock"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        planned(**options)
+
+
+def test_what_extends_torch_is_compiled_with_gcc_unless_another_is_named(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools", "torch>=2.10"]\n[project]\nname = "x"\nversion = "1"\n'
+    )
+    assert planned(tmp_path).toolchain == "gcc"
+    assert planned(tmp_path, toolchain="clang").toolchain == "clang"
+    with pytest.raises(UsageError, match=r"share its libstdc\+\+"):
+        planned(tmp_path, toolchain="zig")
+
+
+def test_a_project_in_rust_is_refused_at_once(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["maturin"]\n[project]\nname = "x"\n'
+    )
+    with pytest.raises(MissingError, match="needs Rust"):
+        planned(tmp_path)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from armbuild.pythons import HostPython
     from armbuild.repair import RepairedWheel
     from armbuild.smoke import CpuResult, SmokeReport
+    from armbuild.wheelfile import WheelFile
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +38,7 @@ def wheel(
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option("--python", metavar="X.Y", help="Build for this Python; may be repeated."),
+        typer.Option("--python", metavar="X.Y", help="Build for this Python, or for `all`; may be repeated."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where finished wheels go.")] = Path(
         "dist"
@@ -48,6 +51,13 @@ def wheel(
         list[str] | None,
         typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
     ] = None,
+    check_reproducible: Annotated[
+        bool,
+        typer.Option("--check-reproducible", help="Build twice, in two folders, and compare the bytes."),
+    ] = False,
+    no_provenance: Annotated[
+        bool, typer.Option("--no-provenance", help="Write no provenance file beside the wheel.")
+    ] = False,
     no_isolation: Annotated[
         bool, typer.Option("--no-isolation", help="Build with what is installed here already.")
     ] = False,
@@ -104,7 +114,7 @@ def wheel(
     ] = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild import debian, fetch, process, smoke  # noqa: PLC0415
+    from armbuild import debian, fetch, process, pythons, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.user_tests import UserTests  # noqa: PLC0415
 
@@ -115,7 +125,7 @@ def wheel(
     process.interrupt_on_termination()
     cpus = () if no_smoke else tuple(cpu or smoke.default_cpus())
     tests = UserTests(imports=tuple(imports or ()), command=command, requires=tuple(requires or ()))
-    located = fetch.locate(project, python=next(iter(python or ()), None), hashes=hashes or ())
+    located = fetch.locate(project, python=_resolve_for(python or []), hashes=hashes or ())
     chosen = planning.plan(
         located.folder,
         origin=located.origin,
@@ -129,6 +139,7 @@ def wheel(
         toolchain=toolchain,
         packages=packages or (),
         isolation=not no_isolation,
+        find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
         lock=lock,
     )
     chosen.tests.check()
@@ -140,16 +151,32 @@ def wheel(
     if plan_only:
         print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
         return 0
-    return _Run(chosen, mirror=mirror, verbose=verbose).all(as_json=as_json)
+    run = _Run(
+        chosen,
+        mirror=mirror,
+        verbose=verbose,
+        provenance=not no_provenance,
+        check_reproducible=check_reproducible,
+    )
+    return run.all(as_json=as_json)
 
 
 class _Run:
     """The steps of one command, told to a person as they happen."""
 
-    def __init__(self, plan: Plan, *, mirror: str | None, verbose: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        mirror: str | None,
+        verbose: bool,
+        provenance: bool = True,
+        check_reproducible: bool = False,
+    ) -> None:
         from armbuild.cli.progress import Progress  # noqa: PLC0415
 
         self.plan, self.mirror, self.verbose = plan, mirror, verbose
+        self.provenance, self.check_reproducible = provenance, check_reproducible
         self.progress: Progress = Progress()
 
     def all(self, *, as_json: bool) -> int:
@@ -157,11 +184,31 @@ class _Run:
 
         The exit status is that of the first failure.
         """
-        results = [self._attempt(python) for python in self.plan.pythons]
+        results = self._build_all()
         status = next((result["status"] for result in results if not result["ok"]), 0)
         if as_json:
             print(json.dumps({"schema": 1, "ok": not status, "wheels": results}, indent=2))
         return status
+
+    def _build_all(self) -> list[dict[str, Any]]:
+        """Build for each Python, but a wheel that serves later ones too only once."""
+        from armbuild import wheelfile  # noqa: PLC0415
+
+        results: list[dict[str, Any]] = []
+        done: WheelFile | None = None
+        for python in self.plan.pythons:
+            if done and done.serves(python.version):
+                self.progress.note(f"Python {python.version}: {done.path.name} serves it too")
+                results.append({"ok": True, "python": python.version, "path": str(done.path), "shared": True})
+                continue
+            result = self._attempt(python)
+            results.append(result)
+            if result.get("path"):
+                done = wheelfile.read(Path(result["path"]))
+        for version, reason in self.plan.missing:
+            print(f"armbuild: error: Python {version}: {reason}", file=sys.stderr)
+            results.append({"ok": False, "python": version, "error": reason, "status": 3})
+        return results
 
     def _attempt(self, python: HostPython) -> dict[str, Any]:
         from armbuild.errors import ArmbuildError  # noqa: PLC0415
@@ -169,14 +216,14 @@ class _Run:
         try:
             return self.one(python)
         except ArmbuildError as error:
-            if len(self.plan.pythons) == 1:
+            if len(self.plan.pythons) == 1 and not self.plan.missing:
                 raise
             print(f"armbuild: error: Python {python.version}: {error}", file=sys.stderr)
             return {"ok": False, "python": python.version, "error": str(error), "status": error.status}
 
     def one(self, python: HostPython) -> dict[str, Any]:
         """Take one wheel through all steps; it reaches the output folder only when none said no."""
-        from armbuild import cache  # noqa: PLC0415
+        from armbuild import cache, provenance, reproduce  # noqa: PLC0415
         from armbuild.audit import audit  # noqa: PLC0415
         from armbuild.build import build  # noqa: PLC0415
         from armbuild.errors import CheckFailed  # noqa: PLC0415
@@ -211,6 +258,11 @@ class _Run:
                     raise CheckFailed(
                         f"smoke: {explain_failure(proof)}\n  the wheel stays in {repaired.path}"
                     )
+            if self.check_reproducible:
+                with progress.step("again", "the same from another folder"):
+                    reproduce.check(repaired, work, mirror=self.mirror)
+            if self.provenance:
+                cache.move_into(provenance.write(repaired, work), plan.out)
             path = cache.move_into(repaired.path, plan.out)
         return self._finish(path, python, compiler=built.compiler, report=report, proof=proof, why=why)
 
@@ -248,6 +300,8 @@ class _Run:
         proof: SmokeReport | None,
         why: str,
     ) -> dict[str, Any]:
+        from armbuild.provenance import SUFFIX  # noqa: PLC0415
+
         verdict = "proven" if proof else "audited, not proven"
         size = path.stat().st_size
         lowest = self.plan.baseline or report.lowest_core
@@ -262,7 +316,10 @@ class _Run:
             "path": str(path),
             "size": size,
             "tag": report.tag,
+            "provenance": str(path) + SUFFIX if self.provenance else None,
+            "reproducible": True if self.check_reproducible else None,
             "python": python.version,
+            "headers": str(python.include or f"Debian's libpython{python.version}-dev"),
             "lane": self.plan.lane,
             "compiler": compiler,
             "kernels": list(report.kernel_targets),
@@ -289,6 +346,12 @@ def _result_line(result: CpuResult) -> str:
     speed = f", {result.tokens_per_second:.1f} tokens/s" if result.tokens_per_second else ""
     said = f": {result.said}" if result.said else ""
     return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s{said}"
+
+
+def _resolve_for(versions: list[str]) -> str | None:
+    """Return the Python that a requirement is resolved for: the oldest of those asked for."""
+    exact = [version for version in versions if re.fullmatch(r"3\.\d+", version)]
+    return min(exact, key=lambda version: int(version[2:])) if exact else None
 
 
 def _compiler_text(plan: Plan) -> str:
@@ -318,4 +381,5 @@ def _plan_text(plan: Plan) -> str:
             (f"Python {wheel['python']}", f"{wheel['executable']} (headers: {wheel['headers']})"),
             ("wheel", f"{wheel['file']}{' (or a lower glibc)' if plan.glibc else ''}"),
         ]
+    rows += [(f"Python {version}", f"cannot be had: {reason}") for version, reason in plan.missing]
     return "\n".join(f"{name:<12}{value}" for name, value in rows)

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from armbuild import cache, process
+from armbuild import cache, process, sbom
 from armbuild.lanes.setup import Setup, backend_family, prefix_map, settings
 from armbuild.plan import GLIBC
 from armbuild.toolchain import compilers, kit, torch_stub
@@ -52,6 +52,8 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         settings=settings(plan, folder, meson_arguments=[f"--cross-file={tools.cross_file}"]),
         compiler=compiler.description,
         runtime=None if ready else functools.partial(_build_runtime, runtime, tools, own),
+        world=str(tools.tools) if plan.project.is_armllm else "",
+        static=sbom.ZIG_RUNTIME if plan.toolchain == "zig" else (),
         libraries=tools.sysroot.libraries if tools.sysroot else (),
     )
 

@@ -25,8 +25,12 @@ class Setup:
     """PEP 517 ``config_settings``."""
     compiler: str
     """Name and version, for the report."""
+    world: str = ""
+    """What, when it changes, makes compiled code stale; empty: all of the environment."""
     libraries: tuple[Path, ...] = ()
     """Folders with libraries of the target that a wheel may have to bundle."""
+    static: tuple[tuple[str, str], ...] = ()
+    """Runtime libraries that the compiler puts into C++ code, each with what it is."""
     runtime: Callable[[Path], None] | None = None
     """Builds the compiler's own C++ runtime, with a log; None where that is there already."""
 
@@ -46,7 +50,7 @@ def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -
             defines = {f"cmake.define.{name}": value for name, value in plan.defines().items()}
             return {"build-dir": str(folder / "build"), **defines}
         case "meson":
-            return {"build-dir": str(folder / "build"), "setup-args": list(meson_arguments)}
+            return {"builddir": str(folder / "build"), "setup-args": list(meson_arguments)}
         case _:
             return {}
 

@@ -107,6 +107,8 @@ class Kit:
     """Where the pieces are."""
 
     folder: Path
+    tools: Path
+    """The compilers, in a folder that all Pythons share: what knows nothing of Python is compiled once."""
     headers: tuple[Path, ...]
     """Folders with the target's Python.h, used where the host's Python brings none."""
     sysroot: Sysroot | None
@@ -115,7 +117,7 @@ class Kit:
     @property
     def bin(self) -> Path:
         """Return the folder with cc, c++, ar, ranlib, strip and run-target."""
-        return self.folder / "bin"
+        return self.tools / "bin"
 
     @property
     def cross_file(self) -> Path:
@@ -168,13 +170,10 @@ def make(
     if packages or compiler.needs_sysroot:
         system = sysroot.make(packages, compiler=compiler.needs_sysroot, mirror=mirror)
     everywhere = [*flags, *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map.items()))]
+    tools = _tools(compiler, World(flags=tuple(everywhere), headers=tuple(headers), sysroot=system))
     facts = {
-        "compiler": compiler.identity,
+        "tools": str(tools),
         "python": [str(python.executable), python.version],
-        "flags": everywhere,
-        "headers": [str(folder) for folder in headers],
-        "sysroot": str(system.folder) if system else "",
-        "emulator": str(emulator()),
         "code": [hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in CODE],
     }
     place = cache.root() / "kits" / cache.digest(facts)
@@ -185,38 +184,52 @@ def make(
             raise MissingError(
                 f"{python.executable} cannot tell its build variables (its _sysconfigdata module)"
             )
-        for name in ("bin", "pkgconfig", "root", "sysconfig", "site"):
+        for name in ("pkgconfig", "root", "sysconfig", "site"):
             (folder / name).mkdir()
-        world = World(flags=tuple(everywhere), headers=tuple(headers), sysroot=system)
-        compiler.write(folder / "bin", world)
-        strip = "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n"
-        program(folder / "bin/strip", strip)
-        program(folder / "bin/run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
-        values = sysconfig_data.target_values(json.loads(answer), place / "bin", headers[:1])
+        values = sysconfig_data.target_values(json.loads(answer), tools / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
-        _write_settings(folder, place, headers, system, fortran=(folder / "bin/fortran").exists())
+        _write_settings(folder, Kit(folder=place, tools=tools, headers=tuple(headers), sysroot=system))
 
     _write_emulator()
-    return Kit(folder=cache.fill(place, fill), headers=tuple(headers), sysroot=system)
+    return Kit(folder=cache.fill(place, fill), tools=tools, headers=tuple(headers), sysroot=system)
 
 
-def _write_settings(
-    folder: Path, place: Path, headers: Sequence[Path], system: Sysroot | None, *, fortran: bool
-) -> None:
-    """Write CMake's toolchain file and meson's cross files, for a kit that will lie at ``place``."""
+def _tools(compiler: Compiler, world: World) -> Path:
+    facts = {
+        "compiler": compiler.identity,
+        "flags": world.flags,
+        "headers": [str(folder) for folder in world.headers],
+        "sysroot": str(world.sysroot.folder) if world.sysroot else "",
+        "emulator": str(emulator()),
+        "code": hashlib.sha256(Path(compilers.__file__).read_bytes()).hexdigest(),
+    }
+
+    def fill(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        compiler.write(folder / "bin", world)
+        program(folder / "bin/strip", "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n")
+        program(folder / "bin/run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
+
+    return cache.fill(cache.root() / "tools" / cache.digest(facts), fill)
+
+
+def _write_settings(folder: Path, kit: Kit) -> None:
+    """Write CMake's toolchain file and meson's cross files into ``folder``, which becomes ``kit.folder``."""
+    place, system, headers = kit.folder, kit.sysroot, kit.headers
+    fortran = (kit.bin / "fortran").exists()
     root = system.folder if system else place / "root"
-    text = TOOLCHAIN_FILE.format(bin=place / "bin", root=root, triplet=TRIPLET)
+    text = TOOLCHAIN_FILE.format(bin=kit.bin, root=root, triplet=TRIPLET)
     if fortran:
-        text += f'set(CMAKE_Fortran_COMPILER "{place / "bin/fortran"}")\n'
+        text += f'set(CMAKE_Fortran_COMPILER "{kit.bin / "fortran"}")\n'
     if headers:
         text += PYTHON_HEADERS.format(include=headers[0])
     (folder / "toolchain.cmake").write_text(text)
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
-    wrapper = f"exe_wrapper = '{place / 'bin/run-target'}'"
+    wrapper = f"exe_wrapper = '{kit.bin / 'run-target'}'"
     for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
-        more = f"fortran = '{place / 'bin/fortran'}'\n{line}" if fortran else line
-        text = CROSS_FILE.format(bin=place / "bin", pkgconfig=pkg_config, wrapper=more)
+        more = f"fortran = '{kit.bin / 'fortran'}'\n{line}" if fortran else line
+        text = CROSS_FILE.format(bin=kit.bin, pkgconfig=pkg_config, wrapper=more)
         text += f"sys_root = '{system.folder}'\n" if system else ""
         (folder / name).write_text(text)
 

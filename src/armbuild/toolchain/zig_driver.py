@@ -17,6 +17,7 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-Wl,--exclude-libs",
     "-Wl,-Bsymbolic-functions",
     "-Wl,-z,noexecstack",
+    "-cpp",
 )
 HOST_FOLDERS = re.compile(
     r"-[IL](?:/usr)?(?:/local)?/(?:include|lib|lib64)(?:/(?:x86_64|i386|riscv64|powerpc64le|s390x)-linux-gnu)?/?"
@@ -61,6 +62,8 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     """
     if arguments in (["--version"], ["-v"], ["-dumpversion"]):
         return arguments
+    if "-" in arguments:  # standard input goes past zig to clang, which knows no version behind the target
+        target = target.partition(".")[0]
     links = not any(argument in STOPPING for argument in arguments)
     compiles = not links or "-x" in arguments or any(is_source(argument) for argument in arguments)
     result = ["-target", target, *(settings["flags"] if compiles else [])]

@@ -155,14 +155,17 @@ def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels
         time.sleep(1.0)
         third.terminate()
         assert third.wait() in (0, 130)
-    (built,) = dist.iterdir()
+    (built,) = dist.glob("*.whl")
     assert built.name.startswith("fixture_setuptools-0.4-")
     assert sorted(project.rglob("*")) == before
     assert not [path for path in (tmp_path / "cache/work").iterdir() if path.name.startswith("wheel")]
 
 
 def a_plan(*versions):
-    return SimpleNamespace(pythons=tuple(SimpleNamespace(version=version) for version in versions))
+    return SimpleNamespace(
+        pythons=tuple(SimpleNamespace(version=version) for version in versions),
+        missing=(("3.10", "none here"),),
+    )
 
 
 def test_a_python_that_fails_is_named_and_the_others_are_built(capsys, monkeypatch):
@@ -177,8 +180,24 @@ def test_a_python_that_fails_is_named_and_the_others_are_built(capsys, monkeypat
     document = json.loads(said.out)
     assert status == 4
     assert not document["ok"]
-    assert [found["ok"] for found in document["wheels"]] == [False, True]
+    assert [found["ok"] for found in document["wheels"]] == [False, True, False]
     assert "Python 3.11: no headers" in said.err
+    assert "Python 3.10: none here" in said.err
+
+
+def test_a_wheel_that_serves_later_pythons_is_built_once(capsys, monkeypatch, tmp_path):
+    path = wheels.write(tmp_path, "thing-1.0-cp311-abi3-linux_aarch64.whl")
+    asked = []
+
+    def one(_self, python):
+        asked.append(python.version)
+        return {"ok": True, "python": python.version, "path": str(path)}
+
+    monkeypatch.setattr(wheel._Run, "one", one)
+    assert wheel._Run(a_plan("3.11", "3.12", "3.13"), mirror=None, verbose=False).all(as_json=True) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert asked == ["3.11"]
+    assert [found.get("shared", False) for found in document["wheels"]] == [False, True, True, False]
 
 
 def copies(tmp_path, *projects):
@@ -203,7 +222,7 @@ def test_two_cold_builds_in_two_folders_give_the_same_bytes(tmp_path):
             environment["ZIG_GLOBAL_CACHE_DIR"] = str(tmp_path / "zig")
             environment["SOURCE_DATE_EPOCH"] = "1700000000"
             subprocess.run(words, env=environment, check=True, capture_output=True)
-        for built in (folder / "dist").iterdir():
+        for built in (folder / "dist").glob("*.whl"):
             digests.setdefault(built.name, set()).add(hashlib.sha256(built.read_bytes()).hexdigest())
     assert len(digests) == 2
     assert {name: len(found) for name, found in digests.items()} == dict.fromkeys(digests, 1)

@@ -78,6 +78,12 @@ def test_compiling_keeps_the_optimisation_that_the_project_asked_for():
     assert "-O0" in arguments("-O0", "a.c", "-o", "a")
 
 
+def test_standard_input_is_read_although_zig_passes_it_by():
+    assert arguments("-cpp", "-x", "c", "-E", "-dM", "-")[:2] == ["-target", "aarch64-linux-gnu"]
+    assert "-cpp" not in arguments("-cpp", "-x", "c", "-E", "-dM", "-")
+    assert arguments("-E", "a.c")[1] == TARGET
+
+
 def test_relocatable_links_keep_their_symbols():
     assert "-s" not in arguments("-r", "a.o", "b.o", "-o", "c.o")
 
