@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from armllm.environment import limit_spinning
+from armllm.environment import ask_for_huge_pages, limit_spinning
 
 if TYPE_CHECKING:
     from armllm.engine.async_llm import AsyncLLM
@@ -56,7 +56,9 @@ _HOMES = {
 }
 
 
-limit_spinning()  # before anything here imports torch: libgomp looks once, when it is loaded
+# before anything here imports torch: it and libgomp look once, when they are loaded
+limit_spinning()
+ask_for_huge_pages()
 
 
 def __getattr__(name: str) -> Any:

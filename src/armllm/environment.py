@@ -25,6 +25,16 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNTS.get(platform.machine(), "10000"))
 
 
+def ask_for_huge_pages() -> None:
+    """Let torch put its large tensors into huge pages, unless the user said whether.
+
+    A decode reads all weights once per token; in pages of 4 KiB each costs a walk through the page table.
+    Where pages are larger, huge ones are up to 512 MiB, too much to take for a little.
+    """
+    if os.sysconf("SC_PAGE_SIZE") == 4096:
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def kv_cache_bytes() -> int | None:
     """ARMLLM_KVCACHE_SPACE or VLLM_CPU_KVCACHE_SPACE (GiB) in bytes; None: decide by what is free."""
     name, text = _read("KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")

@@ -11,7 +11,7 @@ _CGROUPS = (  # (limit, usage) of version 2 and of version 1
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-MADV_DONTNEED = 4
+MADV_DONTNEED = 4  # Linux, include/uapi/asm-generic/mman-common.h
 
 
 def readable(num_bytes: int) -> str:
