@@ -1,0 +1,119 @@
+"""One real image: built from the sources, compared, audited, served from on emulated cores."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from armbuild import audit
+from armbuild.image import reader
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]
+
+
+def armbuild(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "armbuild", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def build(path):
+    done = armbuild(
+        "docker", ROOT, "--python", "3.11", "--tag", "registry.example/armllm:test", "--label", "team=arm",
+        "--with-model", ROOT / "src/armllm/smoke/model", "--output", path, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The image of this tree with the smoke model in it: (archive, what --json said)."""
+    folder = tmp_path_factory.mktemp("image")
+    yield folder / "armllm.tar", build(folder / "armllm.tar")
+    shutil.rmtree(folder)
+
+
+def test_the_same_inputs_make_the_same_archive(built, tmp_path):
+    path, said = built
+    assert build(tmp_path / "again.tar")["digest"] == said["digest"]
+    assert (tmp_path / "again.tar").read_bytes() == path.read_bytes()
+    (tmp_path / "again.tar").unlink()
+
+
+def test_what_the_labels_say_is_what_an_audit_of_the_archive_finds(built):
+    path, said = built
+    labels = said["platforms"]["linux/arm64"]["labels"]
+    report = audit.audit(path)
+    assert report.ok, report.errors
+    assert {file.machine for file in report.files} == {"aarch64"}
+    assert labels["armllm.kernels"].split(",") == sorted(report.kernel_targets)
+    assert labels["armllm.floor"] == "atomics", "torch 2.10's own floor"
+    assert report.needs_everywhere == {"lse"}
+    with reader.open_image(path) as image:
+        manifest = image.manifest("arm64")
+    assert manifest.config["config"]["Labels"] == manifest.annotations == labels
+    assert labels["team"] == "arm"
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["org.opencontainers.image.revision"])
+
+
+def test_the_image_holds_what_serves_and_nothing_that_compiles(built):
+    path, said = built
+    names = set()
+    with reader.open_image(path) as image:
+        for layer in image.manifest("arm64").layers:
+            with image.content(layer) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+                entries = {entry.name: entry for entry in tar}
+            names |= entries.keys()
+            assert not any(entry.mode & 0o6000 for entry in entries.values()), "set-user-id programs"
+    site = "usr/local/lib/python3.11/dist-packages"
+    wanted = """
+        usr/bin/python3 usr/bin/tini etc/ssl/certs/ca-certificates.crt usr/share/zoneinfo/Europe/Zurich
+        usr/local/bin/armllm {site}/armllm/__init__.py {site}/torch/lib/libtorch_cpu.so
+        {site}/armllm/__pycache__/__init__.cpython-311.pyc models/model/config.json
+        usr/local/share/armllm/sbom.cdx.json usr/share/doc/libc6/copyright var/lib/dpkg/status.d/libc6
+    """.format(site=site).split()
+    assert set(wanted) <= names
+    unwanted = "usr/bin/gcc usr/bin/sh usr/bin/dash usr/bin/dpkg {site}/torch/include {site}/pip"
+    assert not set(unwanted.format(site=site).split()) & names
+    assert said["platforms"]["linux/arm64"]["compressed"] < 236e6, "torch's own wheel and 90 MB"
+
+
+def test_the_image_serves_as_its_user_and_refuses_a_core_below_its_floor(built):
+    path, _ = built
+    done = armbuild("smoke", path, "--cpu", "neoverse-n1", "--cpu", "cortex-a72", "--json")
+    report = json.loads(done.stdout)
+    good, old = report["results"]
+    assert good["passed"], done.stdout
+    assert any("user 10001:10001, root file system read-only, tcmalloc" in line for line in good["said"])
+    assert not old["passed"]
+    assert "Cortex-A72 lacks atomics" in old["reason"]
+    assert done.returncode == 1
+
+
+def test_a_tampered_layer_is_refused(built, tmp_path):
+    path, _ = built
+    copy = tmp_path / "tampered.tar"
+    shutil.copyfile(path, copy)
+    with tarfile.open(copy) as tar:
+        layer = max(tar.getmembers(), key=lambda member: member.size)
+    with copy.open("r+b") as file:
+        file.seek(layer.offset_data + layer.size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    done = armbuild("smoke", copy, "--cpu", "neoverse-n1")
+    assert done.returncode == 1
+    assert "tampered with or damaged" in done.stderr
+    assert len(done.stderr.splitlines()) <= 3
