@@ -78,12 +78,12 @@ def test_the_image_holds_what_serves_and_nothing_that_compiles(built):
             names |= entries.keys()
             assert not any(entry.mode & 0o6000 for entry in entries.values()), "set-user-id programs"
     site = "usr/local/lib/python3.11/dist-packages"
-    wanted = """
+    wanted = f"""
         usr/bin/python3 usr/bin/tini etc/ssl/certs/ca-certificates.crt usr/share/zoneinfo/Europe/Zurich
         usr/local/bin/armllm {site}/armllm/__init__.py {site}/torch/lib/libtorch_cpu.so
         {site}/armllm/__pycache__/__init__.cpython-311.pyc models/model/config.json
         usr/local/share/armllm/sbom.cdx.json usr/share/doc/libc6/copyright var/lib/dpkg/status.d/libc6
-    """.format(site=site).split()
+    """.split()
     assert set(wanted) <= names
     unwanted = "usr/bin/gcc usr/bin/sh usr/bin/dash usr/bin/dpkg {site}/torch/include {site}/pip"
     assert not set(unwanted.format(site=site).split()) & names
