@@ -29,6 +29,7 @@ class Conversation:
     ``forced`` is the tool that the request names, so that all output is its arguments.
     """
 
+    text: str
     prompt: Prompt
     params: SamplingParams
     tools: str  # "none", "auto", "required" or "named"
@@ -48,7 +49,7 @@ class Conversation:
             parser = TOOL_PARSERS[options.tool_call_parser](self.names)
         # an answer whose form is enforced has no place for thoughts
         if options.reasoning_parser is not None and self.params.structured_outputs is None:
-            parser = REASONING_PARSERS[options.reasoning_parser](parser, self.prompt.text or "")
+            parser = REASONING_PARSERS[options.reasoning_parser](parser, self.text)
         return parser
 
 
@@ -85,7 +86,7 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
         **changes,
     )
     names = frozenset(tool.function.name for tool in tools)
-    return Conversation(prompt, params, mode, forced, names, service)
+    return Conversation(text, prompt, params, mode, forced, names, service)
 
 
 async def render_prompt(
@@ -138,7 +139,7 @@ def _tool_choice(service: Service, body: ChatRequest) -> tuple[str, str | None]:
 def _schema(mode: str, forced: str | None, tools: list[Tool], *, one_call: bool) -> dict[str, Any] | None:
     """What the output must look like so that it is a call."""
     if mode == "named":
-        (tool,) = (tool for tool in tools if tool.function.name == forced)
+        tool = next(tool for tool in tools if tool.function.name == forced)
         return tool.function.parameters or {"type": "object"}
     if mode != "required":
         return None

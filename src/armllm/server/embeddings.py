@@ -33,8 +33,6 @@ async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
         add_special_tokens=body.add_special_tokens is not False,
         truncate_to=body.truncate_prompt_tokens,
     )
-    for prompt in prompts:
-        service.check_prompt(prompt)
     params = PoolingParams(dimensions=body.dimensions)
     request_id = new_id("embd-")
     tasks = [

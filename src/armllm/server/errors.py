@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from armllm.errors import EngineError, RequestError
+from armllm.errors import ArmllmError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -76,7 +76,7 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None) -> A
         return _invalid(error)
     if isinstance(error, RequestError):
         return ApiError(str(error), param=_field_in(str(error), fields or {}), code="invalid_value")
-    if isinstance(error, EngineError):
+    if isinstance(error, ArmllmError):  # the engine's, the model's or the template's fault, not the request's
         return ApiError(str(error), status=500, code="engine_error")
     if isinstance(error, HTTPException):
         return ApiError(error.detail, status=error.status_code, headers=error.headers)
@@ -93,7 +93,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 def error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
     """What the application does with exceptions."""
-    known = (ApiError, ValidationError, RequestError, EngineError, HTTPException, Exception)
+    known = (ApiError, ValidationError, ArmllmError, HTTPException, Exception)
     return dict.fromkeys(known, answer_error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ class Metrics:
             except EngineError:
                 reasons.append("error")
                 raise
-            except GeneratorExit:
+            except (GeneratorExit, asyncio.CancelledError):  # the client has gone
                 reasons.append("abort")
                 raise
             finally:

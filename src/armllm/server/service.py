@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Shorter texts are tokenized in less time than it takes to hand them to another thread.
 LONG_TEXT = 2000
+MANY_TEXTS = 4
 # From here on it pays to find out by its length alone that a text is hopeless.
 HUGE_TEXT = 1_000_000
 
@@ -83,6 +84,8 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.model)
         self._templates: dict[bool, ChatTemplate] = {}
+        if options.chat_template is not None:
+            self.template(tools=False)  # say now if it can't be compiled
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -111,8 +114,13 @@ class Service:
             self._templates[tools] = ChatTemplate(source, self.tokenizer.special_texts())
         return self._templates[tools]
 
-    async def encode(self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None) -> Prompt:
-        """Tokenize a prompt, away from the event loop if it is long; the last ``truncate_to`` tokens stay."""
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None, slow: bool = False
+    ) -> Prompt:
+        """Tokenize a prompt; the last ``truncate_to`` tokens stay.
+
+        What is long, or ``slow`` because there are many, is done away from the event loop.
+        """
         longest = self.max_model_len * self.tokenizer.longest_token if len(text) > HUGE_TEXT else len(text)
         if len(text) > longest and truncate_to is None:
             raise ApiError(
@@ -122,7 +130,7 @@ class Service:
                 code="context_length_exceeded",
             )
         encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        token_ids = await away_if(len(text) > LONG_TEXT, encode)
+        token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
         return self.truncated(Prompt(token_ids, text), truncate_to)
 
     async def prompts(
@@ -146,11 +154,15 @@ class Service:
         for one in several:
             if isinstance(one, str):
                 prompt = await self.encode(
-                    one, add_special_tokens=add_special_tokens, truncate_to=truncate_to
+                    one,
+                    add_special_tokens=add_special_tokens,
+                    truncate_to=truncate_to,
+                    slow=len(several) > MANY_TEXTS,
                 )
             else:
-                check_vocabulary(one, self.vocab_size, field)
                 prompt = self.truncated(Prompt(one), truncate_to)
+            self.check_prompt(prompt)
+            check_vocabulary(prompt.token_ids, self.vocab_size, field)
             found.append(prompt)
         return found
 
@@ -166,7 +178,7 @@ class Service:
         """The last ``length`` tokens of a prompt."""
         if length is None or len(prompt.token_ids) <= length:
             return prompt
-        return Prompt(prompt.token_ids[-length:], prompt.text)
+        return Prompt(prompt.token_ids[-length:])
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Refuse a prompt that is empty or leaves no room for a token."""

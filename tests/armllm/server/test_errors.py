@@ -170,7 +170,7 @@ def test_null_is_as_good_as_absent(served):
     assert served.post("/v1/chat/completions", body).status_code == 200
 
 
-def test_a_template_that_raises_is_the_requests_error(serving, tmp_path, folder):
+def test_a_template_that_raises_or_is_broken_is_said(serving, tmp_path, folder):
     import shutil  # noqa: PLC0415
 
     broken = shutil.copytree(folder, tmp_path / "model")
@@ -179,9 +179,12 @@ def test_a_template_that_raises_is_the_requests_error(serving, tmp_path, folder)
         answer = server.post("/v1/chat/completions", {"messages": HELLO})
         assert answer.status_code == 400
         assert "roles must alternate" in answer.json()["error"]["message"]
-        (broken / "chat_template.jinja").write_text("{% if %}")
-        answer = server.post("/v1/chat/completions", {"messages": HELLO, "tools": []})
-        assert answer.status_code == 400
+    (broken / "chat_template.jinja").write_text("{% if %}")
+    with serving(folder=broken) as server:
+        answer = server.post("/v1/chat/completions", {"messages": HELLO})
+        assert answer.status_code == 500
+        assert "can't be compiled" in answer.json()["error"]["message"]
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
 def test_a_key_is_asked_for_and_compared(serving):

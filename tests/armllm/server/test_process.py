@@ -134,6 +134,7 @@ def test_a_signal_while_loading_stops(start, folder):
         (["FOLDER", "--host", "256.1.1.1"], "256.1.1.1"),
         (["FOLDER", "--port", "99999"], "--port"),
         (["FOLDER", "--chat-template", "/nowhere.jinja"], "/nowhere.jinja"),
+        (["FOLDER", "--chat-template", "{% if %}"], "can't be compiled"),
         (["FOLDER", "--max-model-len", "many"], "many"),
         (["FOLDER", "--dtype", "int3"], "int3"),
         (["FOLDER", "--gpu-memory-utilization", "0.9"], "VLLM_CPU_KVCACHE_SPACE"),
