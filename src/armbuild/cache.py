@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild.errors import MissingError
+from armbuild.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
 KEPT = ".kept"
@@ -95,6 +95,47 @@ def keep(folder: Path) -> None:
     """Keep a work folder after its end: its logs or its wheel are named to the user."""
     with contextlib.suppress(OSError):
         (folder / KEPT).touch()
+
+
+def parts() -> dict[str, int]:
+    """Return the parts of the cache (its folders) with their sizes in bytes."""
+    return {folder.name: _size(folder) for folder in sorted(root().iterdir()) if folder.is_dir()}
+
+
+def expand(names: Iterable[str]) -> list[str]:
+    """Return the parts that ``names`` mean, "all" being every one; raises UsageError for one not there."""
+    there = list(parts())
+    asked = list(dict.fromkeys(names))
+    if "all" in asked:
+        return there
+    for name in asked:
+        if name not in there:
+            raise UsageError(f"--clear {name}: the cache has {', '.join(there) or 'no parts'}")
+    return asked
+
+
+def remove(part: str) -> int:
+    """Remove a part of the cache and return its size in bytes; what is locked by a build waits for its end.
+
+    Work folders of running commands are left alone.
+    """
+    folder, freed = root() / part, 0
+    for entry in sorted(folder.iterdir()):
+        if entry.suffix == ".lock" or (part == "work" and not (entry / KEPT).exists()):
+            continue
+        with lock(entry):
+            freed += _size(entry)
+            gone = entry.rename(
+                entry.with_name(f".{entry.name}-{os.getpid()}-gone")
+            )  # at once for all others
+            shutil.rmtree(gone) if gone.is_dir() and not gone.is_symlink() else gone.unlink()
+    return freed
+
+
+def _size(folder: Path) -> int:
+    if not folder.is_dir() or folder.is_symlink():
+        return folder.lstat().st_size
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_symlink() or path.is_file())
 
 
 def move_into(file: Path, folder: Path) -> Path:

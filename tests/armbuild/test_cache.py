@@ -1,4 +1,5 @@
 import errno
+import json
 import multiprocessing
 import os
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from armbuild import cache
+from armbuild.cli import main
 from armbuild.errors import BuildError, MissingError
 
 
@@ -153,3 +155,19 @@ def test_no_space_in_the_output_folder_is_said_of_the_wheel_and_leaves_nothing_t
         cache.move_into(tmp_path / "x.whl", tmp_path / "dist")
     assert not list((tmp_path / "dist").iterdir())
     assert (tmp_path / "x.whl").read_bytes() == b"whole"
+
+
+def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    for name, size in (("kits/a/x", 3), ("roots/b/y", 5), ("work/running/z", 7), ("work/kept/z", 1)):
+        path = tmp_path / "cache" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"." * size)
+    cache.keep(tmp_path / "cache/work/kept")
+    assert cache.parts() == {"kits": 3, "roots": 5, "work": 8}
+    assert main(["cache", "--clear", "kits", "--clear", "work", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["removed"] == {"kits": 3, "work": 1}
+    assert told["parts"] == {"kits": 0, "roots": 5, "work": 7}
+    assert main(["cache", "--clear", "kit"]) == 2
+    assert "--clear kit: the cache has kits, roots, work" in capsys.readouterr().err

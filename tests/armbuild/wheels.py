@@ -44,7 +44,9 @@ def write(
         "thing/_core.cpython-311-aarch64-linux-gnu.so": elf(),
         **(files or {}),
         f"{info}/METADATA": metadata.encode(),
-        f"{info}/WHEEL": "".join(f"Tag: {line}\n" for line in tags).encode(),
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n" + "".join(f"Tag: {line}\n" for line in tags)
+        ).encode(),
     }
     content = {key: value for key, value in content.items() if value is not None}
     record = f"{info}/RECORD"

@@ -125,6 +125,9 @@ def main(argv: list[str]) -> None:
         "headers": [item for item in fixed if not item.startswith("-")],
     }
     if tool in ("cc", "c++"):
+        if "-Wl,--version" in arguments:  # meson asks which linker this is, and zig's takes no such option
+            sys.stdout.write("LLD 20.1.2 (compatible with GNU linkers)\n")
+            return
         arguments = compiler_arguments(arguments, target=target, settings=settings)
     elif tool == "ar":
         arguments = archiver_arguments(arguments)

@@ -27,7 +27,8 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
     stub, site = torch_stub.make("torch>=2; python_version > '3'", pythons.find(), log=tmp_path / "log")
     assert asked == ["torch<2.11,>=2"]
     code = (
-        "import torch, torch.utils.cpp_extension as e; print(torch.__version__, e.home, torch.cuda.is_available(),"
+        "import torch, torch.utils.cpp_extension as e\n"
+        "print(torch.__version__, e.home, torch.cuda.is_available(),"
         " torch.utils.cmake_prefix_path, torch.compiled_with_cxx11_abi())\ntorch.cuda.synchronize()"
     )
     done = subprocess.run(

@@ -98,6 +98,12 @@ def test_the_archiver_never_makes_thin_archives():
     assert zig_driver.archiver_arguments(["--thin", "rcs", "a.a"]) == ["rcs", "a.a"]
 
 
+def test_the_linker_says_who_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(zig_driver.os, "execv", lambda *_words: pytest.fail("zig does not know this option"))
+    zig_driver.main(["driver", "/zig", "cc", TARGET, "0", "-Wl,--version"])
+    assert capsys.readouterr().out.startswith("LLD ")
+
+
 def test_the_program_takes_its_fixed_part_apart(monkeypatch):
     called = []
     monkeypatch.setattr(zig_driver.os, "execv", lambda path, words: called.append((path, words)))
