@@ -39,8 +39,10 @@ CPUS = {
     "a64fx": ("--chosen",),
     **{
         f"max,sve-max-vq={length // 128},sve-default-vector-length=256": ("--target", "sve")
-        for length in (128, 256, 384, 1024, 2048)
+        for length in (128, 256, 1024, 2048)
     },
+    # QEMU takes ten times longer where a vector is no power of two.
+    "max,sve-max-vq=3": ("--target", "sve", "--op", "silu_and_mul_bf16"),
 }
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
 

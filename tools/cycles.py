@@ -183,10 +183,11 @@ def find_loops(lines: list[str]) -> dict[tuple[str, str, int], list[str]]:
             continue
         _, start, end = min(around)
         body = [line for line in lines[start + 1 : end + 1] if is_code(line)]
-        marked = sum(1 for line in lines[start:end] if (found := MARK.match(line)) and found[1] == marker)
         key = (functions[number], marker, n)
         if len(body) > len(result.get(key, ())):
-            result[key] = [*body, f"// marked {marked}"]
+            # The compiler may have unrolled the loop: then the mark stands there several times.
+            times = sum(1 for line in lines[start:end] if MARK.match(line))
+            result[key] = [*body, f"// {times * n}"]
     return result
 
 
@@ -225,9 +226,25 @@ def macs(body: list[str], core: Core) -> tuple[int, int]:
     return count, peak
 
 
+POST_INDEX = re.compile(r"(\s+\w+\s+.*\[(x\d+|sp)\]), #(-?\d+)$")
+
+
+def crack(line: str) -> str:
+    """Return a load or store with post-index as two instructions, which is how Neoverse cores run it.
+
+    llvm-mca lets the address wait for the data of a store, so that iterations seem to depend on each other.
+    """
+    found = POST_INDEX.match(line)
+    if not found:
+        return line
+    amount = int(found[3])
+    operation = "add" if amount >= 0 else "sub"
+    return f"{found[1]}\n\t{operation}\t{found[2]}, {found[2]}, #{abs(amount)}"
+
+
 def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
     """Return cycles per iteration and what limits them."""
-    text = "\n".join(line for line in body if not line.strip().startswith("//"))
+    text = "\n".join(crack(line) for line in body if not line.strip().startswith("//"))
     worst = 0.0
     limit = ""
     for width in ((), (f"-dispatch={core.dispatch}",)):
@@ -305,7 +322,7 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
             peak=f"{rate / peak:.0%}", limit=limit,
         )  # fmt: skip
-    vectors = int(body[-1].split()[-1]) * (4 if loop.marker in {"sum_of_squares", "exponentials"} else 1)
+    vectors = int(body[-1].split()[-1])
     lanes = core.sve_bits // 32 if loop.target == "sve" else 4
     return Row(
         title=loop.title, target=loop.target, core=core.name, cycles=cycles,

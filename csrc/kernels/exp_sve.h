@@ -6,16 +6,24 @@
 // is at most ln 2 / 128, for which 1 + r + r^2 / 2 is off by 2.7e-8. The bounds of x are -127 ln 2, where n =
 // -127 and i = 0 give 0, and 128 ln 2, where n = 128 and i = 0 give infinity.
 
-ARMLLM_INLINE Vf exp_bounded(Vf x) {
-  const Vf shift = splat(0x1.803f8p17f);
-  const Vf shifted = fma(x, splat(0x1.715476p+0f), shift);
-  const Vf n = sub(shifted, shift);
+inline constexpr float kLowest = -0x1.601e68p+6f, kHighest = 0x1.62e430p+6f, kExpShift = 0x1.803f8p17f;
+
+ARMLLM_INLINE Vf exp_of_negative(Vf x) {  // x <= 128 ln 2, or a NaN
+  x = max(splat(kLowest), x);
+  const Vf shifted = fma(x, splat(0x1.715476p+0f), splat(kExpShift)), one = splat(1.0f);
+  const Vf n = sub(shifted, splat(kExpShift));
   Vf r = fma(n, splat(-0x1.63p-1f), x);
   r = fma(n, splat(0x1.bd0106p-13f), r);
-  const Vf one = splat(1.0f);
-  const Vf p = fma(fma(splat(0.5f), r, one), r, one);
-  return mul(p, svexpa_f32(svreinterpret_u32_f32(shifted)));
+  return mul(fma(fma(splat(0.5f), r, one), r, one), svexpa_f32(svreinterpret_u32_f32(shifted)));
 }
-
-ARMLLM_INLINE Vf exp_of_negative(Vf x) { return exp_bounded(max(splat(-0x1.601e68p+6f), x)); }
-ARMLLM_INLINE Vf exp(Vf x) { return exp_of_negative(min(splat(0x1.62e430p+6f), x)); }
+ARMLLM_INLINE Vf exp(Vf x) { return exp_of_negative(min(splat(kHighest), x)); }
+// r is that of -x with the other sign.
+ARMLLM_INLINE Vf one_plus_exp_of_minus(Vf x) {
+  x = min(splat(-kLowest), max(splat(-kHighest), x));
+  const Vf shifted = fma(x, splat(-0x1.715476p+0f), splat(kExpShift)), one = splat(1.0f);
+  const Vf n = sub(shifted, splat(kExpShift));
+  Vf r = fma(n, splat(0x1.63p-1f), x);
+  r = fma(n, splat(-0x1.bd0106p-13f), r);
+  const Vf p = fma(fma(splat(0.5f), r, splat(-1.0f)), r, one);
+  return fma(p, svexpa_f32(svreinterpret_u32_f32(shifted)), one);
+}

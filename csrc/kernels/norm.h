@@ -29,27 +29,34 @@ ARMLLM_INLINE float sum_of_squares(const T* x, int64_t n) {
 
 template <class T>
 ARMLLM_INLINE float sum_of(const T* x, int64_t n) {
-  Vf a = zero(), b = zero();
+  Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    ARMLLM_LOOP("sum_of", 4);
     a = add(a, load(x + i));
     b = add(b, load(x + i + kLanes));
+    c = add(c, load(x + i + 2 * kLanes));
+    d = add(d, load(x + i + 3 * kLanes));
   }
   for (; i + kLanes <= n; i += kLanes) a = add(a, load(x + i));
   if (i < n) b = add(b, load_first(x + i, n - i));
-  return reduce_add(add(a, b));
+  return reduce_add(add(add(a, b), add(c, d)));
 }
 
 // The sum of (x - mean)^2: a pass of its own, since E[x^2] - mean^2 cancels.
 template <class T>
 ARMLLM_INLINE float sum_of_squared_differences(const T* x, int64_t n, float mean) {
   const Vf m = splat(mean);
-  Vf a = zero(), b = zero();
+  Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    ARMLLM_LOOP("sum_of_squared_differences", 4);
     const Vf x0 = sub(load(x + i), m), x1 = sub(load(x + i + kLanes), m);
+    const Vf x2 = sub(load(x + i + 2 * kLanes), m), x3 = sub(load(x + i + 3 * kLanes), m);
     a = fma(x0, x0, a);
     b = fma(x1, x1, b);
+    c = fma(x2, x2, c);
+    d = fma(x3, x3, d);
   }
   for (; i + kLanes <= n; i += kLanes) {
     const Vf v = sub(load(x + i), m);
@@ -61,7 +68,7 @@ ARMLLM_INLINE float sum_of_squared_differences(const T* x, int64_t n, float mean
     const Vf kept = where_less(lane_numbers(), splat(static_cast<float>(n - i)), v, zero());
     b = fma(kept, kept, b);
   }
-  return reduce_add(add(a, b));
+  return reduce_add(add(add(a, b), add(c, d)));
 }
 
 template <class T>
@@ -69,8 +76,14 @@ ARMLLM_INLINE void scale_row(T* out, const T* x, const T* weight, int64_t n, flo
                              float weight_offset) {
   const Vf s = splat(scale), w0 = splat(weight_offset);
   int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    ARMLLM_LOOP("scale_row", 2);
+    const Vf y = mul(mul(load(x + i), s), add(load(weight + i), w0));
+    const Vf z = mul(mul(load(x + i + kLanes), s), add(load(weight + i + kLanes), w0));
+    store(out + i, y);
+    store(out + i + kLanes, z);
+  }
   for (; i + kLanes <= n; i += kLanes) {
-    ARMLLM_LOOP("scale_row", 1);
     store(out + i, mul(mul(load(x + i), s), add(load(weight + i), w0)));
   }
   if (i < n) {

@@ -58,8 +58,7 @@ ARMLLM_INLINE float rescale(float m, float largest) {
   return reduce_max(exp_of_negative(splat(m - largest)));
 }
 
-// Four vectors at a time, each with its own running result: exp has a long latency, and a sum should not wait
-// for it.
+// Several vectors at a time, each with its own running result, hide the latency of what is done to each.
 ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
   Vf a = splat(-INFINITY), b = a, c = a, d = a;
   int64_t i = 0;
@@ -75,29 +74,27 @@ ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
 
 // x = exp(x - base); returns the sum.
 ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
-  Vf a = zero(), b = zero(), c = zero(), d = zero();
+  constexpr int kStep = 4;
+  Vf total[kStep], p[kStep];
+  ARMLLM_UNROLL for (int v = 0; v < kStep; ++v)
+    total[v] = zero();
   int64_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    ARMLLM_LOOP("exponentials", 4);
-    const Vf p = exp_of_negative(sub(load(x + i), base)),
-             q = exp_of_negative(sub(load(x + i + kLanes), base));
-    const Vf r = exp_of_negative(sub(load(x + i + 2 * kLanes), base)),
-             s = exp_of_negative(sub(load(x + i + 3 * kLanes), base));
-    store(x + i, p);
-    store(x + i + kLanes, q);
-    store(x + i + 2 * kLanes, r);
-    store(x + i + 3 * kLanes, s);
-    a = add(a, p);
-    b = add(b, q);
-    c = add(c, r);
-    d = add(d, s);
+  for (; i + kStep * kLanes <= n; i += kStep * kLanes) {
+    ARMLLM_LOOP("exponentials", kStep);
+    ARMLLM_UNROLL for (int v = 0; v < kStep; ++v)
+      p[v] = sub(load(x + i + v * kLanes), base);
+    exp_of_negative(p);
+    ARMLLM_UNROLL for (int v = 0; v < kStep; ++v) {
+      store(x + i + v * kLanes, p[v]);
+      total[v] = add(total[v], p[v]);
+    }
   }
   for (; i < n; i += kLanes) {
-    const Vf p = exp_of_negative(sub(load(x + i), base));
-    store(x + i, p);
-    a = add(a, p);
+    const Vf rest = exp_of_negative(sub(load(x + i), base));
+    store(x + i, rest);
+    total[0] = add(total[0], rest);
   }
-  return reduce_add(add(add(a, b), add(c, d)));
+  return reduce_add(add(add(total[0], total[1]), add(total[2], total[3])));
 }
 
 // Soft cap and ALiBi, on the logits of `padded` keys from position `begin` on.

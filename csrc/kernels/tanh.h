@@ -7,7 +7,7 @@ ARMLLM_INLINE Vf tanh(Vf y) {
   q = fma(q, s, splat(0x1.108d28p-3f));
   q = fma(q, s, splat(-0x1.5552bcp-2f));
   const Vf near = fma(mul(y, s), q, y);
-  const Vf far = sub(splat(1.0f), div(splat(2.0f), add(splat(1.0f), exp(add(z, z)))));
+  const Vf far = sub(splat(1.0f), quotient(splat(2.0f), one_plus_exp_of_minus(sub(zero(), add(z, z)))));
   const Vf signed_far = where_less(y, zero(), sub(zero(), far), far);
   return where_less(z, splat(0.625f), near, signed_far);
 }

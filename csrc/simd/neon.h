@@ -39,6 +39,22 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return vmulq_f32(a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return vdivq_f32(a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return vfmaq_f32(c, a, b); }
+// FDIV keeps one or two of the pipes busy for several cycles: two steps of Newton's method from an estimate
+// of eight bits cost less.
+ARMLLM_INLINE Vf quotient(Vf a, Vf b) {
+  Vf y = vrecpeq_f32(b);
+  y = vmulq_f32(y, vrecpsq_f32(b, y));
+  return vmulq_f32(vmulq_f32(a, y), vrecpsq_f32(b, y));
+}
+// FMLA overwrites what it adds to, so a constant kept in a register has to be copied first, which costs as
+// much as the FMLA. Loading it anew each time costs nothing where arithmetic is the limit. The assembler
+// statement pretends to need `after`, so that the compiler neither moves it out of a loop nor far ahead.
+#define ARMLLM_ADDEND(name, x) alignas(16) static const float name[4] = {x, x, x, x}
+ARMLLM_INLINE Vf addend(const float (&constant)[4], Vf after) {
+  Vf x;
+  __asm__("ldr %q0, %1" : "=w"(x) : "m"(constant), "w"(after));
+  return x;
+}
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return vmaxq_f32(a, b); }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return vminq_f32(a, b); }
 ARMLLM_INLINE Vf exponent(Vf x) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 23)); }

@@ -98,6 +98,11 @@ ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) {
 // b when either is a NaN
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return a > b ? a : b; }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return a < b ? a : b; }
+// a / b; the Arm targets may be off by three roundings. b is at least 1.
+ARMLLM_INLINE Vf quotient(Vf a, Vf b) { return a / b; }
+// A constant that a multiply-add adds to.
+#define ARMLLM_ADDEND(name, x) static constexpr float name = x
+ARMLLM_INLINE Vf addend(float x, Vf) { return splat(x); }
 // The low nine bits of each lane become sign and exponent.
 ARMLLM_INLINE Vf exponent(Vf x) { return from_bits(bits(x) << 23); }
 

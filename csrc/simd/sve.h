@@ -18,6 +18,13 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return svsub_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return svmul_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return svdiv_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return svmla_f32_x(every(), c, a, b); }
+ARMLLM_INLINE Vf quotient(Vf a, Vf b) {  // as in neon.h
+  Vf y = svrecpe_f32(b);
+  y = mul(y, svrecps_f32(b, y));
+  return mul(mul(a, y), svrecps_f32(b, y));
+}
+#define ARMLLM_ADDEND(name, x) static constexpr float name = x
+ARMLLM_INLINE Vf addend(float x, Vf) { return splat(x); }
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return svmax_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return svmin_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return svsel_f32(svcmplt_f32(every(), a, b), x, y); }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from torch.testing import assert_close
 
 from armllm import kernels
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUND = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+"""Twice the rounding of an output, since weights may be rounded before they multiply the values."""
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Batch:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     scale: float
+    options: dict[str, object] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, object]:
         return {
@@ -39,6 +42,7 @@ class Batch:
             "query_start_loc": self.query_start_loc,
             "seq_lens": self.seq_lens,
             "scale": self.scale,
+            **self.options,
         }
 
     def float64(self) -> torch.Tensor:
@@ -49,13 +53,26 @@ class Batch:
             query = self.query[rows].double()
             key, value = (x.double().repeat_interleave(group, 1) for x in both)
             logits = torch.einsum("qhd,khd->hqk", query, key) * self.scale
-            seen = torch.arange(len(key)) <= torch.arange(len(key) - len(query), len(key))[:, None]
-            weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
-            out[rows] = torch.einsum("hqk,khd->qhd", weights, value)
+            distance = torch.arange(len(key)) - torch.arange(len(key) - len(query), len(key))[:, None]
+            if cap := self.options.get("logit_soft_cap"):
+                logits = cap * torch.tanh(logits / cap)
+            if (slopes := self.options.get("alibi_slopes")) is not None:
+                logits = logits + slopes.double()[:, None, None] * distance
+            seen = (distance <= 0) & (distance > -min(self.options.get("sliding_window") or 2**31, 2**31))
+            logits = logits.masked_fill(~seen, -torch.inf)
+            if (sinks := self.options.get("sinks")) is not None:
+                sink = sinks.double()[:, None, None].expand(-1, len(query), 1)
+                logits = torch.cat((logits, sink), -1)
+            weights = logits.softmax(-1)[..., : len(key)]
+            # Nothing that a query does not see counts, be it infinite.
+            for row, visible in enumerate(seen):
+                out[rows][row] = torch.einsum("hk,khd->hd", weights[:, row, visible], value[visible])
         return out
 
 
-def make_batch(dtype, lengths, queries, *, heads=(4, 2), head_dim=32, block_size=16, seed=0) -> Batch:
+def make_batch(
+    dtype, lengths, queries, *, heads=(4, 2), head_dim=32, block_size=16, seed=0, options=None, poison=False
+) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     query_heads, kv_heads = heads
     layout = kernels.kv_cache_layout(dtype, num_kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
@@ -69,6 +86,8 @@ def make_batch(dtype, lengths, queries, *, heads=(4, 2), head_dim=32, block_size
         block_tables[s, :count] = order[used : used + count]
         used += count
         both = torch.randn(2, length, kv_heads, head_dim, generator=generator).to(dtype)
+        if poison:
+            both[1, -1:] = torch.inf if length > 1 else 0
         keys.append(both[0])
         values.append(both[1])
         token = torch.arange(length)
@@ -77,20 +96,21 @@ def make_batch(dtype, lengths, queries, *, heads=(4, 2), head_dim=32, block_size
     starts = torch.tensor([0, *queries]).cumsum(0).int()
     query = torch.randn(sum(queries), query_heads, head_dim, generator=generator).to(dtype)
     seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    options = dict(options or {})
+    for name in ("alibi_slopes", "sinks"):
+        if name in options:
+            options[name] = torch.rand(query_heads, generator=generator)
     return Batch(
         layout, cache, block_tables, starts, seq_lens, query, keys, values,
-        head_dim**-0.5,
+        head_dim**-0.5, options,
     )  # fmt: skip
 
 
 def check(batch: Batch) -> None:
     arguments = batch.arguments()
     kernels.paged_attention(**arguments)
-    # bfloat16: the output's rounding and that of the weights before they multiply the values.
-    wide = batch.query.dtype is torch.float32
-    assert_close(
-        arguments["out"].double(), batch.float64(), rtol=1e-5 if wide else 2**-7, atol=1e-5 if wide else 2**-8
-    )
+    bound = ROUND[batch.query.dtype]
+    assert_close(arguments["out"].double(), batch.float64(), rtol=bound, atol=bound, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,8 +146,55 @@ def test_any_batch_matches_float64(data):
             head_dim=8 * data.draw(st.integers(1, 20)),
             block_size=data.draw(st.sampled_from([16, 32, 64, 128])),
             seed=data.draw(st.integers(0, 2**31)),
+            options=data.draw(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "sliding_window": st.integers(1, 200),
+                        "logit_soft_cap": st.floats(0.5, 100),
+                        "alibi_slopes": st.just(True),
+                        "sinks": st.just(True),
+                    },
+                )
+            ),
         )
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 37},
+        {"sliding_window": 2**70},
+        {"logit_soft_cap": 3.0},
+        {"alibi_slopes": True},
+        {"sinks": True},
+        {"sliding_window": 600, "logit_soft_cap": 30.0, "alibi_slopes": True, "sinks": True},
+    ],
+)
+def test_windows_caps_slopes_and_sinks_over_several_splits(dtype, options):
+    check(make_batch(dtype, [1300, 90, 17], [3, 90, 1], options=options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinite_values_of_a_later_token_spoil_no_earlier_row(dtype):
+    batch = make_batch(dtype, [40, 1], [10, 1], poison=True)
+    arguments = batch.arguments()
+    kernels.paged_attention(**arguments)
+    assert arguments["out"][:9].isfinite().all()
+    assert arguments["out"][10:].isfinite().all()
+    check(batch)
+
+
+def test_blocks_before_the_window_may_be_gone():
+    batch = make_batch(torch.float32, [200], [2], options={"sliding_window": 20})
+    batch.block_tables[0, :11] = -1  # the first query, at 198, sees 179 and later: block 11
+    check(batch)
+    batch.block_tables[0, 11] = -1
+    with pytest.raises(ValueError, match=r"^block_tables\[0, 11\] is -1"):
+        kernels.paged_attention(**batch.arguments())
 
 
 def test_strides_of_query_and_out_are_honoured():
@@ -238,6 +305,12 @@ BAD_CALLS = {
     "length below queries": ("seq_lens[0]", lambda _: {"seq_lens": int32(2, 5)}),
     "length beyond table": ("seq_lens[1]", lambda _: {"seq_lens": int32(20, 2**31 - 1)}),
     "lengths of another dtype": ("seq_lens", lambda b: {"seq_lens": b.seq_lens.long()}),
+    "window of nothing": ("sliding_window", lambda _: {"sliding_window": 0}),
+    "negative cap": ("logit_soft_cap", lambda _: {"logit_soft_cap": -1.0}),
+    "cap that is no number": ("logit_soft_cap", lambda _: {"logit_soft_cap": float("nan")}),
+    "slopes of another dtype": ("alibi_slopes", lambda _: {"alibi_slopes": torch.ones(4).double()}),
+    "a slope per KV head": ("alibi_slopes", lambda _: {"alibi_slopes": torch.ones(2)}),
+    "too many sinks": ("sinks", lambda _: {"sinks": torch.ones(5)}),
     "layout of another target": ("layout", lambda b: {"layout": replace(b.layout, target="other")}),
     "layout of another size": ("layout", lambda b: {"layout": replace(b.layout, block_bytes=64)}),
 }  # fmt: skip
@@ -261,4 +334,13 @@ def test_a_slot_behind_the_cache_is_refused_and_nothing_written(slot):
     both = torch.ones(2, 2, 32)
     with pytest.raises(ValueError, match=r"^slot_mapping\[1\] is .* 64 slots"):
         kernels.write_kv_cache(both, both, batch.cache, batch.layout, torch.tensor([0, slot]))
+    assert torch.equal(batch.cache, before)
+
+
+def test_a_slot_that_stands_twice_is_refused_and_nothing_written():
+    batch = make_batch(torch.float32, [20, 5], [3, 1])
+    before = batch.cache.clone()
+    both = torch.ones(4, 2, 32)
+    with pytest.raises(ValueError, match=r"^slot_mapping\[3\] is 7, as slot_mapping\[0\] is"):
+        kernels.write_kv_cache(both, both, batch.cache, batch.layout, torch.tensor([7, -1, -1, 7]))
     assert torch.equal(batch.cache, before)

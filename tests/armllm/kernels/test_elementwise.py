@@ -8,13 +8,13 @@ from torch.testing import assert_close
 
 from armllm import kernels
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(0, 8), (1, 1), (3, 7), (5, 64), (2, 1025), (33, 576)]
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
     """One rounding to storage (half a unit in the last place), and some of float32 before it."""
-    return {"rtol": 2**-8 if dtype is torch.bfloat16 else 5e-6, "atol": 1e-6}
+    return {"rtol": {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(dtype, 5e-6), "atol": 1e-6}
 
 
 def strided(rows: int, columns: int, dtype: torch.dtype, gap: int = 3) -> torch.Tensor:
