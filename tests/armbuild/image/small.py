@@ -36,10 +36,12 @@ def image(made, *, architecture="arm64", **config):
     return archive.Image(config=document, layers=tuple(made), annotations={"title": "small"})
 
 
-def write(folder, *stack, path="image.tar", **config):
+def write(folder, *stack, path="image.tar", architecture="arm64", **config):
     """Write an archive whose layers hold the files of ``stack``, the lowest first."""
     made = [layer(folder, files, name=f"layer{number}") for number, files in enumerate(stack)]
-    return archive.write([image(made, **config)], folder / path, name="localhost/small:1").path
+    return archive.write(
+        [image(made, architecture=architecture, **config)], folder / path, name="localhost/small:1"
+    ).path
 
 
 def with_diff_id(made, diff_id):

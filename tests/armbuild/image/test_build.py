@@ -1,0 +1,187 @@
+"""The whole of a build with small packages in place of Debian's and the index's: no network."""
+
+import json
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import armbuild_test_small as small
+import armbuild_test_wheels as wheels
+import pytest
+
+from armbuild import audit, debian
+from armbuild.audit import AuditReport
+from armbuild.errors import CheckFailed, UsageError
+from armbuild.image import base, build, packages, plan, reader, root
+
+NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+BASE = {
+    "usr/bin/python3.11": "",
+    "etc/debian_version": "12",
+    "etc/os-release": "ID=debian\nVERSION_CODENAME=bookworm\n",
+    "usr/lib/ld-linux-aarch64.so.1": "",
+    "usr/lib/aarch64-linux-gnu/libstdc++.so.6": "",
+    "var/lib/dpkg/status": "Package: libc6\nStatus: install ok installed\nVersion: 2.36\n\n",
+}
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """An index and a Debian archive of a few files; ``world.needs`` is what the wheel's code needs."""
+    world = SimpleNamespace(installed=[], needs=frozenset(), ok=True)
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    real = audit.audit
+
+    def audited(path, **options):
+        if Path(path).suffix != ".whl":
+            return real(path, **options)
+        return AuditReport(
+            path=path, kind="wheel", size=1, tag="cp311-cp311-manylinux_2_28_aarch64",
+            errors=() if world.ok else ("a broken RECORD",), files=(SimpleNamespace(machine="aarch64"),),
+            kernel_targets=("neon",), needs_everywhere=world.needs,
+        )  # fmt: skip
+
+    def install(wanted, site, **_options):
+        for item in wanted:
+            name = Path(item).name.partition("==")[0].partition("-")[0]
+            world.installed.append(name)
+            small.tree(
+                site,
+                {f"{name}/__init__.py": f"x = {Path(item).stat().st_size if Path(item).exists() else 0}\n"},
+            )
+
+    def make(tree, *, python, only, **_options):
+        small.tree(tree, BASE if python else {f"usr/share/doc/{name}/copyright": "" for name in only})
+        return (
+            root.Package(
+                name="libc6", version="2.36", architecture="arm64", source="glibc", suite="bookworm"
+            ),
+        )
+
+    monkeypatch.setattr(build.audit, "audit", audited)
+    monkeypatch.setattr(
+        packages, "resolve", lambda *_, **__: packages.Pins(torch="torch==2.10.0", others=("numpy==2",))
+    )
+    monkeypatch.setattr(packages, "install", install)
+    monkeypatch.setattr(root, "make", make)
+    monkeypatch.setattr(debian, "archive", lambda _mirror: None)
+    monkeypatch.setattr(debian, "state", lambda **_: "state")
+    return world
+
+
+def a_wheel(folder, **files):
+    folder.mkdir(exist_ok=True)
+    info = b'{"version": "0.1.0", "baseline": "armv8-a"}'
+    return wheels.write(folder, NAME, {plan.ENTRY_POINT: b"", "armllm/build_info.json": info, **files})
+
+
+def a_build(tmp_path, wheel, name="x.tar", **options):
+    work = tmp_path / f"work-{Path(name).stem}"
+    work.mkdir()
+    return build.build(plan.plan(tmp_path, wheels=[wheel], output=tmp_path / name, **options), work)
+
+
+def layers_of(built):
+    return [layer.digest for layer in built.platforms["arm64"].image.layers]
+
+
+def test_a_changed_wheel_makes_only_the_engines_layer_anew(tmp_path, world):
+    first = a_build(tmp_path, a_wheel(tmp_path / "1"))
+    assert world.installed == ["torch", "numpy", "armllm"]
+    world.installed.clear()
+    second = a_build(tmp_path, a_wheel(tmp_path / "2", **{"armllm/new.py": b"y = 1\n"}), "y.tar")
+    assert world.installed == ["armllm"]
+    before, after = layers_of(first), layers_of(second)
+    assert before[:3] == after[:3]
+    assert before[3] != after[3]
+
+
+def test_equal_inputs_are_equal_archives_also_when_nothing_was_kept(tmp_path, world, monkeypatch):
+    wheel = a_wheel(tmp_path / "1")
+    a_build(tmp_path, wheel)
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "another"))
+    a_build(tmp_path, wheel, "y.tar")
+    assert (tmp_path / "x.tar").read_bytes() == (tmp_path / "y.tar").read_bytes()
+
+
+def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world):
+    world.needs = frozenset({"lse"})
+    built = a_build(tmp_path, a_wheel(tmp_path / "1"))
+    with reader.open_image(built.archive.path) as image:
+        manifest = image.manifest("arm64")
+        with image.content(manifest.layers[3]) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+            files = {entry.name: tar.extractfile(entry).read() for entry in tar if entry.isfile()}
+    facts = json.loads(files["usr/local/share/armllm/image.json"])
+    assert facts["floor"] == {"features": ["atomics"], "lowest_core": "armv8.1-a or newer"}
+    assert facts["kernels"] == ["neon"]
+    config = manifest.config["config"]
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"][0] == "/usr/bin/tini"
+    assert config["Labels"]["armllm.floor"] == "atomics"
+    assert manifest.config["created"] == "2023-11-14T22:13:20Z"
+    bill = json.loads(files["usr/local/share/armllm/sbom.cdx.json"])
+    assert [component["name"] for component in bill["components"]] == ["libc6"]
+    assert files["usr/local/bin/armllm"].startswith(b"#!/usr/bin/python3.11\n")
+    pyc = files["usr/local/lib/python3.11/dist-packages/armllm/__pycache__/__init__.cpython-311.pyc"]
+    assert b"/usr/local/lib/python3.11/dist-packages/armllm/__init__.py" in pyc, "the path in the image"
+    assert str(tmp_path).encode() not in pyc
+
+
+def test_a_wheel_that_its_audit_refuses_leaves_no_archive(tmp_path, world):
+    world.ok = False
+    with pytest.raises(CheckFailed, match="a broken RECORD"):
+        a_build(tmp_path, a_wheel(tmp_path / "1"))
+    assert not list(tmp_path.glob("*.tar*"))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_interrupted_build_leaves_neither_an_archive_nor_a_layer(tmp_path, world, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(packages, "install", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        a_build(tmp_path, a_wheel(tmp_path / "1"))
+    assert not (tmp_path / "x.tar").exists()
+    kept = [path.name for path in (tmp_path / "cache/layers").iterdir() if path.is_dir()]
+    assert len(kept) == 1, "the root, which was whole"
+
+
+def test_a_base_gives_the_lowest_layers_and_gets_what_it_lacks(tmp_path, world):
+    archive = small.write(
+        tmp_path, BASE, {"app": "1"}, path="base.tar", Env=["A=b", "PATH=/opt/bin:/usr/bin"]
+    )
+    built = a_build(tmp_path, a_wheel(tmp_path / "1"), base=str(archive))
+    image = built.platforms["arm64"].image
+    assert len(image.layers) == 6, "two of the base, what it lacks, torch, dependencies, engine"
+    with reader.open_image(archive) as opened:
+        manifest = opened.manifest("arm64")
+        assert layers_of(built)[:2] == [layer.digest for layer in manifest.layers]
+    assert image.layers[2].comment.endswith("tini, libtcmalloc-minimal4")
+    assert image.annotations["org.opencontainers.image.base.digest"] == manifest.digest
+    assert image.annotations["org.opencontainers.image.base.name"] == str(archive)
+    environment = image.config["config"]["Env"]
+    assert "A=b" in environment
+    assert "PATH=/opt/bin:/usr/bin" in environment
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "reason"),
+    [
+        ({}, {"architecture": "amd64"}, "holds linux/amd64, not linux/arm64"),
+        ({"usr/bin/python3.11": None, "usr/bin/python3.12": ""}, {}, "no Python 3.11.*it has python3.12"),
+        ({"usr/lib/ld-linux-aarch64.so.1": None}, {}, "no GNU C library"),
+    ],
+)
+def test_a_base_that_cannot_carry_the_engine_is_refused_in_a_line(tmp_path, world, changes, config, reason):
+    files = {name: content for name, content in {**BASE, **changes}.items() if content is not None}
+    archive = small.write(tmp_path, files, path="base.tar", **config)
+    with pytest.raises(UsageError, match=reason) as caught:
+        a_build(tmp_path, a_wheel(tmp_path / "1"), base=str(archive))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match="no such file"):
+        base.fetch("./gone.tar", "arm64", tmp_path, tmp_path / "log")
