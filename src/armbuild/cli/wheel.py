@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -40,9 +41,9 @@ def wheel(
         list[str] | None,
         typer.Option("--python", metavar="X.Y", help="Build for this Python, or for `all`; may be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where finished wheels go.")] = Path(
-        "dist"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where finished wheels go; default: dist.")
+    ] = None,
     toolchain: Annotated[
         str | None,
         typer.Option("--toolchain", metavar="zig|gcc|clang", help="The cross lane's compiler; default: zig."),
@@ -92,13 +93,13 @@ def wheel(
         typer.Option("--import", metavar="NAME", help="Prove the wheel by importing this; may be repeated."),
     ] = None,
     command: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--command",
             metavar="TEXT",
             help="Prove it by running this; {project} is the sources' folder.",
         ),
-    ] = "",
+    ] = None,
     requires: Annotated[
         list[str] | None,
         typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
@@ -114,8 +115,9 @@ def wheel(
     ] = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild import debian, fetch, process, pythons, smoke  # noqa: PLC0415
+    from armbuild import debian, fetch, process, pythons, settings, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.project import read as read_project  # noqa: PLC0415
     from armbuild.user_tests import UserTests  # noqa: PLC0415
 
     if no_smoke and (cpu or imports or command):
@@ -123,27 +125,45 @@ def wheel(
     if mirror:
         debian.check_address(mirror)
     process.interrupt_on_termination()
-    cpus = () if no_smoke else tuple(cpu or smoke.default_cpus())
-    tests = UserTests(imports=tuple(imports or ()), command=command, requires=tuple(requires or ()))
     located = fetch.locate(project, python=_resolve_for(python or []), hashes=hashes or ())
+    given = {
+        "python": python,
+        "lane": lane,
+        "toolchain": toolchain,
+        "packages": packages,
+        "baseline": baseline,
+        "isolation": False if no_isolation else None,
+        "lock": lock,
+        "imports": imports,
+        "command": command,
+        "requires": requires,
+        "cpu": cpu,
+        "smoke": False if no_smoke else None,
+        "out": out,
+        "provenance": False if no_provenance else None,
+        "check_reproducible": check_reproducible or None,
+    }
+    table = read_project(located.folder, located.origin).tool.get("armbuild", {})
+    told = settings.load(given, table, os.environ, where=located.folder / "pyproject.toml")
+    tests = UserTests(imports=tuple(told.imports), command=told.command, requires=tuple(told.requires))
     chosen = planning.plan(
         located.folder,
         origin=located.origin,
-        python_versions=python or (),
-        lane=lane,
+        python_versions=told.python,
+        lane=told.lane,
         kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
-        baseline=baseline,
-        out=out,
-        cpus=cpus,
+        baseline=told.baseline,
+        out=Path(told.out),
+        cpus=tuple(told.cpu or smoke.default_cpus()) if told.smoke else (),
         tests=tests,
-        toolchain=toolchain,
-        packages=packages or (),
-        isolation=not no_isolation,
+        toolchain=told.toolchain,
+        packages=told.packages,
+        isolation=told.isolation,
+        lock=Path(told.lock) if told.lock else None,
         find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
-        lock=lock,
     )
     chosen.tests.check()
-    smoke.check_names(cpus)
+    smoke.check_names(chosen.cpus)
     if cpu and not chosen.cpus:
         raise typer.BadParameter(
             f"--cpu: {chosen.project.name} carries no test of its own: say --import NAME or --command TEXT"
@@ -155,8 +175,8 @@ def wheel(
         chosen,
         mirror=mirror,
         verbose=verbose,
-        provenance=not no_provenance,
-        check_reproducible=check_reproducible,
+        provenance=told.provenance,
+        check_reproducible=told.check_reproducible,
     )
     return run.all(as_json=as_json)
 

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``armbuild matrix`` and ``armbuild settings`` to the command line."""
+    app.command("matrix")(matrix)
+    app.command("settings")(settings)
+
+
+def matrix(
+    projects: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PROJECT]...", help="Projects' folders; default: here.")
+    ] = None,
+    *,
+    form: Annotated[
+        str, typer.Option("--format", metavar="github|gitlab|buildkite|json", help="For which CI system.")
+    ] = "json",
+    python: Annotated[
+        list[str] | None, typer.Option("--python", metavar="X.Y", help="Only this Python; may be repeated.")
+    ] = None,
+    cpu: Annotated[
+        list[str] | None, typer.Option("--cpu", metavar="CPU", help="Only this core; may be repeated.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+) -> int:
+    """Print one job per project, Python and core, in the form that a CI system reads."""
+    from armbuild import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild import smoke  # noqa: PLC0415
+    from armbuild.errors import UsageError  # noqa: PLC0415
+
+    del verbose  # cli.main looks for it
+    if form not in making.FORMATS:
+        raise UsageError(f"--format {form}: there are {', '.join(making.FORMATS)}")
+    smoke.check_names(cpu or ())
+    found = making.jobs(projects or [Path()], os.environ, versions=python or (), cpus=cpu or ())
+    print(making.render(found, form))
+    return 0
+
+
+def settings(
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON schema of [tool.armbuild].")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+) -> int:
+    """Print every setting of a build: its key, its variable, what it means."""
+    import json  # noqa: PLC0415
+
+    from armbuild import settings as known  # noqa: PLC0415 - heavy modules load when the command runs
+
+    del verbose  # cli.main looks for it
+    print(json.dumps(known.schema(), indent=2) if as_json else known.reference(), end="\n" if as_json else "")
+    return 0
