@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import queue
+import sys
 import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 
 from armllm.engine.config import EngineConfig
 from armllm.engine.llm_engine import LLMEngine
+from armllm.engine.prompts import as_prompt
 from armllm.engine.reporting import as_embedding
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
@@ -24,8 +26,9 @@ from armllm.models.generation import read_default_sampling
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
+    from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request
     from armllm.engine.stats import EngineStats
     from armllm.outputs import EmbeddingRequestOutput, RequestOutput
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 # Shorter prompts are tokenized and checked in less time than it takes to hand them to another thread.
 LONG_PROMPT = 2000
+SWITCH_INTERVAL = 0.5e-3  # seconds
 
 
 class AsyncLLM:
@@ -61,6 +65,9 @@ class AsyncLLM:
         )
         self._thread.start()
         self.llm_engine = started.result()
+        # Each operator of torch lets go of the interpreter's lock, and to have it back takes up to this long while
+        # an event loop is busy.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         # A daemon thread within torch must not see the interpreter go.
         atexit.register(self.shutdown)
 
@@ -88,11 +95,11 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: str | list[int],
+        prompt: Prompt,
         sampling_params: SamplingParams,
         request_id: str,
         priority: int = 0,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the request's outputs, by its ``output_kind``, until one is ``finished``.
 
         A reader that is slower than the engine gets several steps in one output. Closing the iterator, or
@@ -100,26 +107,28 @@ class AsyncLLM:
         engine's scheduling_policy is "priority". Raises RequestError for what can't be honoured, ModelError
         where the model computes nonsense, and EngineError when the engine fails.
         """
+        given = as_prompt(prompt)
         make = functools.partial(
-            self.llm_engine.processor.make_request, prompt=prompt, params=sampling_params, priority=priority
+            self.llm_engine.processor.make_request, prompt=given, params=sampling_params, priority=priority
         )
-        slow = sampling_params.structured_outputs is not None or len(prompt) > LONG_PROMPT
+        slow = sampling_params.structured_outputs is not None or len(given) > LONG_PROMPT
         outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
 
     async def encode(
-        self, prompt: str | list[int], pooling_params: PoolingParams, request_id: str, priority: int = 0
+        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, priority: int = 0
     ) -> EmbeddingRequestOutput:
         """The prompt's embedding. Cancelling the task that waits drops the request; raises as `generate`."""
+        given = as_prompt(prompt)
         make = functools.partial(
             self.llm_engine.processor.make_pooling_request,
-            prompt=prompt,
+            prompt=given,
             params=pooling_params,
             priority=priority,
         )
-        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(prompt) > LONG_PROMPT)
+        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(given) > LONG_PROMPT)
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 
@@ -139,7 +148,7 @@ class AsyncLLM:
                 request = make(key)
             if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
                 stream.fail(self.dead_error)
-            self._inbox.put(functools.partial(self.llm_engine.add, request))
+            self._inbox.put(functools.partial(self._add, request))
             while not finished:
                 output = await stream.get()
                 finished = output.finished
@@ -153,8 +162,10 @@ class AsyncLLM:
 
     def abort(self, request_id: str) -> None:
         """Drop a request, wherever it is; its reader gets a last output with finish_reason "abort"."""
-        key = self._keys.get(request_id)
-        if key is not None:
+        key = self._keys.get(request_id, "")
+        stream = self._streams.get(key)
+        if stream is not None:
+            stream.dropped = True
             self._inbox.put(functools.partial(self._drop, key))
 
     def shutdown(self) -> None:
@@ -201,6 +212,12 @@ class AsyncLLM:
             except queue.Empty:
                 pass
             self._deliver(engine.step())
+
+    def _add(self, request: Request) -> None:
+        self.llm_engine.add(request)
+        stream = self._streams.get(request.request_id)
+        if stream is None or stream.dropped:  # it was left or aborted while its prompt was tokenized
+            self._drop(request.request_id)
 
     def _drop(self, key: str) -> None:
         self._deliver(self.llm_engine.abort([key]))

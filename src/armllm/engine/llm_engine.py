@@ -171,11 +171,11 @@ class LLMEngine:
                 if not math.isfinite(logit):
                     raise _unusable(logit)
                 sequence.append(token_id)
+                self._num_generation_tokens += 1
                 if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
                     self.scheduler.restart(sequence)
             except ArmllmError as error:  # of this request alone
                 self._fail(sequence.request_id, error)
-        self._num_generation_tokens += len(sequences)
 
     def _fail(self, request_id: str, error: ArmllmError) -> None:
         """End all sequences of a request."""

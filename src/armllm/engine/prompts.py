@@ -19,10 +19,11 @@ def as_batch(prompts: Any) -> list[str | list[int]]:
         raise RequestError(
             f"prompts must be text, token ids, a dict, or a list of those, not {type(prompts).__name__}"
         )
-    return [_as_prompt(prompt) for prompt in prompts]
+    return [as_prompt(prompt) for prompt in prompts]
 
 
-def _as_prompt(prompt: Any) -> str | list[int]:
+def as_prompt(prompt: Any) -> str | list[int]:
+    """A text or a list of token ids, from one prompt of any form; RequestError says what is wrong."""
     if isinstance(prompt, dict):
         unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
         if unknown or not prompt:

@@ -19,6 +19,7 @@ class Stream:
 
     def __init__(self, request_id: str, kind: RequestOutputKind) -> None:
         self.loop = asyncio.get_running_loop()
+        self.dropped = False
         self._request_id = request_id
         self._kind = kind
         self._output: RequestOutput | None = None

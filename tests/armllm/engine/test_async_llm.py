@@ -217,6 +217,39 @@ async def consume(engine, prompt, params, request_id):
     return last
 
 
+def test_an_abort_while_the_prompt_is_tokenized_is_not_lost(engine, monkeypatch):
+    tokenizing, go = threading.Event(), threading.Event()
+    make = type(engine.llm_engine.processor).make_request
+
+    def slow(self, *args, **kwargs):
+        tokenizing.set()
+        go.wait(PATIENCE)
+        return make(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(engine.llm_engine.processor), "make_request", slow)
+
+    async def work():
+        task = asyncio.ensure_future(consume(engine, [2] * 3000, greedy(), "long"))
+        await asyncio.to_thread(tokenizing.wait, PATIENCE)
+        monkeypatch.setattr(engine.llm_engine.processor, "max_model_len", 4000)
+        engine.abort("long")
+        go.set()
+        output = await task
+        await idle(engine)
+        return output
+
+    assert run(work()).outputs[0].finish_reason == "abort"
+
+
+def test_every_form_of_prompt(engine, offline):
+    ids = offline.get_tokenizer().encode("one")
+    (expected,) = offline.generate("one", greedy(), use_tqdm=False)
+    for prompt in ("one", ids, {"prompt": "one"}, {"prompt_token_ids": ids}):
+        assert collect(engine, prompt, greedy())[-1].outputs == expected.outputs
+    with pytest.raises(RequestError, match="a prompt must be"):
+        collect(engine, 5, greedy())
+
+
 def test_breaking_out_of_the_loop_is_hanging_up(engine):
     async def work():
         async for _ in engine.generate([3, 4], greedy(200), "left"):
