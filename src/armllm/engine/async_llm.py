@@ -65,8 +65,8 @@ class AsyncLLM:
         )
         self._thread.start()
         self.llm_engine = started.result()
-        # Torch's operators let go of the interpreter's lock, and wait up to this long for a busy event loop to
-        # hand it back.
+        # Torch's operators let go of the interpreter's lock, and wait up to this long for a busy event loop
+        # to hand it back.
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         # A daemon thread within torch must not see the interpreter go.
         atexit.register(self.shutdown)
