@@ -116,6 +116,11 @@ def open_gguf(path: Path) -> GGUFFile:
     return _opened(path, path.stat().st_mtime_ns)
 
 
+def forget_gguf() -> None:
+    """Let go of the parsed header, whose vocabulary takes some hundred megabytes as gguf-py keeps it."""
+    _opened.cache_clear()
+
+
 class GGUFCheckpoint:
     """The tensors of a file by Hugging Face's names; stands in for `Checkpoint`."""
 

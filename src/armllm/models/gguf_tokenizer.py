@@ -42,7 +42,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
     kind = file.get("tokenizer.ggml.model")
     tokens = file.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise CheckpointError(f"{path} has no tokenizer; give one with --tokenizer (a folder)")
+        raise CheckpointError(f"{path} has no tokenizer; give a folder with tokenizer.json as tokenizer")
     if kind == "gpt2":
         tokenizer = _byte_level(file, tokens)
     elif kind == "llama":
@@ -50,7 +50,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
     else:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.model {kind!r} is not supported, only gpt2 and llama; give a folder with"
-            " tokenizer.json as --tokenizer"
+            " tokenizer.json as tokenizer"
         )
     types = file.get("tokenizer.ggml.token_type", [])
     for token, token_type in zip(tokens, types, strict=False):
@@ -75,7 +75,7 @@ def _byte_level(file: GGUFFile, tokens: list[str]) -> Any:
     if pre not in SPLITS:
         raise CheckpointError(
             f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported, only {', '.join(SPLITS)}; give a"
-            " folder with tokenizer.json as --tokenizer"
+            " folder with tokenizer.json as tokenizer"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges", [])]
     vocabulary = {token: index for index, token in enumerate(tokens)}

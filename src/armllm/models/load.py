@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from armllm.models.gguf import forget_gguf
 from armllm.models.loader import Weights
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def load_model(
     with torch.inference_mode():
         weights = Weights(checkpoint, dtype)
         model = architecture(config, weights, max_positions=max_positions)
+    forget_gguf()
     report = LoadReport(
         seconds=time.perf_counter() - started,
         weight_bytes=weights.num_bytes,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 import transformers
+from tests.armllm.models.random_configs import FAMILIES, random_config
 
 from armllm import LLM
 from armllm.errors import CheckpointError, RequestError
-from armllm.models import ARCHITECTURES, MODEL_TYPES, model_class
+from armllm.models import ARCHITECTURES, MODEL_TYPES, model_class, read_model_config
 from armllm.models.config import ConfigReader
 
 SMALL = {
@@ -134,6 +136,18 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     if architecture != "OPTForCausalLM":
         kinds = {**theirs.rope_parameters}
         assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_config_says_the_same_after_transformers_has_rewritten_it(tmp_path, architecture):
+    for seed in range(8):
+        values = random_config(architecture, seed)
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        _, before = read_model_config(tmp_path)
+        rewritten = transformers.AutoConfig.for_model(**values)
+        rewritten.architectures = [architecture]
+        rewritten.save_pretrained(tmp_path)
+        assert read_model_config(tmp_path)[1] == before
 
 
 def test_gemma_3_leaves_out_what_its_class_knows(tmp_path):

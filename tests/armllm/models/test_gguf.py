@@ -367,7 +367,7 @@ def test_a_tokenizer_that_is_not_known_is_refused_by_name(llama_file, kind, pre,
         writer.add_token_list(["a", "b"])
 
     write_gguf(path, arch, model, KINDS.F32, fill)
-    refused(path, words, "--tokenizer")
+    refused(path, words, "as tokenizer")
 
 
 def test_no_tokenizer_is_said(llama_file):

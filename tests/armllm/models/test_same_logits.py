@@ -7,7 +7,7 @@ import torch
 from tests.armllm.models.random_configs import FAMILIES, random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 
-from armllm import LLM
+from armllm import LLM, SamplingParams
 
 PROMPT_LENGTHS = (1, 13, 36, 62)
 NUM_TOKENS = 8
@@ -30,6 +30,22 @@ def test_fp32_logits_are_those_of_transformers(tmp_path, architecture, seed):
         best = expected.topk(2).values
         clear = best[:, 0] - best[:, 1] > 2e-4
         assert torch.equal(torch.tensor(tokens)[clear], expected.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_gives_the_same_tokens_in_a_batch_and_in_chunks(tmp_path, architecture):
+    config = random_config(architecture, 200)
+    save_reference(tmp_path, config, 200)
+    prompts = random_prompts((40, 3, 17, 64, 1), 200)
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    whole, cut = (
+        LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, **options)
+        for options in ({}, {"max_num_batched_tokens": 11, "max_num_seqs": 3})
+    )
+    alone = [whole.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts]
+    for llm in (whole, cut):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == alone, config
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
