@@ -77,16 +77,23 @@ def _github(found: Sequence[Job]) -> Any:
 
 
 def _gitlab(found: Sequence[Job]) -> Any:
-    return {
+    start = 'python -m pip install --quiet "${ARMBUILD:-armllm[build]}"'
+    return {"default": {"image": "python:3.13", "before_script": [start]}} | {
         job.name: {"script": [job.command], "artifacts": {"paths": ["dist/"], "expire_in": "1 week"}}
         for job in found
     }
 
 
 def _buildkite(found: Sequence[Job]) -> Any:
+    # $$: the agent, not the upload, reads the variable
+    start = 'python3 -m venv .venv && .venv/bin/pip install --quiet "$${ARMBUILD:-armllm[build]}"'
     return {
         "steps": [
-            {"label": job.name, "command": job.command, "artifact_paths": ["dist/*.whl", "dist/*.json"]}
+            {
+                "label": job.name,
+                "command": [start, f".venv/bin/{job.command}"],
+                "artifact_paths": ["dist/*.whl", "dist/*.json"],
+            }
             for job in found
         ]
     }
