@@ -114,9 +114,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.seed == -1:  # vLLM's other way to say none
             self.seed = None
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        self.stop_token_ids = list(self.stop_token_ids or [])
-        self.bad_words = list(self.bad_words or [])
+        self.stop = [self.stop] if isinstance(self.stop, str) else _as_list("stop", self.stop)
+        self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids)
+        self.bad_words = _as_list("bad_words", self.bad_words)
         self._check_ranges()
         self._check_lists()
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize"):
@@ -166,7 +166,7 @@ class SamplingParams:
         for token_id in self.stop_token_ids or ():
             _check_integer("stop_token_ids", token_id, low=0)
         if self.allowed_token_ids is not None:
-            self.allowed_token_ids = list(self.allowed_token_ids)
+            self.allowed_token_ids = _as_list("allowed_token_ids", self.allowed_token_ids)
             for token_id in self.allowed_token_ids:
                 _check_integer("allowed_token_ids", token_id, low=0)
             if not self.allowed_token_ids:
@@ -233,6 +233,12 @@ class PoolingParams:
             raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
         if self.dimensions is not None:
             _check_integer("dimensions", self.dimensions, low=1)
+
+
+def _as_list(name: str, values: Any) -> list[Any]:
+    if values is not None and not isinstance(values, (list, tuple, set, frozenset)):
+        raise RequestError(f"{name} must be a list, not {values!r:.80}")
+    return list(values or [])
 
 
 def _check_number(

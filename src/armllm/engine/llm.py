@@ -213,7 +213,7 @@ class LLM:
 
 def _one_each(batch: Sequence[Any], given: Any, kind: type[Params], name: str) -> list[Params]:
     """One of ``given`` for all, or one each; RequestError unless they are of this kind."""
-    params = [given] * len(batch) if isinstance(given, kind) else list(given)
+    params = list(given) if isinstance(given, (list, tuple)) else [given] * len(batch)
     if len(params) != len(batch):
         raise RequestError(f"{len(batch)} prompts but {len(params)} {name}: give one, or one each")
     for choice in params:

@@ -106,8 +106,11 @@ def test_one_bad_prompt_refuses_the_batch_and_leaves_nothing_behind(llm):
 def test_sampling_params_must_match_the_prompts(llm):
     with pytest.raises(RequestError, match="2 prompts but 1 sampling_params"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
-    with pytest.raises(RequestError, match="must be SamplingParams, not dict"):
-        llm.generate(["a"], [{"temperature": 0}], use_tqdm=False)
+    for bad, kind in (([{"temperature": 0}], "dict"), ({"temperature": 0}, "dict"), (5, "int")):
+        with pytest.raises(RequestError, match=f"must be SamplingParams, not {kind}"):
+            llm.generate(["a"], bad, use_tqdm=False)
+    with pytest.raises(RequestError, match="pooling_params must be PoolingParams, not str"):
+        llm.embed("a", "mean")
     with pytest.raises(RequestError, match="stop_token_ids: 400"):
         llm.generate("a", SamplingParams(stop_token_ids=[400]), use_tqdm=False)
 
@@ -127,6 +130,11 @@ def test_sampling_params_must_match_the_prompts(llm):
         ("stop", [""]),
         ("stop", [1]),
         ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("stop", 5),
+        ("bad_words", "abc"),
+        ("allowed_token_ids", 5),
+        ("output_kind", "DELTA"),
         ("ignore_eos", 1),
     ],
 )
