@@ -1,6 +1,6 @@
 """GGUF files as llama.cpp writes them: floating-point weights under the names of Hugging Face's checkpoints.
 
-Source of names, keys and conventions: gguf-py's constants and llama.cpp's convert_hf_to_gguf.py.
+Source of names, keys and conventions: llama.cpp's gguf-py/gguf/constants.py and convert_hf_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from armllm.errors import CheckpointError
+from armllm.models.gguf_header import DTYPES, GGUFHeader, StoredTensor
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
 # general.architecture -> ours
 ARCHITECTURES = {
@@ -51,59 +51,41 @@ GEMMA_LAYER = {
 }
 # Read into the configuration, not into the model.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
 
 
 class GGUFFile:
     """Header and mapped tensors of one file."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gguf  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError:
-            raise CheckpointError(f"{path} needs gguf: pip install 'armllm[gguf]'") from None
-        try:
-            # copy on write: torch warns of tensors on memory that can't be written to
-            self._reader = gguf.GGUFReader(path, "c")
-        except Exception as error:  # noqa: BLE001 - a damaged file makes it raise nearly anything
-            line = str(error).strip().split("\n", 1)[0]
-            raise CheckpointError(
-                f"{path} can't be read as GGUF ({type(error).__name__}: {line}); it may be truncated:"
-                " download it again"
-            ) from None
+        header = GGUFHeader(path)
         self.path = path
-        self.tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.tensors = header.tensors
+        self.tensor = header.map
+        self._values = header.values
         self.architecture = str(self.get("general.architecture", ""))
         if self.architecture not in ARCHITECTURES:
             raise CheckpointError(
                 f"{path}: GGUF architecture {self.architecture!r} is not supported, only"
                 f" {', '.join(ARCHITECTURES)}"
             )
-        quantised = sorted({t.tensor_type.name for t in self.tensors.values()} - set(FLOATING))
+        quantised = sorted({stored.type for stored in self.tensors.values()} - set(DTYPES))
         if quantised:
             raise CheckpointError(
-                f"{path}: tensors of type {', '.join(quantised)} are not supported,"
-                f" only {', '.join(FLOATING)}"
+                f"{path}: tensors of type {', '.join(quantised)} are not supported, only {', '.join(DTYPES)}"
             )
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the header."""
-        field = self._reader.get_field(key)
-        return default if field is None else field.contents()
+        return self._values.get(key, default)
 
     def own(self, key: str, default: Any = None) -> Any:
         """A value that the header has under the architecture's name."""
         return self.get(f"{self.architecture}.{key}", default)
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor in its stored dtype, mapped."""
-        stored = self.tensors[name]
-        flat = torch.from_numpy(stored.data.reshape(-1)).view(FLOATING[stored.tensor_type.name])
-        return flat.view(self.shape(name))
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Outermost dimension first, as torch has it."""
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+        return self.tensors[name].shape
 
 
 @functools.lru_cache(maxsize=1)
@@ -117,7 +99,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def forget_gguf() -> None:
-    """Let go of the parsed header, whose vocabulary takes some hundred megabytes as gguf-py keeps it."""
+    """Let go of the parsed header, whose vocabulary takes tens of megabytes."""
     _opened.cache_clear()
 
 
@@ -137,7 +119,7 @@ class GGUFCheckpoint:
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """A tensor's dtype, as safetensors writes it, and shape."""
         stored = self._names[name]
-        return self._file.tensors[stored].tensor_type.name, self._file.shape(stored)
+        return self._file.tensors[stored].type, self._file.shape(stored)
 
     def read(self, name: str) -> Tensor:
         """A tensor, mapped from the file."""
@@ -181,17 +163,18 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     file = open_gguf(path)
     architecture, own = file.architecture, file.own
     heads, hidden_size = own("attention.head_count"), own("embedding_length")
-    if (
-        not isinstance(heads, int)
-        or not isinstance(hidden_size, int)
-        or "token_embd.weight" not in file.tensors
-    ):
-        raise CheckpointError(f"{path}: attention.head_count, embedding_length or token_embd is missing")
+    head_dim = own("attention.key_length", _positive(hidden_size) // max(1, _positive(heads)))
+    rotary_dim = own("rope.dimension_count", head_dim)
+    if not all(map(_positive, (heads, hidden_size, head_dim, rotary_dim))):
+        raise CheckpointError(
+            f"{path}: head_count, embedding_length, key_length and dimension_count must be positive integers"
+        )
+    if len(file.tensors.get("token_embd.weight", NO_TENSOR).shape) != 2:
+        raise CheckpointError(f"{path}: tensor token_embd.weight is missing or no matrix")
     if own("expert_count"):
         raise CheckpointError(f"{path}: GGUF files with experts are not supported")
-    if file.get("split.count", 1) > 1:
+    if file.get("split.count", 1) not in (0, 1):
         raise CheckpointError(f"{path}: GGUF files in several parts are not supported; merge them first")
-    head_dim = own("attention.key_length", hidden_size // heads)
     if own("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{path}: keys and values of different lengths are not supported")
     bias = "blk.0.attn_q.bias" in file.tensors
@@ -216,10 +199,14 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         values |= _gemma(file, head_dim)
     elif own("attention.sliding_window"):
         values["sliding_window"] = own("attention.sliding_window")
-    rotary_dim = own("rope.dimension_count", head_dim)
     if rotary_dim != head_dim:
         values["partial_rotary_factor"] = rotary_dim / head_dim
     return values | _rope(file)
+
+
+def _positive(value: Any) -> int:
+    """The value where it is a positive integer, else 0."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
@@ -243,7 +230,7 @@ def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
 
 def _rope(file: GGUFFile) -> dict[str, Any]:
     """Scaling of the rotary embedding, from the header and from tensors of factors."""
-    kind, own = file.own("rope.scaling.type", "none"), file.own
+    kind, own = str(file.own("rope.scaling.type", "none")), file.own
     original = own("rope.scaling.original_context_length")
     if "rope_factors_long.weight" in file.tensors:
         scaling = {

@@ -39,19 +39,21 @@ SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token"
 def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
     """A `tokenizers.Tokenizer` and tokenizer_config.json's content; CheckpointError names what is strange."""
     file = open_gguf(path)
-    kind = file.get("tokenizer.ggml.model")
+    kind = str(file.get("tokenizer.ggml.model"))
     tokens = file.get("tokenizer.ggml.tokens")
-    if not tokens:
+    if not isinstance(tokens, list) or not tokens:
         raise CheckpointError(f"{path} has no tokenizer; give a folder with tokenizer.json as tokenizer")
-    if kind == "gpt2":
-        tokenizer = _byte_level(file, tokens)
-    elif kind == "llama":
-        tokenizer = _sentence_piece(file, tokens)
-    else:
+    if kind not in BUILDERS:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.model {kind!r} is not supported, only gpt2 and llama; give a folder with"
             " tokenizer.json as tokenizer"
         )
+    try:
+        tokenizer = BUILDERS[kind](file, tokens)
+    except CheckpointError:
+        raise
+    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+        raise CheckpointError(f"{path}: its tokenizer does not hold together: {error}") from None
     types = file.get("tokenizer.ggml.token_type", [])
     for token, token_type in zip(tokens, types, strict=False):
         if token_type == CONTROL:
@@ -149,3 +151,6 @@ def _add_ends(file: GGUFFile, tokenizer: Any, settings: dict[str, Any], *, defau
         tokenizer.post_processor = processors.TemplateProcessing(
             single=single, special_tokens=[(token, tokenizer.token_to_id(token)) for token in around]
         )
+
+
+BUILDERS = {"gpt2": _byte_level, "llama": _sentence_piece}
