@@ -24,7 +24,7 @@ else:
 RUST = frozenset({"maturin", "setuptools-rust", "puccinialin"})
 RUST_SENTENCE = (
     "needs Rust, which armbuild does not cross-compile: "
-    "`maturin build --target aarch64-unknown-linux-gnu --zig` does, or --lane container"
+    "`maturin build --target aarch64-unknown-linux-gnu --zig` does, or --lane native on an AArch64 machine"
 )
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
@@ -45,11 +45,11 @@ KNOWN = (
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
-        "the build runs an AArch64 program by itself, not through CMake or meson: --lane container can",
+        "the build runs an AArch64 program by itself, not through CMake or meson: --lane native on an AArch64 machine can",
     ),
     (
         r"OSError: .*\.so[\w.]*: cannot open shared object file",
-        "the build loads a library of the target into this machine's Python: --lane container can",
+        "the build loads a library of the target into this machine's Python: --lane native on an AArch64 machine can",
     ),
 )
 """What a log says, and the sentence for it; the first that matches counts."""

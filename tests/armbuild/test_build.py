@@ -1,6 +1,8 @@
 """Whole builds of small projects, one per back end; the wheels are imported under emulation."""
 
+import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,81 @@ def test_an_object_of_the_build_machine_in_the_wheel_fails_the_build_and_is_name
     with pytest.raises(BuildError, match="thing/helper is x86_64 machine code"):
         make(project, tmp_path)
     assert not list(cache.root().glob("work/*.whl"))
+
+
+@pytest.fixture
+def compressing(tmp_path):
+    """A C extension that calls lz4."""
+    project = tmp_path / "compressing"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "compressing"\nversion = "1"\n'
+    )
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        "lz4 = {'libraries': ['lz4'], 'include_dirs': ['/usr/include']}\n"
+        "setup(ext_modules=[Extension('compressing', ['c.c'], **lz4)])\n"
+    )
+    (project / "c.c").write_text(
+        "#include <Python.h>\n#include <lz4.h>\n"
+        "static PyObject* version(PyObject* m, PyObject* a)\n"
+        "{ return PyUnicode_FromString(LZ4_versionString()); }\n"
+        'static PyMethodDef methods[] = {{"version", version, METH_NOARGS, ""}, {0}};\n'
+        'static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compressing", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit_compressing(void) { return PyModule_Create(&module); }\n"
+    )
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+def test_a_library_is_named_when_it_is_absent_and_bundled_when_its_package_is_given(tmp_path, compressing):
+    chosen = plan.plan(compressing, lane="cross", out=tmp_path)
+    advice = r"lz4\.h' file not found\n  the target has no lz4\.h: --with liblz4-dev"
+    with pytest.raises(BuildError, match=advice):
+        build.build(chosen, chosen.pythons[0], tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    chosen = plan.plan(compressing, lane="cross", out=tmp_path, packages=["liblz4-dev"])
+    wheel = repair.repair(build.build(chosen, chosen.pythons[0], work), work).path
+    with zipfile.ZipFile(wheel) as archive:
+        assert any(name.startswith("compressing.libs/liblz4") for name in archive.namelist())
+    assert under_emulation(wheel, "import compressing as c; print(c.version()[:2])", work) == "1."
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+def test_gcc_builds_against_an_old_glibc_and_the_targets_libstdcxx(tmp_path):
+    chosen = plan.plan(PROJECTS / "scikit", lane="cross", out=tmp_path, toolchain="gcc")
+    wheel = repair.repair(build.build(chosen, chosen.pythons[0], tmp_path), tmp_path).path
+    glibc = int(wheel.name.rpartition("manylinux_2_")[2].split("_")[0])
+    assert glibc <= 31
+    code = (
+        "import fixture_scikit as f\ntry: f.add(2**31 - 1, 1)\n"
+        "except OverflowError as e: print(f.add(2, 3), e)"
+    )
+    assert under_emulation(wheel, code, tmp_path) == "5 sum too large"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_a_lock_is_written_once_obeyed_and_its_hashes_checked(tmp_path):
+    def built(name):
+        (tmp_path / name).mkdir()
+        chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, lock=tmp_path / "build.lock")
+        return build.build(chosen, chosen.pythons[0], tmp_path / name)
+
+    assert "setuptools" in built("one").tools
+    lock = tmp_path / "build.lock"
+    text = lock.read_text()
+    assert "--hash=sha256:" in text
+    assert str(tmp_path) not in text
+    digest = text.partition("--hash=sha256:")[2][:64]
+    lock.write_text(re.sub(r"--hash=sha256:[0-9a-f]{64}", f"--hash=sha256:{digest[::-1]}", text))
+    with pytest.raises(BuildError, match=r"build requirements of build\.lock"):
+        built("two")
