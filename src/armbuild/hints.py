@@ -45,11 +45,11 @@ KNOWN = (
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
-        "the build runs an AArch64 program by itself, not through CMake or meson: --lane native on an AArch64 machine can",
+        "the build runs an AArch64 program by itself, not through CMake or meson: it needs --lane native",
     ),
     (
         r"OSError: .*\.so[\w.]*: cannot open shared object file",
-        "the build loads a library of the target into this machine's Python: --lane native on an AArch64 machine can",
+        "the build loads a library of the target into this machine's Python: it needs --lane native",
     ),
 )
 """What a log says, and the sentence for it; the first that matches counts."""
