@@ -33,7 +33,7 @@ def server_arguments(processes: Path = Path("/proc")) -> list[str]:
     for folder in sorted(processes.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if "armbuild.image.entrypoint" in words and Path(words[0]).name.startswith("python"):
+            if "armbuild.image.entrypoint" in words:  # the server's own, or its init's: the same arguments
                 return words[words.index("armbuild.image.entrypoint") + 1 : -1]
     return []
 
