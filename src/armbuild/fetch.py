@@ -104,28 +104,32 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
     with cache.work_folder("resolve") as work:
         (work / "wanted.in").write_text(f"{requirement}\n")
         lock = work / "pylock.toml"
-        process.run(
-            [
-                isolation.uv_program(),
-                "pip",
-                "compile",
-                "-q",
-                "--no-deps",
-                "--python-version",
-                python,
-                "--python-platform",
-                PLATFORM,
-                "--format",
-                "pylock.toml",
-                "-o",
-                lock,
-                work / "wanted.in",
-            ],
-            log=work / "resolve.log",
-            what=f"resolving {requirement}",
-            env=isolation.clean(),
-            error=MissingError,
-        )
+        try:
+            process.run(
+                [
+                    isolation.uv_program(),
+                    "pip",
+                    "compile",
+                    "-q",
+                    "--no-deps",
+                    "--python-version",
+                    python,
+                    "--python-platform",
+                    PLATFORM,
+                    "--format",
+                    "pylock.toml",
+                    "-o",
+                    lock,
+                    work / "wanted.in",
+                ],
+                log=work / "resolve.log",
+                what=f"resolving {requirement}",
+                env=isolation.clean(),
+                error=MissingError,
+            )
+        except MissingError as error:
+            cause = re.search(r"(?m)^\s*(?:cause: )?(Because .*)$", (work / "resolve.log").read_text())
+            raise MissingError(f"{requirement}: {cause[1]}" if cause else str(error)) from error
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
     if not packages:
         raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")

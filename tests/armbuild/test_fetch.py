@@ -135,7 +135,7 @@ def test_a_requirement_is_resolved_by_the_index_and_its_hash_is_kept(tmp_path, m
     found = fetch.locate("Thing_Name>=1", python="3.11")
     assert found.origin.sha256 == sha(path)
     assert found.origin.uri == path.as_uri()
-    with pytest.raises(MissingError, match="resolving thing-name>=2 failed"):
+    with pytest.raises(MissingError, match="thing-name>=2: Because only"):
         fetch.locate("thing-name>=2", python="3.11")
     with pytest.raises(UsageError, match="marker is false"):
         fetch.locate("thing-name; sys_platform == 'win32'", python="3.11")
