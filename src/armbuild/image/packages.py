@@ -5,22 +5,23 @@ uv resolves and unpacks wheels for another machine; none of their code runs here
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from armbuild import isolation, process
 from armbuild.errors import BuildError, MissingError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from armbuild.pythons import HostPython
 
@@ -55,23 +56,39 @@ def resolve(
     """Return the packages that serving with ``wheel`` takes on the target.
 
     ``torch`` is a version other than the wheel's own choice; ``index`` a further index (URL) or folder of
-    wheels, where a CPU build of torch may lie. Raises MissingError when nothing fits, UsageError when torch
-    turns out to be a CUDA build.
+    wheels, where a CPU build of torch may lie, which then wins. Raises MissingError when nothing fits,
+    UsageError when torch turns out to be a CUDA build.
     """
     wanted, overrides = work / "wanted.in", work / "overrides.in"
     wanted.write_text(f"armllm[{EXTRA}] @ {wheel.absolute().as_uri()}\n")
-    overrides.write_text(f"torch=={torch}\n" if torch else "")
-    said = process.run(
-        [
-            isolation.uv_program(), "pip", "compile", "-q", *target(python, architecture), *sources(index),
-            "--no-header", "--no-annotate", "--override", overrides, wanted,
-        ],
-        log=log,
-        what=f"choosing packages for {architecture}, Python {python}",
-        env=isolation.clean(),
-        error=MissingError,
-    )  # fmt: skip
+    chosen = torch or (in_folder(Path(index), python, architecture) if index and "://" not in index else None)
+    overrides.write_text(f"torch=={chosen}\n" if chosen else "")
+    command = [
+        str(isolation.uv_program()), "pip", "compile", "-q", *target(python, architecture), *sources(index),
+        "--no-header", "--no-annotate", "--override", str(overrides), str(wanted),
+    ]  # fmt: skip
+    what = f"choosing packages for {architecture}, Python {python}"
+    try:
+        said = process.run(command, log=log, what=what, env=isolation.clean(), error=MissingError)
+    except MissingError as error:
+        reason = re.search(r"Because .*", log.read_text(errors="replace"))
+        if reason is None:
+            raise
+        raise MissingError(f"{what} failed: {reason[0]}\n  log: {log}") from error
     return _pins(said, architecture, index)
+
+
+def in_folder(folder: Path, python: str, architecture: str) -> str | None:
+    """Return the newest version of torch that ``folder`` has a wheel of for the target, None without one."""
+    interpreter = f"cp{python.replace('.', '')}"
+    machine = PLATFORMS[architecture].partition("-")[0]
+    found = []
+    for path in folder.glob("torch-*.whl"):
+        with contextlib.suppress(InvalidWheelFilename):
+            _, version, _, tags = parse_wheel_filename(path.name)
+            if any(tag.interpreter == interpreter and tag.platform.endswith(machine) for tag in tags):
+                found.append(version)
+    return str(max(found)) if found else None
 
 
 def _pins(said: str, architecture: str, index: str | None) -> Pins:
@@ -116,11 +133,10 @@ def target(python: str, architecture: str) -> list[str]:
 
 
 def sources(index: str | None) -> list[str]:
-    """Return uv's options for a further index or folder; versions of both compete, as pip has it."""
+    """Return uv's options for a further index, which wins for what it has, or for a folder of wheels."""
     if index is None:
         return []
-    place = ["--index", index] if re.match(r"https?://|file://", index) else ["--find-links", index]
-    return [*place, "--index-strategy", "unsafe-best-match"]
+    return ["--index" if "://" in index else "--find-links", index]
 
 
 def install(

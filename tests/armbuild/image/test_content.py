@@ -123,3 +123,17 @@ def test_labels_tell_what_is_known_and_nothing_else():
     assert labels["team"] == "y"
     assert "org.opencontainers.image.revision" not in labels
     assert "org.opencontainers.image.base.digest" not in labels
+
+
+def test_a_folder_of_wheels_decides_the_version_of_torch_where_it_has_one_for_the_target(tmp_path):
+    for name in (
+        "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "torch-2.9.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "torch-2.15.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl",
+        "torch-nonsense.whl",
+    ):
+        (tmp_path / name).write_text("")
+    assert packages.in_folder(tmp_path, "3.11", "amd64") == "2.13.0+cpu"
+    assert packages.in_folder(tmp_path, "3.11", "arm64") is None
+    assert packages.sources(str(tmp_path))[0] == "--find-links"
+    assert packages.sources("https://index.example/simple")[0] == "--index"
