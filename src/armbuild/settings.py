@@ -61,6 +61,8 @@ def load(
     UsageError for a key that is not there, with the nearest one, and for a value of the wrong type.
     """
     values: dict[str, Any] = {}
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: [tool.armbuild] must be a table")
     for key, value in table.items():
         name = _name(key, keys(), f"{where}: [tool.armbuild] {key}")
         values[name] = _from_toml(key, value, where)

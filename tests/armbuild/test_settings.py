@@ -29,6 +29,7 @@ def test_options_win_over_variables_and_these_over_the_table():
     [
         ({"pyton": ["3.11"]}, {}, r"\[tool\.armbuild\] pyton: no such setting; did you mean python\?"),
         ({"zzz": 1}, {}, "there are python, lane"),
+        ([1], {}, "must be a table"),
         ({"python": "3.11"}, {}, "python = '3.11': it must be a list of strings"),
         ({"isolation": "no"}, {}, "it must be true or false"),
         ({"lane": True}, {}, "it must be a string"),
