@@ -104,7 +104,12 @@ def document() -> dict[str, Any]:
 def _operation(one: Endpoint, schemas: dict[int, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": schemas[id(one.answer)]}}
     if one.event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        kind = {"contentMediaType": "application/json", "contentSchema": schemas[id(one.event)]}
+        document = {"anyOf": [{"const": "[DONE]"}, {"type": "string", **kind}]}
+        fields = {"data": document, "event": {"type": "string"}}
+        content["text/event-stream"] = {
+            "schema": {"type": "object", "properties": fields, "required": ["data"]}
+        }
     error = {"description": "Error", "content": {"application/json": {"schema": schemas[id(ErrorBody)]}}}
     operation: dict[str, Any] = {
         "summary": (one.handler.__doc__ or "").split("\n", 1)[0],

@@ -39,6 +39,21 @@ def test_no_request_fails_within_the_server(server, endpoint, mode):
     check()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 3}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 3}),
+    ],
+)
+def test_streams_are_as_described(server, path, body):
+    case = schemathesis.openapi.from_dict(document())[path]["POST"].Case(body=body | {"stream": True})
+    answer = case.call(base_url=server.url, timeout=60)
+    assert answer.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(answer, checks=[response_schema_conformance, status_code_conformance])
+
+
 def test_every_endpoint_is_described(served):
     told = httpx2.get(f"{served.url}/openapi.json").json()
     assert told == document()
