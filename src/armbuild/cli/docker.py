@@ -92,6 +92,10 @@ def docker(
 
     if mirror:
         debian.check_address(mirror)
+        if builder != "oci":
+            raise typer.BadParameter(
+                f"--mirror goes with --builder oci; {builder} uses its build image's archive"
+            )
     process.interrupt_on_termination()
     chosen = planning.plan(
         project,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild import process
 from armbuild.errors import MissingError, UsageError
+from armbuild.image import root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,7 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
         plan.builder, "build", "--file", str(folder / DOCKERFILE), "--tag", plan.tag,
         "--platform", f"linux/{architecture}",
         "--build-arg", f"PYTHON_VERSION={plan.python}",
+        "--build-arg", f"BUILD_IMAGE=docker.io/library/python:{plan.python}-{root.suite_of(plan.python)}",
         "--build-arg", f"VLLM_CPU_ARM_BF16={int(project.kernels.get('bf16', True))}",
         "--build-arg", f"ARMBUILD_OPTIONS={' '.join(_options(plan))}",
         "--build-arg", f"SOURCE_DATE_EPOCH={plan.epoch}",

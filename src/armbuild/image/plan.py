@@ -111,7 +111,10 @@ def plan(
         name = chosen[unused[0]].path.name
         raise UsageError(f"{name} is for linux/{unused[0]}, which --platform {platform} does not name")
     _check_builder(
-        builder, architectures, wheels=bool(wheels), only_oci={"--base": base, "--with-model": with_model}
+        builder,
+        architectures,
+        wheels=bool(wheels),
+        only_oci={"--base": base, "--with-model": with_model, "--torch-index DIR": _is_folder(index)},
     )
     if "amd64" in architectures and "amd64" not in chosen:
         raise UsageError(
@@ -240,8 +243,12 @@ def _check_builder(
         raise MissingError(f"{builder} is not installed; --builder oci needs no container engine")
 
 
+def _is_folder(index: str | None) -> bool:
+    return index is not None and "://" not in index
+
+
 def _index(text: str | None) -> str | None:
-    if text is None or "://" in text:
+    if text is None or not _is_folder(text):
         return text
     folder = Path(text)
     if not folder.is_dir():
