@@ -1,0 +1,85 @@
+"""The cycle report finds marked loops, puts figures to them, and fails when a loop got slower."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    sys.path.insert(0, str(TOOLS))
+    try:
+        spec = importlib.util.spec_from_file_location("cycles_tool", TOOLS / "cycles.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["cycles_tool"] = module
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(TOOLS))
+    return module
+
+
+ASSEMBLY = """
+_ZN6armllm4neon11silu_f32Ev:
+.LBB0_1:
+	mov	x1, x2
+.LBB0_2:
+	ldr	q0, [x0], #16
+	//APP
+	// armllm-loop apply 2
+	//NO_APP
+	fmla	v1.4s, v0.4s, v0.4s
+	subs	x3, x3, #1
+	b.ne	.LBB0_2
+	cbnz	x4, .LBB0_1
+	ret
+"""
+
+
+def test_the_innermost_loop_around_a_mark_is_found(tool):
+    ((key, body),) = tool.find_loops(ASSEMBLY.splitlines()).items()
+    assert key == ("_ZN6armllm4neon11silu_f32Ev", "apply", 2)
+    assert [line.split()[0] for line in body] == ["ldr", "fmla", "subs", "b.ne", "//"]
+    assert tool.macs(body, tool.CORES[0]) == (4, 8)
+
+
+def test_a_post_index_access_is_split_as_the_cores_do(tool):
+    assert tool.crack("\tstp\tq0, q1, [x10], #64") == "\tstp\tq0, q1, [x10]\n\tadd\tx10, x10, #64"
+    assert tool.crack("\tldr\tq0, [x1], #-16") == "\tldr\tq0, [x1]\n\tsub\tx1, x1, #16"
+    assert tool.crack("\tldr\tq0, [x1, #16]") == "\tldr\tq0, [x1, #16]"
+
+
+def row(tool, rate):
+    return tool.Row(
+        title="silu: apply", target="neon", core="neoverse-n1", cycles=1, rate=rate, peak="", limit=""
+    )
+
+
+def test_a_loop_that_lost_more_than_5_percent_is_named(tool):
+    key = ("silu: apply", "neon", "neoverse-n1")
+    assert tool.losses([row(tool, "1.050 per element")], {key: "1.001 per element"}) == []
+    assert tool.losses([row(tool, "1.060 per element")], {key: "1.000 per element"})
+    assert tool.losses([row(tool, "15.0 MAC")], {key: "16.0 MAC"})
+    assert tool.losses([row(tool, "15.5 MAC")], {key: "16.0 MAC"}) == []
+
+
+def test_a_loop_that_came_or_went_is_named(tool):
+    assert "not in the table" in tool.losses([row(tool, "1.0 per element")], {})[0]
+    assert "no longer" in tool.losses([], {("silu: apply", "neon", "neoverse-n1"): "1.0 per element"})[0]
+
+
+@pytest.mark.slow
+def test_no_loop_is_slower_than_the_table_says():
+    done = subprocess.run(
+        [sys.executable, TOOLS / "cycles.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
