@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = "ARMBUILD_"
-OTHER_VARIABLES = frozenset({"ARMBUILD_CACHE_DIR", "ARMBUILD_MIRROR", "ARMBUILD_TARGET_SITE"})
+OTHER_VARIABLES = frozenset(
+    {
+        "ARMBUILD_CACHE_DIR",
+        "ARMBUILD_ENGINE_OPTIONS",
+        "ARMBUILD_MIRROR",
+        "ARMBUILD_OPTIONS",
+        "ARMBUILD_TARGET_SITE",
+    }
+)
 """Variables that are no settings of a build."""
 YES, NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 
@@ -66,12 +74,15 @@ def load(
     for key, value in table.items():
         name = _name(key, keys(), f"{where}: [tool.armbuild] {key}")
         values[name] = _from_toml(key, value, where)
-    variables = {PREFIX + key.replace("-", "_").upper(): name for key, name in keys().items()}
+    variables = {key.replace("-", "_").upper(): name for key, name in keys().items()}
     for variable, text in environ.items():
-        if variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
-            name = _name(variable, variables, variable)
-            if text:
-                values[name] = _from_text(variable, name, text)
+        word = variable.removeprefix(PREFIX)
+        if word == variable or variable in OTHER_VARIABLES or not text:
+            continue
+        if word in variables:
+            values[variables[word]] = _from_text(variable, variables[word], text)
+        elif near := difflib.get_close_matches(word, variables, 1, 0.75):  # others may have variables too
+            raise UsageError(f"{variable}: no such setting; did you mean {PREFIX}{near[0]}?")
     values |= {name: value for name, value in given.items() if value is not None}
     return Settings(**values)
 
