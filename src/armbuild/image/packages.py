@@ -169,8 +169,10 @@ def install(
     for pattern in UNUSED:
         for path in sorted(site.glob(pattern)):
             shutil.rmtree(path)
-    for path in site.glob("torch/bin/*"):
-        if path.name not in PROGRAMS:
+    for path in list(site.glob("torch/bin/*")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in PROGRAMS:
             path.unlink()
     shutil.rmtree(site / "bin", ignore_errors=True)  # programs whose first line names this machine's Python
     for name in (".lock", "CACHEDIR.TAG", ".gitignore"):

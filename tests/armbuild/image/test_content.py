@@ -1,5 +1,6 @@
 import json
 
+import armbuild_test_small as small
 import pytest
 
 from armbuild.errors import UsageError
@@ -137,3 +138,23 @@ def test_a_folder_of_wheels_decides_the_version_of_torch_where_it_has_one_for_th
     assert packages.in_folder(tmp_path, "3.11", "arm64") is None
     assert packages.sources(str(tmp_path))[0] == "--find-links"
     assert packages.sources("https://index.example/simple")[0] == "--index"
+
+
+def test_of_torchs_programs_only_the_one_that_it_asks_for_stays(tmp_path, monkeypatch):
+    small.tree(
+        tmp_path / "site",
+        {
+            "torch/bin/torch_shm_manager": "", "torch/bin/protoc": "", "torch/bin/upgrader_models/x": "",
+            "torch/include/a.h": "", "bin/torchrun": "", "torch/__init__.py": "",
+        },
+    )  # fmt: skip
+    monkeypatch.setattr(packages.process, "run", lambda *_, **__: "")
+    options = {"python": "3.11", "architecture": "arm64", "index": None, "log": tmp_path / "log"}
+    packages.install(["torch==2.10.0"], tmp_path / "site", **options)
+    left = sorted(path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.*"))
+    assert left == ["torch/__init__.py"]
+    assert [path.name for path in (tmp_path / "site/torch/bin").iterdir()] == ["torch_shm_manager"]
+    (tmp_path / "site/torch/lib").mkdir()
+    (tmp_path / "site/torch/lib/libtorch_cuda.so").write_text("")
+    with pytest.raises(UsageError, match=r"libtorch_cuda\.so"):
+        packages.install(["torch==2.13.0"], tmp_path / "site", **options)
