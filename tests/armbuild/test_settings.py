@@ -48,6 +48,7 @@ def test_variables_of_other_meaning_and_empty_ones_are_let_alone():
         "ARMBUILD_CACHE_DIR": "/x",
         "ARMBUILD_MIRROR": "http://x",
         "ARMBUILD_LANE": "",
+        "ARMBUILD_COLOUR": "1",
         "ARMLLM_ISA": "neon",
     }
     assert load(environ=environ) == settings.Settings()
