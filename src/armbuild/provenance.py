@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from armbuild import process
@@ -68,11 +68,18 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
             "runDetails": {
                 "builder": {
                     "id": "pkg:pypi/armllm",
-                    "version": {"armbuild": version("armllm"), "python": platform.python_version()},
+                    "version": {"armbuild": _own_version(), "python": platform.python_version()},
                 },
             },
         },
     }
+
+
+def _own_version() -> str:
+    try:
+        return version("armllm")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
 
 
 def _source(repaired: RepairedWheel) -> dict[str, Any]:
