@@ -47,7 +47,7 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
                     "project": plan.project.name,
                     "python": built.python.version,
                     "lane": plan.lane,
-                    "toolchain": plan.toolchain,
+                    "toolchain": plan.toolchain if plan.lane == "cross" else None,
                     "glibc": plan.glibc,
                     "kernels": list(plan.targets),
                     "baseline": plan.baseline,

@@ -115,7 +115,10 @@ def wheel(
     ] = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild import debian, fetch, process, pythons, settings, smoke  # noqa: PLC0415
+    from armbuild import process  # noqa: PLC0415
+
+    process.interrupt_on_termination()
+    from armbuild import debian, fetch, pythons, settings, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.project import read as read_project  # noqa: PLC0415
     from armbuild.user_tests import UserTests  # noqa: PLC0415
@@ -124,7 +127,6 @@ def wheel(
         raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")
     if mirror:
         debian.check_address(mirror)
-    process.interrupt_on_termination()
     located = fetch.locate(project, python=_resolve_for(python or []), hashes=hashes or ())
     given = {
         "python": python,

@@ -44,5 +44,6 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
             "LDFLAGS": " ".join([given["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
         },
         settings=settings(plan, folder),
+        static=(("libstdc++", "GCC's C++ library"),) if runtime else (),
         compiler=(process.succeeds([*compiler.split(), "--version"]) or compiler).splitlines()[0],
     )

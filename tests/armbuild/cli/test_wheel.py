@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -154,7 +155,8 @@ def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels
     with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as third:
         time.sleep(1.0)
         third.terminate()
-        assert third.wait() in (0, 130)
+        # -SIGTERM: on a busy machine it may come before the program has begun
+        assert third.wait() in (0, 130, -signal.SIGTERM)
     (built,) = dist.glob("*.whl")
     assert built.name.startswith("fixture_setuptools-0.4-")
     assert sorted(project.rglob("*")) == before
