@@ -13,6 +13,7 @@ from armbuild import arm64_root, qemu, target_packages, wheelfile
 COMPILER = ("g++", "libpython3.11-dev", "binutils")
 TOOLS = [
     "auditwheel>=6.8",
+    "backports.zstd",
     "build",
     "capstone",
     "cmake",
