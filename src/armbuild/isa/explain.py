@@ -92,7 +92,10 @@ def _kernels(isa: Isa) -> Iterator[str]:
         ops = by_target.get(target)
         if ops:
             yield from _wrapped(f"kernels:  {target:<9} ", ", ".join(ops))
-            for why in sorted({why_not_better(op, target, isa.features, isa.machine, isa.sve_vector_bits) for op in ops} - {""}):
+            for why in sorted(
+                {why_not_better(op, target, isa.features, isa.machine, isa.sve_vector_bits) for op in ops}
+                - {""}
+            ):
                 yield f"          {'':<9} better: {why}"
 
 
