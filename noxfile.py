@@ -40,6 +40,7 @@ def kernels(session: nox.Session) -> None:
     """Conformance of every kernel, natively and on emulated cores."""
     session.run("python", "tools/conformance.py", "--native", *session.posargs)
     session.run("python", "tools/conformance.py", *session.posargs)
+    session.run("python", "tools/cycles.py", "--check")
 
 
 @nox.session
@@ -58,4 +59,6 @@ def wheel(session: nox.Session) -> None:
 @nox.session
 def proofs(session: nox.Session) -> None:
     """The tests that build, download or emulate; arguments go to pytest."""
-    session.run("pytest", "-m", "slow or emulated or network", "--durations=15", *session.posargs)
+    # Emulators and waiting for packages use one core; the tests of a file share what they build.
+    options = ["-n", "2", "--dist", "loadfile", "--durations=15"]
+    session.run("pytest", "-m", "slow or emulated or network", *options, *session.posargs)
