@@ -196,7 +196,7 @@ def smoke(
         words = ("-m", "armllm.smoke", "--json")
         runs = {
             cpu.name: _Test(
-                [*starts[cpu.name], *words, *(("--no-onednn",) if cpu.model else ())],
+                [*starts[cpu.name], *words, *(("--emulated",) if cpu.model else ())],
                 env,
                 lambda run, status: judge(run, status, available),
             )
@@ -226,9 +226,11 @@ EMULATED = {
     "OMP_WAIT_POLICY": "passive",
     "OPENBLAS_NUM_THREADS": "1",
     # QEMU runs SVE code some ten times slower than NEON code. What torch computes by itself is not what the
-    # smoke test proves, so torch's NEON code does it; oneDNN has no switch but --no-onednn.
+    # smoke test proves, so torch's NEON code does it; oneDNN has no switch but --emulated.
     "OPENBLAS_CORETYPE": "ARMV8",
     "ATEN_CPU_CAPABILITY": "default",
+    # For QEMU's own C library: a memset without AVX-512 ends with the VZEROUPPER that --emulated counts on.
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW",
 }
 
 

@@ -70,8 +70,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--model", type=Path, default=MODEL, metavar="DIR", help="a folder like the one in the package"
     )
     parser.add_argument(
-        "--no-onednn",
+        "--emulated",
         action="store_true",
-        help="keep torch's matrix products off oneDNN, whose SVE code emulators run very slowly",
+        help="keep torch's matrix products to code that QEMU runs at its normal speed",
     )
     return parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,8 +39,8 @@ def recite(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         refuse(str(error), as_json=arguments.json)
         return 2
-    if arguments.no_onednn:
-        torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
+    if arguments.emulated:
+        spare_the_emulator()
     ops = compare_ops()
     show_ops(ops, sys.stderr if arguments.json else sys.stdout)
     report = describe(list(run_all(cases, arguments)), ops)
@@ -48,6 +49,30 @@ def recite(arguments: argparse.Namespace) -> int:
     else:
         print(summary(report))
     return 0 if report["ok"] else 1
+
+
+def spare_the_emulator() -> None:
+    """Keep torch's matrix products from running at a tenth of QEMU's normal speed.
+
+    oneDNN's SVE code is left out. And QEMU computes SVE in the 256-bit registers of an x86-64 host and leaves
+    their upper halves in use, which makes each scalar SSE instruction after it slow (Intel's optimization
+    manual, "Mixing Intel AVX code with SSE code"): QEMU's fused multiply-adds, so torch's products too. Zeros
+    written by the C library (DC ZVA) become a memset of the host's, which ends with VZEROUPPER on this thread:
+    so that is where the products are.
+    """
+    torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
+    zeros = ctypes.create_string_buffer(1024)
+    product = torch.nn.functional.linear
+
+    def linear(*arguments: torch.Tensor | None) -> torch.Tensor:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        ctypes.memset(zeros, 0, len(zeros))
+        result: torch.Tensor = product(*arguments)  # type: ignore[arg-type]
+        torch.set_num_threads(threads)
+        return result
+
+    torch.nn.functional.linear = linear
 
 
 def choose(arguments: argparse.Namespace) -> list[Case]:
