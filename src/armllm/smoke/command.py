@@ -57,8 +57,8 @@ def spare_the_emulator() -> None:
     oneDNN's SVE code is left out. And QEMU computes SVE in the 256-bit registers of an x86-64 host and leaves
     their upper halves in use, which makes each scalar SSE instruction after it slow (Intel's optimization
     manual, "Mixing Intel AVX code with SSE code"): QEMU's fused multiply-adds, so torch's products too. Zeros
-    written by the C library (DC ZVA) become a memset of the host's, which ends with VZEROUPPER on this thread:
-    so that is where the products are.
+    written by the C library (DC ZVA) become a memset of the host's, which ends with VZEROUPPER. That clears
+    this thread's registers: so the products are kept on this thread.
     """
     torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
     zeros = ctypes.create_string_buffer(1024)
