@@ -1,5 +1,4 @@
 import os
-import signal
 import subprocess
 import sys
 
@@ -86,46 +85,6 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_installed(tests, rea
 def test_a_program_that_nothing_brings_is_named(site, tmp_path):
     with pytest.raises(UsageError, match=r"--command pytst: none of the installed packages"):
         run(UserTests(command="pytst"), site, tmp_path)
-
-
-def judged(tmp_path, status, *, said="", heard="", start=1e18):
-    (tmp_path / "out").write_text(said)
-    (tmp_path / "log").write_text(f"$ sh\n{heard}")
-    run = smoke.Run(
-        cpu=smoke.check_names(["neoverse-n1"])[0],
-        poll=lambda: status,
-        output=tmp_path / "out",
-        log=tmp_path / "log",
-        start=start,
-    )
-    return smoke.judge_status(run, status, timeout=5.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "heard", "reason"),
-    [
-        (1, "x\n=== 1 failed ===\n", "", "ended with status 1: === 1 failed ==="),
-        (1, "", "Traceback\nImportError: libz.so", "ended with status 1: ImportError: libz.so"),
-        (-signal.SIGILL, "", "", "illegal instruction"),
-        (132, "", "", "illegal instruction"),
-        (139, "", "", "was killed by SIGSEGV"),
-        (2, "", "", "it said nothing"),
-    ],
-)
-def test_a_failure_says_how_it_ended_and_what_was_said_last(tmp_path, status, said, heard, reason):
-    result = judged(tmp_path, status, said=said, heard=heard)
-    assert not result.passed
-    assert reason in result.reason
-    assert "torch" not in result.reason
-
-
-def test_success_keeps_the_last_line_wherever_it_was_written(tmp_path):
-    assert judged(tmp_path, 0, said="...\n==== 250 passed ====\n").said == "250 passed"
-    assert judged(tmp_path, 0, heard="Ran 5 tests\n\nOK\n").said == "OK"
-
-
-def test_a_run_that_is_killed_for_its_length_says_so(tmp_path):
-    assert "within 5 s" in judged(tmp_path, -signal.SIGTERM, start=0.0).reason
 
 
 @pytest.mark.parametrize(

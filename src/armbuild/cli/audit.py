@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from armbuild.cli.options import AsJson, Traceback
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def audit(  # noqa: PLR0917 - the options of the command line
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="How many offending functions to print.")
     ] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where an error came from.")] = False,  # noqa: ARG001
+    as_json: AsJson = False,
+    verbose: Traceback = False,  # noqa: ARG001
 ) -> int:
     """Check wheels: packaging, symbol versions, and the CPU features that their instructions need.
 

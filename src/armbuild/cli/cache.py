@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from armbuild.cli.options import AsJson, Traceback
+
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild cache`` to the command line."""
@@ -17,8 +19,8 @@ def cache(
         list[str] | None,
         typer.Option("--clear", metavar="PART|all", help="Remove this part of it; may be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+    as_json: AsJson = False,
+    verbose: Traceback = False,
 ) -> int:
     """Show what the cache holds, or remove parts of it. A part that a build is using waits for it."""
     from armbuild import cache as caching  # noqa: PLC0415 - heavy modules load when the command runs

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from armbuild.cli.options import AsJson, Traceback
 from armbuild.errors import UsageError
 
 
@@ -35,8 +36,8 @@ def detect(  # noqa: PLR0917 - the options of the command line
         str | None,
         typer.Option(metavar="COMPILER", help="Print flags for gcc, clang, zig or cmake, nothing else."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where an error came from.")] = False,  # noqa: ARG001
+    as_json: AsJson = False,
+    verbose: Traceback = False,  # noqa: ARG001
 ) -> int:
     """Say what an Arm CPU can do: features, kernels, threads, compiler flags.
 

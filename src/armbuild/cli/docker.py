@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
+
 if TYPE_CHECKING:
     from armbuild.image.build import Built
     from armbuild.image.plan import ImagePlan
@@ -46,21 +48,12 @@ def docker(
         str | None,
         typer.Option("--base", metavar="IMAGE", help="Stand on this archive, OCI layout or registry image."),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="TARGET", help="Compile everything for this core and newer."),
-    ] = None,
-    bf16: Annotated[
-        bool | None, typer.Option("--bf16/--no-bf16", help="Kernels for BF16 instructions.")
-    ] = None,
-    dotprod: Annotated[bool | None, typer.Option("--dotprod/--no-dotprod", help="... for DotProd.")] = None,
-    fhm: Annotated[
-        bool | None, typer.Option("--fhm/--no-fhm", help="... for FP16 multiply-add to FP32.")
-    ] = None,
-    i8mm: Annotated[
-        bool | None, typer.Option("--i8mm/--no-i8mm", help="... for int8 matrix products.")
-    ] = None,
-    sve: Annotated[bool | None, typer.Option("--sve/--no-sve", help="... for SVE.")] = None,
+    baseline: Baseline = None,
+    bf16: Bf16 = None,
+    dotprod: Dotprod = None,
+    fhm: Fhm = None,
+    i8mm: I8mm = None,
+    sve: Sve = None,
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
     ] = None,
@@ -74,14 +67,10 @@ def docker(
         Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
     ] = None,
     push: Annotated[bool, typer.Option("--push", help="Send it to the registry that --tag names.")] = False,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan", help="Print what would happen; build nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
-    ] = False,
+    mirror: Mirror = None,
+    plan_only: PlanOnly = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from armbuild.cli.options import AsJson, Mirror, Traceback
+
+if TYPE_CHECKING:
+    import typer
 
 
 def register(app: typer.Typer) -> None:
@@ -13,9 +16,9 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     *,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+    mirror: Mirror = None,
+    as_json: AsJson = False,
+    verbose: Traceback = False,
 ) -> int:
     """Say what is missing on this machine, and the one command that installs it."""
     from armbuild.doctor import diagnose  # noqa: PLC0415 - heavy modules load when the command runs

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from armbuild.cli.options import AsJson, Traceback
+
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild index`` to the command line."""
@@ -27,8 +29,8 @@ def index(
             "--channel", metavar="latest|nightly", help="Let this link point to the wheels' commit."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+    as_json: AsJson = False,
+    verbose: Traceback = False,
 ) -> int:
     """Write a static package index that pip and uv install from, over HTTP or as files."""
     from armbuild import index as indexing  # noqa: PLC0415 - heavy modules load when the command runs

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from armbuild.cli.options import Traceback
+
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild matrix`` and ``armbuild settings`` to the command line."""
@@ -27,7 +29,7 @@ def matrix(
     cpu: Annotated[
         list[str] | None, typer.Option("--cpu", metavar="CPU", help="Only this core; may be repeated.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+    verbose: Traceback = False,
 ) -> int:
     """Print one job per project, Python and core, in the form that a CI system reads."""
     from armbuild import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
@@ -48,7 +50,7 @@ def settings(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the JSON schema of [tool.armbuild].")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")] = False,
+    verbose: Traceback = False,
 ) -> int:
     """Print every setting of a build: its key, its variable, what it means."""
     import json  # noqa: PLC0415

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from armbuild.cli.options import AsJson, Mirror, Verbose
+
 if TYPE_CHECKING:
     from armbuild.smoke import SmokeReport
 
@@ -38,11 +40,9 @@ def smoke(
     cpu: Annotated[
         list[str] | None, typer.Option("--cpu", metavar="CPU", help="A core to run on; may be repeated.")
     ] = None,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
-    ] = False,
+    mirror: Mirror = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> int:
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs

@@ -1,26 +1,18 @@
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import re
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
 
-    from armbuild.audit import AuditReport
-    from armbuild.cli.progress import Progress
+if TYPE_CHECKING:
     from armbuild.plan import Plan
-    from armbuild.pythons import HostPython
-    from armbuild.repair import RepairedWheel
-    from armbuild.smoke import CpuResult, SmokeReport
-    from armbuild.wheelfile import WheelFile
 
 
 def register(app: typer.Typer) -> None:
@@ -69,21 +61,12 @@ def wheel(
     lane: Annotated[
         str | None, typer.Option("--lane", metavar="cross|native", help="How to compile.")
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="TARGET", help="Compile everything for this core and newer."),
-    ] = None,
-    bf16: Annotated[
-        bool | None, typer.Option("--bf16/--no-bf16", help="Kernels for BF16 instructions.")
-    ] = None,
-    dotprod: Annotated[bool | None, typer.Option("--dotprod/--no-dotprod", help="... for DotProd.")] = None,
-    fhm: Annotated[
-        bool | None, typer.Option("--fhm/--no-fhm", help="... for FP16 multiply-add to FP32.")
-    ] = None,
-    i8mm: Annotated[
-        bool | None, typer.Option("--i8mm/--no-i8mm", help="... for int8 matrix products.")
-    ] = None,
-    sve: Annotated[bool | None, typer.Option("--sve/--no-sve", help="... for SVE.")] = None,
+    baseline: Baseline = None,
+    bf16: Bf16 = None,
+    dotprod: Dotprod = None,
+    fhm: Fhm = None,
+    i8mm: I8mm = None,
+    sve: Sve = None,
     cpu: Annotated[
         list[str] | None,
         typer.Option("--cpu", metavar="CPU", help="Smoke-test on this core; may be repeated."),
@@ -105,14 +88,10 @@ def wheel(
         typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
     ] = None,
     no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Do not run the wheel.")] = False,
-    mirror: Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")] = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan", help="Print what would happen; build nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")
-    ] = False,
+    mirror: Mirror = None,
+    plan_only: PlanOnly = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
     from armbuild import process  # noqa: PLC0415
@@ -120,6 +99,7 @@ def wheel(
     process.interrupt_on_termination()
     from armbuild import debian, fetch, pythons, settings, smoke  # noqa: PLC0415
     from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.cli.pipeline import Pipeline  # noqa: PLC0415
     from armbuild.project import read as read_project  # noqa: PLC0415
     from armbuild.user_tests import UserTests  # noqa: PLC0415
 
@@ -173,7 +153,7 @@ def wheel(
     if plan_only:
         print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
         return 0
-    run = _Run(
+    run = Pipeline(
         chosen,
         mirror=mirror,
         verbose=verbose,
@@ -181,193 +161,6 @@ def wheel(
         check_reproducible=told.check_reproducible,
     )
     return run.all(as_json=as_json)
-
-
-class _Run:
-    """The steps of one command, told to a person as they happen."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        *,
-        mirror: str | None,
-        verbose: bool,
-        provenance: bool = True,
-        check_reproducible: bool = False,
-    ) -> None:
-        from armbuild.cli.progress import Progress  # noqa: PLC0415
-
-        self.plan, self.mirror, self.verbose = plan, mirror, verbose
-        self.provenance, self.check_reproducible = provenance, check_reproducible
-        self.progress: Progress = Progress()
-
-    def all(self, *, as_json: bool) -> int:
-        """Build every wheel of the plan; one that fails does not keep the others from being built.
-
-        The exit status is that of the first failure.
-        """
-        results = self._build_all()
-        status = next((result["status"] for result in results if not result["ok"]), 0)
-        if as_json:
-            print(json.dumps({"schema": 1, "ok": not status, "wheels": results}, indent=2))
-        return status
-
-    def _build_all(self) -> list[dict[str, Any]]:
-        """Build for each Python, but a wheel that serves later ones too only once."""
-        from armbuild import wheelfile  # noqa: PLC0415
-
-        results: list[dict[str, Any]] = []
-        done: WheelFile | None = None
-        for python in self.plan.pythons:
-            if done and done.serves(python.version):
-                self.progress.note(f"Python {python.version}: {done.path.name} serves it too")
-                results.append({"ok": True, "python": python.version, "path": str(done.path), "shared": True})
-                continue
-            result = self._attempt(python)
-            results.append(result)
-            if result.get("path"):
-                done = wheelfile.read(Path(result["path"]))
-        for version, reason in self.plan.missing:
-            print(f"armbuild: error: Python {version}: {reason}", file=sys.stderr)
-            results.append({"ok": False, "python": version, "error": reason, "status": 3})
-        return results
-
-    def _attempt(self, python: HostPython) -> dict[str, Any]:
-        from armbuild.errors import ArmbuildError  # noqa: PLC0415
-
-        try:
-            return self.one(python)
-        except ArmbuildError as error:
-            if len(self.plan.pythons) == 1 and not self.plan.missing:
-                raise
-            print(f"armbuild: error: Python {python.version}: {error}", file=sys.stderr)
-            return {"ok": False, "python": python.version, "error": str(error), "status": error.status}
-
-    def one(self, python: HostPython) -> dict[str, Any]:
-        """Take one wheel through all steps; it reaches the output folder only when none said no."""
-        from armbuild import cache, provenance, reproduce  # noqa: PLC0415
-        from armbuild.audit import audit  # noqa: PLC0415
-        from armbuild.build import build  # noqa: PLC0415
-        from armbuild.errors import CheckFailed  # noqa: PLC0415
-        from armbuild.repair import repair  # noqa: PLC0415
-        from armbuild.smoke import explain_failure  # noqa: PLC0415
-
-        plan, progress = self.plan, self.progress
-        print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
-        with cache.work_folder(f"wheel-{plan.project.name}") as work:
-            with self._verbosely(work):
-                waiting = "another build of this project is running: waiting for it"
-                built = build(
-                    plan,
-                    python,
-                    work,
-                    mirror=self.mirror,
-                    on_wait=lambda: progress.note(waiting),
-                    step=progress.step,
-                )
-                with progress.step("repair", "auditwheel, RECORD, version"):
-                    repaired = repair(built, work)
-                with progress.step("audit", "tag, ELF, symbols, instructions"):
-                    report = audit(
-                        repaired.path,
-                        floor=plan.baseline,
-                        expect_targets=plan.targets if plan.project.is_armllm else None,
-                    )
-                if not report.ok:
-                    raise CheckFailed(f"audit: {report.errors[0]}\n  the wheel stays in {repaired.path}")
-                proof, why = self._smoke(repaired, work)
-                if proof is not None and not proof.ok:
-                    raise CheckFailed(
-                        f"smoke: {explain_failure(proof)}\n  the wheel stays in {repaired.path}"
-                    )
-            if self.check_reproducible:
-                with progress.step("again", "the same from another folder"):
-                    reproduce.check(repaired, work, mirror=self.mirror)
-            if self.provenance:
-                cache.move_into(provenance.write(repaired, work), plan.out)
-            path = cache.move_into(repaired.path, plan.out)
-        return self._finish(path, python, compiler=built.compiler, report=report, proof=proof, why=why)
-
-    def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
-        """Return the report, or None and why the wheel could not be run here."""
-        from armbuild import smoke  # noqa: PLC0415
-        from armbuild.errors import MissingError  # noqa: PLC0415
-
-        if not self.plan.project.is_armllm and not self.plan.tests:
-            return None, "no test named (--import NAME or --command TEXT)"
-        if not self.plan.cpus:
-            return None, "--no-smoke"
-        try:
-            with self.progress.step("smoke", ", ".join(self.plan.cpus)):
-                report = smoke.smoke(
-                    repaired.path,
-                    self.plan.cpus,
-                    work,
-                    tests=self.plan.tests,
-                    mirror=self.mirror,
-                    on_step=lambda what: self.progress.note(f"{'':<19}{what}"),
-                    on_result=lambda result: self.progress.note(f"{'':<19}{_result_line(result)}"),
-                )
-        except MissingError as error:
-            return None, str(error)
-        return report, ""
-
-    def _finish(
-        self,
-        path: Path,
-        python: HostPython,
-        *,
-        compiler: str,
-        report: AuditReport,
-        proof: SmokeReport | None,
-        why: str,
-    ) -> dict[str, Any]:
-        from armbuild.provenance import SUFFIX  # noqa: PLC0415
-
-        verdict = "proven" if proof else "audited, not proven"
-        size = path.stat().st_size
-        lowest = self.plan.baseline or report.lowest_core
-        lines = [
-            f"{path}",
-            f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {lowest}",
-            f"  {verdict}: {why}" if why else f"  {verdict} on {', '.join(self.plan.cpus)}",
-        ]
-        print("\n".join(lines), file=sys.stderr)
-        return {
-            "ok": True,
-            "path": str(path),
-            "size": size,
-            "tag": report.tag,
-            "provenance": str(path) + SUFFIX if self.provenance else None,
-            "reproducible": True if self.check_reproducible else None,
-            "python": python.version,
-            "headers": str(python.include or f"Debian's libpython{python.version}-dev"),
-            "lane": self.plan.lane,
-            "compiler": compiler,
-            "kernels": list(report.kernel_targets),
-            "baseline": self.plan.baseline,
-            "lowest_core": lowest,
-            "verdict": verdict,
-            "not_proven_because": why or None,
-            "seconds": self.progress.seconds,
-            "audit": report.as_dict() | {"path": str(path)},
-            "smoke": proof.as_dict() if proof else None,
-        }
-
-    @contextlib.contextmanager
-    def _verbosely(self, work: Path) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self.verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
-
-
-def _result_line(result: CpuResult) -> str:
-    speed = f", {result.tokens_per_second:.1f} tokens/s" if result.tokens_per_second else ""
-    said = f": {result.said}" if result.said else ""
-    return f"{result.cpu}: {'passed' if result.passed else 'FAILED'}{speed}, {result.seconds:.1f} s{said}"
 
 
 def _resolve_for(versions: list[str]) -> str | None:

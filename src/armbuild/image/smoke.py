@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.verdict import Cpu
+
 MODEL = "armllm/smoke/model"
 READY_SECONDS = 600.0
 END_SECONDS = 60.0
@@ -110,7 +112,7 @@ class _Run:
     """The image served on one CPU."""
 
     def __init__(
-        self, cpu: wheel_smoke.Cpu, box: sandbox.Sandbox, config: Mapping[str, Any], model: Path, work: Path
+        self, cpu: Cpu, box: sandbox.Sandbox, config: Mapping[str, Any], model: Path, work: Path
     ) -> None:
         self.cpu, self.box, self.config, self.model = cpu, box, config, model
         self.log = work / f"image-{cpu.name}.log"

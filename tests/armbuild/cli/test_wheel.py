@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import armbuild_test_wheels as wheels
 import pytest
 
 from armbuild import pythons
-from armbuild.cli import main, wheel
-from armbuild.errors import BuildError, MissingError
+from armbuild.cli import main
+from armbuild.errors import MissingError
 
 ROOT = Path(__file__).parents[3]
 PROJECTS = ROOT / "tests/armbuild/projects"
@@ -161,45 +160,6 @@ def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels
     assert built.name.startswith("fixture_setuptools-0.4-")
     assert sorted(project.rglob("*")) == before
     assert not [path for path in (tmp_path / "cache/work").iterdir() if path.name.startswith("wheel")]
-
-
-def a_plan(*versions):
-    return SimpleNamespace(
-        pythons=tuple(SimpleNamespace(version=version) for version in versions),
-        missing=(("3.10", "none here"),),
-    )
-
-
-def test_a_python_that_fails_is_named_and_the_others_are_built(capsys, monkeypatch):
-    def one(_self, python):
-        if python.version == "3.11":
-            raise BuildError("no headers\n  log: x.log")
-        return {"ok": True, "python": python.version}
-
-    monkeypatch.setattr(wheel._Run, "one", one)
-    status = wheel._Run(a_plan("3.11", "3.12"), mirror=None, verbose=False).all(as_json=True)
-    said = capsys.readouterr()
-    document = json.loads(said.out)
-    assert status == 4
-    assert not document["ok"]
-    assert [found["ok"] for found in document["wheels"]] == [False, True, False]
-    assert "Python 3.11: no headers" in said.err
-    assert "Python 3.10: none here" in said.err
-
-
-def test_a_wheel_that_serves_later_pythons_is_built_once(capsys, monkeypatch, tmp_path):
-    path = wheels.write(tmp_path, "thing-1.0-cp311-abi3-linux_aarch64.whl")
-    asked = []
-
-    def one(_self, python):
-        asked.append(python.version)
-        return {"ok": True, "python": python.version, "path": str(path)}
-
-    monkeypatch.setattr(wheel._Run, "one", one)
-    assert wheel._Run(a_plan("3.11", "3.12", "3.13"), mirror=None, verbose=False).all(as_json=True) == 3
-    document = json.loads(capsys.readouterr().out)
-    assert asked == ["3.11"]
-    assert [found.get("shared", False) for found in document["wheels"]] == [False, True, True, False]
 
 
 def copies(tmp_path, *projects):

@@ -1,1 +1,1 @@
-"""Module names that guides for vLLM use."""
+"""Where guides for vLLM find the server: ``python -m armllm.entrypoints.openai.api_server``."""
