@@ -24,17 +24,7 @@ def folders(python: str, *, mirror: str | None = None) -> tuple[Path, ...]:
         )
 
     def fill(folder: Path) -> None:
-        with cache.work_folder("headers") as work:
-            files = debian.download(
-                (f"libpython{python}-dev",),
-                suite=suite,
-                architecture="arm64",
-                source=debian.archive(mirror),
-                into=work,
-                dependencies=False,
-                log=work / "apt.log",
-            )
-            debian.unpack(files, folder)
+        debian.install((f"libpython{python}-dev",), folder, suite=suite, mirror=mirror, dependencies=False)
 
     include = cache.fill(cache.root() / "headers" / f"{suite}-python{python}", fill) / "usr/include"
     return (include / f"python{python}", include / f"aarch64-linux-gnu/python{python}", include)

@@ -28,17 +28,7 @@ def make(python: str, *, packages: tuple[str, ...] = (), mirror: str | None = No
     wanted = (f"python{python}", *PACKAGES, *sorted(packages))
 
     def fill(folder: Path) -> None:
-        with cache.work_folder("arm64-root") as work:
-            files = debian.download(
-                wanted,
-                suite=suite,
-                architecture="arm64",
-                source=debian.archive(mirror),
-                into=work,
-                dependencies=True,
-                log=work / "apt.log",
-            )
-            debian.unpack(files, folder)
+        debian.install(wanted, folder, suite=suite, mirror=mirror)
 
     return cache.fill(cache.root() / "roots" / f"{suite}-arm64-{cache.digest(wanted)}", fill)
 

@@ -296,6 +296,35 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
             raise BuildError(f"dpkg-deb cannot read {package.name}")
 
 
+def install(
+    packages: tuple[str, ...],
+    root: Path,
+    *,
+    suite: str,
+    architecture: str = "arm64",
+    mirror: str | None = None,
+    dependencies: bool = True,
+    skip: re.Pattern[str] | None = None,
+    only: frozenset[str] = frozenset(),
+) -> None:
+    """Download ``packages`` of ``suite`` and unpack them into ``root``.
+
+    Packages whose file name matches ``skip`` are left out; ``only`` is as for ``unpack``. Raises
+    MissingError and BuildError as ``download`` and ``unpack`` do.
+    """
+    with cache.work_folder("debian") as work:
+        files = download(
+            packages,
+            suite=suite,
+            architecture=architecture,
+            source=archive(mirror),
+            into=work,
+            dependencies=dependencies,
+            log=work / "apt.log",
+        )
+        unpack([file for file in files if not (skip and skip.match(file.name))], root, only=only)
+
+
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
     path = merged(member.name)
     if not path.parts:

@@ -54,17 +54,7 @@ def _from_debian(version: str, mirror: str | None) -> Path:
     folder = cache.root() / "pythons" / f"{suite}-{version}"
 
     def fill(root: Path) -> None:
-        with cache.work_folder("python") as work:
-            files = debian.download(
-                (f"python{version}",),
-                suite=suite,
-                architecture=architecture,
-                source=debian.archive(mirror),
-                into=work,
-                dependencies=True,
-                log=work / "apt.log",
-            )
-            debian.unpack(files, root)
+        debian.install((f"python{version}",), root, suite=suite, architecture=architecture, mirror=mirror)
         headers, config, _ = arm64_headers.folders(version, mirror=mirror)
         target = root / f"usr/include/python{version}"
         shutil.copytree(headers, target, dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from armbuild.errors import ArmbuildError, BuildError, MissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -85,24 +85,6 @@ def succeeds(command: Sequence[str | os.PathLike[str]], *, cwd: Path | None = No
     return None
 
 
-def observe(
-    command: Sequence[str | os.PathLike[str]],
-    *,
-    output: Path,
-    log: Path,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    timeout: float,
-    what: str,
-) -> Callable[[], int | None]:
-    """Start ``command`` beside others and return a poll function: None while it runs, then its exit status.
-
-    Its standard output goes to ``output``, its standard error to ``log``. After ``timeout`` seconds it is
-    killed. Close it with ``stop_all`` when it is no longer wanted.
-    """
-    return start(command, output=output, log=log, cwd=cwd, env=env, timeout=timeout, what=what).poll
-
-
 def start(
     command: Sequence[str | os.PathLike[str]],
     *,
@@ -113,7 +95,11 @@ def start(
     timeout: float,
     what: str,
 ) -> Running:
-    """Start ``command`` as ``observe`` does and return it, for what must be told when to end."""
+    """Start ``command`` beside others and return it.
+
+    Its standard output goes to ``output``, its standard error to ``log``. After ``timeout`` seconds it is
+    killed, once somebody polls it. ``stop_all`` ends it when it is no longer wanted.
+    """
     arguments = [os.fspath(part) for part in command]
     with output.open("wb") as stdout, log.open("ab") as stderr:
         _write_header(stderr, arguments)
@@ -150,7 +136,7 @@ class Running:
 
 
 def stop_all() -> None:
-    """Kill the process groups of everything that ``observe`` started and that still runs."""
+    """Kill the process groups of everything that ``start`` started and that still runs."""
     for child in list(_running):
         _kill_group(child)
         _running.discard(child)

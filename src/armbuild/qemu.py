@@ -83,17 +83,15 @@ def _cached() -> list[Path]:
 
 def _fetch(suite: str, architecture: str, mirror: str | None) -> Path:
     def make(folder: Path) -> None:
-        with cache.work_folder("qemu") as work:
-            packages = debian.download(
-                ("qemu-user",),
-                suite=suite,
-                architecture=architecture,
-                source=debian.archive(mirror),
-                into=work,
-                dependencies=False,
-                log=work / "apt.log",
-            )
-            debian.unpack(packages, folder, only=frozenset({"usr/bin/qemu-aarch64"}))
+        debian.install(
+            ("qemu-user",),
+            folder,
+            suite=suite,
+            architecture=architecture,
+            mirror=mirror,
+            dependencies=False,
+            only=frozenset({"usr/bin/qemu-aarch64"}),
+        )
         if not known_cpus(folder / "usr/bin/qemu-aarch64"):
             raise MissingError(f"QEMU of {suite} does not run here")
 

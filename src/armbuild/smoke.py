@@ -259,10 +259,10 @@ def _start(cpu: Cpu, test: _Test, work: Path, timeout: float) -> Run:
     output, log = work / f"smoke-{cpu.name}.out", work / f"smoke-{cpu.name}.log"
     here = work / "run" / cpu.name  # empty: the wheel's modules are found where they are installed
     here.mkdir(parents=True)
-    poll = process.observe(
+    running = process.start(
         test.command, output=output, log=log, cwd=here, env=test.env, timeout=timeout, what="smoke"
     )
-    return Run(cpu=cpu, poll=poll, output=output, log=log, start=time.monotonic())
+    return Run(cpu=cpu, poll=running.poll, output=output, log=log, start=time.monotonic())
 
 
 def explain_failure(report: SmokeReport) -> str:

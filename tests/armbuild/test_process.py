@@ -152,13 +152,13 @@ def test_an_interrupt_kills_the_grandchildren_too(tmp_path, number):
 
 def test_observed_programs_run_side_by_side_and_tell_their_status(tmp_path):
     polls = [
-        process.observe(
+        process.start(
             python(f"import sys; print({status}); sys.exit({status})"),
             output=tmp_path / f"{status}.out",
             log=tmp_path / f"{status}.log",
             timeout=60,
             what="it",
-        )
+        ).poll
         for status in (0, 3)
     ]
     while any(poll() is None for poll in polls):
@@ -167,9 +167,9 @@ def test_observed_programs_run_side_by_side_and_tell_their_status(tmp_path):
     assert (tmp_path / "3.out").read_text() == "3\n"
 
 
-def test_an_observed_program_that_hangs_is_killed_and_says_so(tmp_path):
+def test_a_started_program_that_hangs_is_killed_and_says_so(tmp_path):
     log = tmp_path / "x.log"
-    poll = process.observe(["sleep", "60"], output=tmp_path / "out", log=log, timeout=0.2, what="it")
+    poll = process.start(["sleep", "60"], output=tmp_path / "out", log=log, timeout=0.2, what="it").poll
     while poll() is None:
         time.sleep(0.05)
     assert poll() == -signal.SIGTERM
@@ -177,9 +177,9 @@ def test_an_observed_program_that_hangs_is_killed_and_says_so(tmp_path):
 
 
 def test_stopping_all_ends_what_still_runs(tmp_path):
-    poll = process.observe(
+    poll = process.start(
         ["sleep", "60"], output=tmp_path / "out", log=tmp_path / "log", timeout=60, what="it"
-    )
+    ).poll
     process.stop_all()
     assert poll() is not None
 

@@ -85,18 +85,7 @@ def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str 
     wanted = (*sorted(set(packages)), *(COMPILER[suite] if compiler else ()))
 
     def fill(folder: Path) -> None:
-        with cache.work_folder("sysroot") as work:
-            files = debian.download(
-                wanted,
-                suite=suite,
-                architecture="arm64",
-                source=debian.archive(mirror),
-                into=work,
-                dependencies=True,
-                log=work / "apt.log",
-            )
-            kept = [file for file in files if compiler or not C_LIBRARY.match(file.name)]
-            debian.unpack(kept, folder)
+        debian.install(wanted, folder, suite=suite, mirror=mirror, skip=None if compiler else C_LIBRARY)
         _make_relocatable(folder)
 
     folder = cache.root() / "sysroots" / f"{suite}-{cache.digest([wanted, compiler])}"

@@ -18,7 +18,7 @@ def fake_archive(monkeypatch, *, without=()):
             files[-1].touch()
         return files
 
-    def unpack(files, folder):
+    def unpack(files, folder, *, only):
         (folder / "packages").write_text(" ".join(sorted({file.name.split("_")[0] for file in files})))
         libraries = folder / "usr/lib/aarch64-linux-gnu"
         libraries.mkdir(parents=True)
