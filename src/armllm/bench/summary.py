@@ -42,8 +42,21 @@ def percentile(values: Sequence[float], rank: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def summarize(outcomes: Sequence[Outcome], seconds: float, rate: float) -> dict[str, Any]:
-    """Figures of one run at one request rate (requests per second; inf is all at once)."""
+METRICS = ("ttft", "tpot", "itl", "e2el")
+
+
+def summarize(
+    outcomes: Sequence[Outcome],
+    seconds: float,
+    rate: float,
+    *,
+    metrics: Sequence[str] = METRICS,
+    percentiles: Sequence[float] = (99,),
+) -> dict[str, Any]:
+    """Figures of one run at one request rate (requests per second; inf is all at once).
+
+    Of each of ``metrics`` the mean, the median and the ``percentiles`` (0 to 100), in milliseconds.
+    """
     good = [outcome for outcome in outcomes if outcome.error is None]
     inputs = sum(outcome.prompt_tokens for outcome in good)
     outputs = sum(outcome.output_tokens for outcome in good)
@@ -64,12 +77,13 @@ def summarize(outcomes: Sequence[Outcome], seconds: float, rate: float) -> dict[
         "itl": [interval for outcome in good for interval in outcome.intervals],
         "e2el": [outcome.latency for outcome in good],
     }
-    for name, values in series.items():
-        if values:
+    for name in metrics:
+        if values := series[name]:
             milliseconds = [1000 * value for value in values]
             result[f"mean_{name}_ms"] = statistics.fmean(milliseconds)
             result[f"median_{name}_ms"] = statistics.median(milliseconds)
-            result[f"p99_{name}_ms"] = percentile(milliseconds, 99)
+            for rank in percentiles:
+                result[f"p{rank:g}_{name}_ms"] = percentile(milliseconds, rank)
     return result
 
 
@@ -92,7 +106,8 @@ def as_text(result: dict[str, Any]) -> str:
         f"  {speeds}, {result['total_token_throughput']:.1f} tokens/s in all",
     ]
     for name, text in NAMES.items():
-        if f"mean_{name}_ms" in result:
-            mean, median, high = (result[f"{kind}_{name}_ms"] for kind in ("mean", "median", "p99"))
-            lines.append(f"  {text:<22} mean {mean:9.1f} ms  median {median:9.1f} ms  p99 {high:9.1f} ms")
+        end = f"_{name}_ms"
+        found = [(key.removesuffix(end), value) for key, value in result.items() if key.endswith(end)]
+        if found:
+            lines.append(f"  {text:<22} " + "  ".join(f"{kind} {value:9.1f} ms" for kind, value in found))
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ RangeRatio = Annotated[
     float, typer.Option("--random-range-ratio", help="Spread of the lengths: 0.2 is 20 % up and down.")
 ]
 BATCH_OUTPUT_LEN = 128
+SLOWEST = 1e-9  # requests per second
 
 
 def register(app: typer.Typer) -> None:
@@ -159,7 +161,17 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         str | None,
         typer.Option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
     ] = None,
-    result_filename: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
+    percentile_metrics: Annotated[
+        str, typer.Option(help="Which figures are told: some of ttft, tpot, itl, e2el, divided by commas.")
+    ] = "ttft,tpot,itl,e2el",
+    metric_percentiles: Annotated[
+        str, typer.Option(help="Which percentiles of them, beside mean and median, divided by commas.")
+    ] = "99",
+    save_result: Annotated[bool, typer.Option("--save-result", help="Write the figures to a file.")] = False,
+    result_dir: Annotated[str, typer.Option(help="Its folder.")] = ".",
+    result_filename: Annotated[
+        str | None, typer.Option(help="Its name, which implies --save-result; default: from model and time.")
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
@@ -174,7 +186,9 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         "openai-chat": "/v1/chat/completions",
     }
     only("--backend", backend, tuple(endpoints), "other protocols are not spoken")
-    rates = _rates(request_rate)
+    rates = _numbers("--request-rate", request_rate, "numbers above 0, or inf", SLOWEST, float("inf"))
+    metrics = _metrics(percentile_metrics, plotted=plot is not None)
+    percentiles = _numbers("--metric-percentiles", metric_percentiles, "numbers from 0 to 100", 0, 100)
     if plot is not None:
         from armllm.bench.plot import plot as draw  # noqa: PLC0415 - say now if matplotlib is missing
 
@@ -219,7 +233,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         )
         outcomes, seconds = asyncio.run(run)
         _report_errors([outcome.error for outcome in outcomes])
-        return summary.summarize(outcomes, seconds, rate)
+        return summary.summarize(outcomes, seconds, rate, metrics=metrics, percentiles=percentiles)
 
     if num_warmups:
         measure(float("inf"), num_warmups)
@@ -229,7 +243,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         if not as_json:
             print(summary.as_text(results[-1]), flush=True)
     document = {"schema": 1, "model": target.model, "backend": backend, "results": results}
-    _write(result_filename, document)
+    _write(_result_file(save_result, result_dir, result_filename, target.model), document)
     if plot is not None:
         for path in draw(results, Path(plot), f"{target.model}, {num_prompts} requests per rate"):
             _tell(f"wrote {path}")
@@ -290,14 +304,32 @@ def _tokenizer(given: str) -> Tokenizer:
     return Tokenizer(folder)
 
 
-def _rates(text: str) -> list[float]:
+def _metrics(text: str, *, plotted: bool) -> list[str]:
+    from armllm.bench.summary import METRICS  # noqa: PLC0415 - --help should not wait for it
+
+    metrics = text.split(",")
+    for metric in metrics:
+        only("--percentile-metrics", metric, METRICS, "there are no other figures")
+    if plotted and not {"ttft", "tpot"} <= set(metrics):
+        raise RequestError("--plot shows ttft and tpot: --percentile-metrics must name them")
+    return metrics
+
+
+def _result_file(save: bool, folder: str, name: str | None, model: str) -> str | None:
+    if name is None and not save:
+        return None
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return str(Path(folder) / (name or f"{Path(model).name}-{stamp}.json"))
+
+
+def _numbers(option: str, text: str, what: str, least: float, most: float) -> list[float]:
     try:
-        rates = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        rates = [0.0]
-    if not all(rate > 0 for rate in rates):
-        raise RequestError(f"--request-rate must be numbers above 0, or inf, divided by commas, not {text!r}")
-    return rates
+        numbers = [float("nan")]
+    if not all(least <= number <= most for number in numbers):
+        raise RequestError(f"{option} must be {what}, divided by commas, not {text!r}")
+    return numbers
 
 
 def _write(path: str | None, document: dict[str, Any]) -> None:

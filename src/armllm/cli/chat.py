@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armllm.cli.options import Model, Verbose, takes_engine_options
+from armllm.cli.options import Verbose, only, takes_engine_options
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from armllm.engine.llm import LLM
-    from armllm.sampling_params import SamplingParams
+    from armllm.cli.conversation import LocalModel, RemoteModel
 
 
 def register(app: typer.Typer) -> None:
@@ -24,39 +24,47 @@ def register(app: typer.Typer) -> None:
 
 @takes_engine_options
 def chat(  # noqa: PLR0917 - typer reads options from parameters
-    model: Model,
     engine: dict[str, Any],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub; not with --url."),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Talk to a server instead, such as http://localhost:8000/v1.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="The model's name at --url; default: the server's first.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
+    ] = None,
     system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     quick: Annotated[
         str | None, typer.Option("--quick", "-q", help="Send one message, print the answer and end.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens per answer; default: all that fit.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Default: the checkpoint's.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(hidden=True)] = 1,
+    quantization: Annotated[  # without the short form -q, which is --quick's here
+        str | None, typer.Option(help="Round weights while loading.", rich_help_panel="Engine")
+    ] = None,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Talk to a model; an empty line or Ctrl-D ends, Ctrl-C stops an answer."""
-    import dataclasses  # noqa: PLC0415
-
-    from armllm.engine.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
-    from armllm.sampling_params import RequestOutputKind  # noqa: PLC0415
-
-    llm = LLM(model, max_num_seqs=max_num_seqs, **engine)
-    changes: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
-    params = dataclasses.replace(
-        llm.get_default_sampling_params(),
-        max_tokens=max_tokens,
-        output_kind=RequestOutputKind.DELTA,
-        **changes,
-    )
+    changes: dict[str, Any] = {"max_tokens": max_tokens}
+    if temperature is not None:
+        changes["temperature"] = temperature
+    if quantization is not None:
+        engine["quantization"] = quantization
+    speaker = _speaker(model, url, model_name, api_key, engine=engine, changes=changes)
     messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     for text in [quick] if quick is not None else _lines():
         messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            for piece in _answer(llm, messages, params):
-                print(piece, end="", flush=True)
-                answer += piece
+            with contextlib.closing(speaker.answer(messages)) as pieces:
+                for piece in pieces:
+                    print(piece, end="", flush=True)
+                    answer += piece
             print()
         except KeyboardInterrupt:
             print(" [stopped]")
@@ -71,6 +79,28 @@ def chat(  # noqa: PLR0917 - typer reads options from parameters
         messages.append({"role": "assistant", "content": answer})
 
 
+def _speaker(
+    model: str | None,
+    url: str | None,
+    model_name: str | None,
+    api_key: str | None,
+    *,
+    engine: dict[str, Any],
+    changes: dict[str, Any],
+) -> LocalModel | RemoteModel:
+    from armllm.cli.conversation import LocalModel, RemoteModel  # noqa: PLC0415 - --help should not wait
+
+    if url is None:
+        only("--model-name", model_name, (None,), "it goes with --url")
+        if model is None:
+            raise RequestError("say which MODEL to talk to, or --url of a server")
+        return LocalModel(model, engine, changes)
+    only("MODEL beside --url", model, (None,), "the server has its own; --model-name chooses")
+    for name in engine:
+        raise RequestError(f"--{name.replace('_', '-')} cannot go with --url: the engine is the server's")
+    return RemoteModel(url, model_name, api_key, changes)
+
+
 def _lines() -> Iterator[str]:
     """What the user types, up to an empty line or the end of the input."""
     if sys.stdin.isatty():
@@ -83,20 +113,3 @@ def _lines() -> Iterator[str]:
         if not line.strip():
             return
         yield line
-
-
-def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> Iterator[str]:
-    """The pieces of an answer as they are generated; closing the iterator drops the request."""
-    from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415
-
-    tokenizer = llm.get_tokenizer()
-    source = find_template(tokenizer.folder, tokenizer.settings, tools=False)
-    prompt = ChatTemplate(source, tokenizer.special_texts()).render(messages)
-    engine = llm.llm_engine
-    engine.add_request("chat", tokenizer.encode(prompt, add_special_tokens=False), params)
-    try:
-        while engine.has_unfinished_requests():
-            for output in engine.step():
-                yield from (completion.text for completion in output.outputs)
-    finally:
-        engine.abort(["chat"])

@@ -25,6 +25,26 @@ def test_rates_are_measured_and_plotted(served, folder, tmp_path, capsys, backen
     assert len(list(tmp_path.glob("curve-*.svg"))) == 2
 
 
+def test_the_figures_asked_for_are_kept_in_a_file(served, folder, tmp_path, capsys):
+    arguments = ["bench", "serve", "--base-url", served.url, "--num-prompts", "3", "--input-len", "9"]
+    arguments += [
+        "--output-len",
+        "4",
+        "--tokenizer",
+        str(folder),
+        "--save-result",
+        "--result-dir",
+        str(tmp_path),
+    ]
+    assert main([*arguments, "--percentile-metrics", "itl,e2el", "--metric-percentiles", "50,99.9"]) == 0
+    assert "p99.9" in capsys.readouterr().out
+    (path,) = tmp_path.iterdir()
+    (result,) = json.loads(path.read_text())["results"]
+    assert {"p50_itl_ms", "p99.9_itl_ms", "p50_e2el_ms", "p99.9_e2el_ms"} <= set(result)
+    assert not [name for name in result if "ttft" in name or "p99_" in name]
+    assert result["p50_e2el_ms"] == pytest.approx(result["median_e2el_ms"])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -33,6 +53,9 @@ def test_rates_are_measured_and_plotted(served, folder, tmp_path, capsys, backen
         (["--request-rate", "fast"], "--request-rate"),
         (["--request-rate", "0"], "--request-rate"),
         (["--backend", "grpc"], "--backend"),
+        (["--percentile-metrics", "ttft,tps"], "--percentile-metrics"),
+        (["--percentile-metrics", "itl", "--plot", "curve"], "--percentile-metrics"),
+        (["--metric-percentiles", "50,101"], "--metric-percentiles"),
         (["--num-prompts", "0"], "--num-prompts"),
         (["--tokenizer", "/nowhere"], "/nowhere"),
         (["--dataset-name", "sharegpt"], "--dataset-path"),

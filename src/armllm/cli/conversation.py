@@ -1,0 +1,92 @@
+"""Where the answers of `armllm chat` come from: an engine in this process, or a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+Messages = list[dict[str, str]]
+ANSWER_SECONDS = 600.0  # between two pieces of an answer
+
+
+class LocalModel:
+    """A model that is loaded here. ``changes`` are sampling parameters other than the checkpoint's."""
+
+    def __init__(self, model: str, engine: dict[str, Any], changes: dict[str, Any]) -> None:
+        from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415
+        from armllm.engine.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
+        from armllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+
+        llm = LLM(model, **{"max_num_seqs": 1, **engine})
+        self.engine, self.tokenizer = llm.llm_engine, llm.get_tokenizer()
+        self.template = ChatTemplate(
+            find_template(self.tokenizer.folder, self.tokenizer.settings, tools=False),
+            self.tokenizer.special_texts(),
+        )
+        self.params = dataclasses.replace(
+            llm.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA, **changes
+        )
+
+    def answer(self, messages: Messages) -> Generator[str]:
+        """The pieces of an answer as they are generated; closing the iterator drops the request."""
+        prompt = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+        self.engine.add_request("chat", prompt, self.params)
+        try:
+            while self.engine.has_unfinished_requests():
+                for output in self.engine.step():
+                    yield from (completion.text for completion in output.outputs)
+        finally:
+            self.engine.abort(["chat"])
+
+
+class RemoteModel:
+    """A model behind OpenAI's API at ``url``, which ends with ``/v1``; ``name`` defaults to its first."""
+
+    def __init__(self, url: str, name: str | None, api_key: str | None, changes: dict[str, Any]) -> None:
+        try:
+            from armllm.bench import client  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise RequestError(f"--url needs {error.name}: pip install 'armllm[bench]'") from None
+
+        base = url.rstrip("/").removesuffix("/v1")
+        name = name or client.find_model(base, api_key)["id"]
+        self.target = client.Target(
+            base, "/v1/chat/completions", model=name, api_key=api_key, ignore_eos=False
+        )
+        self.changes = {key: value for key, value in changes.items() if value is not None}
+
+    def answer(self, messages: Messages) -> Generator[str]:
+        """The pieces of an answer as they come; closing the iterator hangs up, which ends the request."""
+        import httpx2  # noqa: PLC0415 - an extra, looked for above
+
+        body = {"model": self.target.model, "messages": messages, "stream": True, **self.changes}
+        try:
+            with httpx2.stream(
+                "POST", self.target.url, json=body, headers=self.target.headers, timeout=ANSWER_SECONDS
+            ) as answer:
+                if answer.status_code != httpx2.codes.OK:
+                    raise RequestError(_reason(answer.read(), answer.status_code))
+                for line in answer.iter_lines():
+                    data = line.removeprefix("data:").strip()
+                    if not line.startswith("data:") or data == "[DONE]":
+                        continue
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise RequestError(str(event["error"].get("message", event["error"]))[:200])
+                    yield from (choice["delta"].get("content") or "" for choice in event["choices"])
+        except httpx2.HTTPError as error:
+            raise RequestError(f"{self.target.url}: {error or type(error).__name__}") from None
+
+
+def _reason(body: bytes, status: int) -> str:
+    """What an error in OpenAI's form says."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {status}: {body.decode(errors='replace')[:200]}"
