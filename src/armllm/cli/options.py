@@ -36,6 +36,14 @@ def _engine(  # noqa: PLR0917 - a list of options
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Engine")
     ] = "auto",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization",
+            help="Round weights while loading: int8, int4, int4-g32, int4-g64, int4-g128, int4-channelwise.",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Of requests that bring no seed of their own.", rich_help_panel="Engine")
     ] = 0,

@@ -10,6 +10,8 @@ import torch
 
 from armllm.errors import RequestError
 from armllm.models.hub import resolve_model
+from armllm.quant.formats import METHODS
+from armllm.quant.scheme import check_scheme
 
 DTYPES = {
     "float32": torch.float32,
@@ -40,6 +42,8 @@ class EngineConfig:
     model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
     skip_tokenizer_init: token ids in, token ids out, no text.
     dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
+    quantization: round weights while loading: "int8", "int4", "int4-g32", "int4-g64", "int4-g128" or
+    "int4-channelwise". A checkpoint that is quantised says so itself; its method may be named all the same.
     seed: of the seeds of requests that bring none.
     max_model_len: prompt and output together; by default as much as the checkpoint allows, and as
     num_gpu_blocks_override holds where that is given.
@@ -53,6 +57,7 @@ class EngineConfig:
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
+    quantization: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     block_size: int = 16
@@ -95,6 +100,8 @@ class EngineConfig:
             raise RequestError(
                 f"scheduling_policy must be 'fcfs' or 'priority', not {self.scheduling_policy!r}"
             )
+        if self.quantization is not None and self.quantization not in METHODS:
+            check_scheme("quantization", self.quantization)
         self.torch_dtype  # noqa: B018 - refuse an unknown one now
 
     @staticmethod

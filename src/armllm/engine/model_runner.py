@@ -15,6 +15,7 @@ from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models.load import load_model
 from armllm.models.loader import Weights, open_checkpoint
+from armllm.quant.formats import choose_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
@@ -66,10 +67,16 @@ class ModelRunner:
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
         kernels.set_num_threads(torch.get_num_threads())
+        self.quantization = choose_format(config.quantization, model_config.quantization)
         checkpoint = open_checkpoint(config.model_folder)
         layouts = self._check(config, architecture, checkpoint)
         self.model, self.load_report = load_model(
-            architecture, model_config, checkpoint, self.dtype, max_positions=self.max_model_len
+            architecture,
+            model_config,
+            checkpoint,
+            self.dtype,
+            max_positions=self.max_model_len,
+            quantization=self.quantization,
         )
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
@@ -80,7 +87,7 @@ class ModelRunner:
         self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint | GGUFCheckpoint
     ) -> list[KVCacheLayout]:
         """Build the model without data: every tensor must be there, and weights and cache fit into memory."""
-        weights = Weights(checkpoint, self.dtype, device="meta")
+        weights = Weights(checkpoint, self.dtype, device="meta", quantization=self.quantization)
         model = architecture(self.model_config, weights, max_positions=self.max_model_len)
         weights.finish_check(architecture.ignored_tensors(self.model_config))
         left = available_memory(self._node)

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from armllm import kernels
+from armllm.quant.load import read_integers
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from armllm.models.loader import Weights
+    from armllm.quant.scheme import Scheme
+    from armllm.quant.weight import IntegerWeight
 
 
 # On AArch64 torch's products (oneDNN over Arm Compute Library) want the weights as they are: in oneDNN's own
@@ -56,6 +61,36 @@ class PackedLinear:
         return product
 
 
+class QuantizedLinear:
+    """A product with weights of 8 or 4 bits, whose inputs are rounded to 8 bits, one scale per row.
+
+    The integers' products and sums are exact; see `kernels.matmul_w4a8` for the arithmetic around them.
+    """
+
+    def __init__(self, weight: IntegerWeight, bias: Tensor | None = None) -> None:
+        self.columns = weight.columns
+        self.bias = bias
+        self.weight = kernels.pack_weight(weight.q, weight.scales, weight.zeros, bits=weight.bits)
+        self.product = kernels.matmul_w8a8 if weight.bits == 8 else kernels.matmul_w4a8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.columns is not None:
+            x = x.index_select(-1, self.columns)
+        out = torch.empty(x.shape[0], self.weight.out_features, dtype=x.dtype)
+        self.product(out, x, self.weight, self.bias)
+        return out
+
+
+class SideBySide:
+    """Several products of the same inputs, their results beside one another."""
+
+    def __init__(self, products: list[Linear]) -> None:
+        self.products = products
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.cat([product(x) for product in self.products], dim=-1)
+
+
 def dense(weight: Tensor, bias: Tensor | None = None) -> DenseLinear | PackedLinear:
     """The fastest product that torch has on this CPU for ``weight[out_features, in_features]``."""
     if (
@@ -78,8 +113,50 @@ def tied_head(table: Tensor) -> DenseLinear | PackedLinear:
 def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
     """One product for all ``parts`` (name to out_features), which lie side by side in its result.
 
-    A single part stays where the file is mapped, if its dtype is right and it is not packed; several are
-    copied into one matrix.
+    Parts that are stored alike become one matrix; quantised and other ones, for instance, are several.
+    """
+    form = weights.quantization
+    if form is None:
+        return _load_dense(weights, parts, in_features, bias=bias)
+    runs: list[tuple[Scheme | None, dict[str, int]]] = []
+    for name, rows in parts.items():
+        scheme = form.scheme(weights, name, in_features)
+        if not runs or runs[-1][0] != scheme:
+            runs.append((scheme, {}))
+        runs[-1][1][name] = rows
+    products: list[Linear] = []
+    for scheme, part in runs:
+        if scheme is None:
+            products.append(_load_dense(weights, part, in_features, bias=bias))
+        else:
+            products += _load_quantized(weights, part, in_features, scheme, bias=bias)
+    return products[0] if len(products) == 1 else SideBySide(products)
+
+
+def _load_quantized(
+    weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+) -> list[Linear]:
+    if weights.device == "meta":
+        for name, rows in parts.items():
+            weights.claim_matrix(name, (rows, in_features), scheme)
+            if bias:
+                weights.claim(f"{name}.bias", (rows,))
+        return [DenseLinear(torch.empty(sum(parts.values()), in_features, device="meta"))]
+    products: list[Linear] = []
+    for names, weight in read_integers(weights, parts, in_features, scheme):
+        biases = (
+            weights.concatenate([f"{name}.bias" for name in names], [(parts[name],) for name in names])
+            if bias
+            else None
+        )
+        products.append(QuantizedLinear(weight, biases))
+    return products
+
+
+def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+    """A single part stays where the file is mapped, if its dtype is right and it is not packed.
+
+    Several are copied into one matrix.
     """
     names = list(parts)
     if len(names) == 1:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from armllm.layers.activation import gated
-from armllm.layers.linear import Linear, dense, load_linear
+from armllm.layers.linear import DenseLinear, Linear, QuantizedLinear, dense, load_linear
+from armllm.quant.load import fitted
+from armllm.quant.round_to_nearest import rounded
 
 if TYPE_CHECKING:
     from armllm.models.loader import Weights
@@ -53,8 +55,8 @@ class Router:
         return expert_ids, expert_weights
 
 
-class DenseExperts:
-    """Floating-point experts: tokens sorted by expert, one product per expert that is used."""
+class SeparateExperts:
+    """Tokens sorted by expert, one product per expert that is used."""
 
     def __init__(self, gate_up: list[Linear], down: list[Linear], *, activation: str) -> None:
         self.gate_up = gate_up
@@ -92,22 +94,35 @@ def load_experts(
     """Experts from ``experts.N.<name>.weight``, or from the two stacked tensors that transformers 5 holds.
 
     Stacked, ``experts.gate_up_proj[E, 2 size, hidden_size]`` and ``experts.down_proj[E, hidden_size, size]``
-    stay mapped. Another storage (quantised weights) is another class behind this function.
+    stay mapped, unless they are rounded while loading.
     """
     experts = weights.scope("experts")
     if experts.has("gate_up_proj"):
-        gate_up = experts.take("gate_up_proj", num_experts, 2 * size, hidden_size)
-        down = experts.take("down_proj", num_experts, hidden_size, size)
-        return DenseExperts(
-            [dense(one) for one in gate_up], [dense(one) for one in down], activation=activation
+        return SeparateExperts(
+            _unstacked(experts, "gate_up_proj", num_experts, 2 * size, hidden_size),
+            _unstacked(experts, "down_proj", num_experts, hidden_size, size),
+            activation=activation,
         )
     gate_name, up_name, down_name = names
     scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
-    return DenseExperts(
+    return SeparateExperts(
         [load_linear(scope, {gate_name: size, up_name: size}, hidden_size, bias=False) for scope in scopes],
         [load_linear(scope, {down_name: hidden_size}, size, bias=False) for scope in scopes],
         activation=activation,
     )
+
+
+def _unstacked(weights: Weights, name: str, num_experts: int, rows: int, inputs: int) -> list[Linear]:
+    """A product per expert from one tensor ``[num_experts, rows, inputs]``."""
+    form = weights.quantization
+    scheme = form.scheme(weights, name, inputs) if form is not None else None
+    if scheme is None:
+        return [dense(one) for one in weights.take(name, num_experts, rows, inputs)]
+    weights.claim(name, (num_experts, rows, inputs), num_bytes=num_experts * scheme.num_bytes(rows, inputs))
+    if weights.device == "meta":
+        return [DenseLinear(torch.empty(rows, inputs, device="meta"))] * num_experts
+    stored = weights.read(name)
+    return [QuantizedLinear(fitted(weights, rounded(weights, name, one, scheme))) for one in stored]
 
 
 class MoE:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from armllm.models.config import ConfigReader
+from armllm.quant.formats import read_format
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +86,7 @@ def read_model_config(folder: Path) -> tuple[type[Model], ModelConfig]:
     architecture = model_class(reader)
     config = architecture.read_config(reader)
     reader.refuse_unknown()
-    return architecture, config
+    return architecture, dataclasses.replace(config, quantization=read_format(reader))
 
 
 def model_class(reader: ConfigReader) -> type[Model]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from armllm.quant.formats import WeightFormat
+
 _REQUIRED = object()
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_NUMBER = 1e30
@@ -41,7 +43,7 @@ class ModelConfig:
     max_model_len: tokens up to which the engine honours the checkpoint. windows: per layer, how many tokens
     it sees, itself included; None is all. rope_switch_length: a sequence that grows beyond this many tokens
     has other rotary frequencies from its first token on, so that its cached keys are no longer right; None
-    for most models.
+    for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
     """
 
     architecture: str
@@ -57,6 +59,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     windows: tuple[int | None, ...]
     rope_switch_length: int | None = None
+    quantization: WeightFormat | None = None
 
 
 class ConfigReader:
@@ -84,14 +87,7 @@ class ConfigReader:
             raise CheckpointError(f"{path} is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise CheckpointError(f"{path} must hold a JSON object")
-        reader = cls(values, path)
-        quantization = values.get("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method", "?") if isinstance(quantization, dict) else quantization
-            raise reader.error(
-                f"quantization_config ({method}) is not supported; use the unquantised checkpoint"
-            )
-        return reader
+        return cls(values, path)
 
     def error(self, message: str) -> CheckpointError:
         """A CheckpointError that names this file."""

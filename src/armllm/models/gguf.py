@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp writes them: floating-point weights under the names of Hugging Face's checkpoints.
+"""GGUF files as llama.cpp writes them: weights under the names of Hugging Face's checkpoints.
 
 Source of names, keys and conventions: llama.cpp's gguf-py/gguf/constants.py and convert_hf_to_gguf.py.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.errors import CheckpointError
 from armllm.models.gguf_header import DTYPES, GGUFHeader, StoredTensor
+from armllm.quant.gguf_blocks import BLOCKS, dequantize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,10 +70,11 @@ class GGUFFile:
                 f"{path}: GGUF architecture {self.architecture!r} is not supported, only"
                 f" {', '.join(ARCHITECTURES)}"
             )
-        quantised = sorted({stored.type for stored in self.tensors.values()} - set(DTYPES))
-        if quantised:
+        unknown = sorted({stored.type for stored in self.tensors.values()} - {*DTYPES, *BLOCKS})
+        if unknown:
             raise CheckpointError(
-                f"{path}: tensors of type {', '.join(quantised)} are not supported, only {', '.join(DTYPES)}"
+                f"{path}: tensors of type {', '.join(unknown)} are not supported, only"
+                f" {', '.join((*DTYPES, *BLOCKS))}"
             )
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -122,8 +124,17 @@ class GGUFCheckpoint:
         return self._file.tensors[stored].type, self._file.shape(stored)
 
     def read(self, name: str) -> Tensor:
-        """A tensor, mapped from the file."""
-        tensor = self._file.tensor(self._names[name])
+        """A tensor: mapped from the file if it is a floating-point one, else dequantised to fp32."""
+        kind, stored = self.read_blocks(name)
+        return dequantize(kind, stored) if kind in BLOCKS else stored
+
+    def read_blocks(self, name: str) -> tuple[str, Tensor]:
+        """A tensor's type, and the tensor as it is stored: quantised ones as bytes ``[N, blocks, bytes]``."""
+        stored = self._names[name]
+        return self._file.tensors[stored].type, self._in_order(name, self._file.tensor(stored))
+
+    def _in_order(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor with its rows as Hugging Face has them."""
         kind = name.split(".")[-2]
         if self._file.architecture == "llama" and kind in ("q_proj", "k_proj"):
             heads = self._file.own("attention.head_count")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from armllm.errors import CheckpointError
+from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +63,15 @@ class GGUFHeader:
             ) from None
 
     def map(self, name: str) -> Tensor:
-        """A floating-point tensor, mapped from the file."""
+        """A tensor, mapped from the file: quantised ones as bytes uint8 ``[..., blocks, bytes]``."""
         stored = self.tensors[name]
+        if stored.type in BLOCKS:
+            block, size = BLOCKS[stored.type]
+            shape = (*stored.shape[:-1], stored.shape[-1] // block, size)
+            octets = torch.frombuffer(
+                self._data, dtype=torch.uint8, count=_product(shape), offset=stored.offset
+            )
+            return octets.view(shape)
         dtype, count = DTYPES[stored.type], _product(stored.shape)
         return torch.frombuffer(self._data, dtype=dtype, count=count, offset=stored.offset).view(stored.shape)
 
@@ -86,7 +94,9 @@ class GGUFHeader:
         tensors = {}
         for name, kind, shape, offset in found:
             tensors[name] = StoredTensor(type=kind, shape=shape, offset=start + offset)
-            size = _product(shape) * (DTYPES[kind].itemsize if kind in DTYPES else 0)
+            if kind in BLOCKS and (not shape or shape[-1] % BLOCKS[kind][0]):
+                raise ValueError(f"tensor {name} of type {kind} has rows that are not whole blocks")
+            size = _num_bytes(kind, shape)
             if start + offset + size > len(self._data):
                 raise ValueError(f"tensor {name} ends behind the file")
         return values, tensors
@@ -122,6 +132,14 @@ class GGUFHeader:
         if self._place > len(self._data):
             raise ValueError("it ends within its header")
         return self._data[start : self._place]
+
+
+def _num_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Of a tensor in the file; 0 for types that are not read."""
+    if kind in BLOCKS:
+        block, size = BLOCKS[kind]
+        return _product(shape) // block * size
+    return _product(shape) * (DTYPES[kind].itemsize if kind in DTYPES else 0)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -16,15 +16,16 @@ def inspect(model: str) -> dict[str, Any]:
     folder = resolve_model(model)
     architecture, config = read_model_config(folder)
     checkpoint = open_checkpoint(folder)
-    weights = Weights(checkpoint, torch.bfloat16, device="meta")
+    weights = Weights(checkpoint, torch.bfloat16, device="meta", quantization=config.quantization)
     architecture(config, weights, max_positions=1)
     weights.finish_check(architecture.ignored_tensors(config))
     stored = sorted({checkpoint.describe(name)[0] for name in weights.taken})
     kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return {
         "architecture": config.architecture,
-        "parameters": weights.num_bytes // torch.bfloat16.itemsize,
+        "parameters": weights.num_parameters,
         "stored_as": ", ".join(stored),
+        "quantization": str(config.quantization) if weights.schemes else "none",
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "attention_heads": config.num_heads,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from armllm.models.config import ModelConfig
     from armllm.models.gguf import GGUFCheckpoint
     from armllm.models.loader import Checkpoint
+    from armllm.quant.formats import WeightFormat
 
 logger = logging.getLogger(__name__)
 GIB = 1 << 30
@@ -25,11 +26,15 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included."""
+    """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included.
+
+    rounding_error: of the quantised matrices that had to be rounded anew, the largest ||w' - w|| / ||w||.
+    """
 
     seconds: float
     weight_bytes: int
     peak_bytes: int
+    rounding_error: float | None = None
 
 
 def load_model(
@@ -39,17 +44,19 @@ def load_model(
     dtype: torch.dtype,
     *,
     max_positions: int,
+    quantization: WeightFormat | None = None,
 ) -> tuple[Model, LoadReport]:
     """Build the model with the checkpoint's weights in ``dtype``, and log what it took in one line."""
     started = time.perf_counter()
     with torch.inference_mode():
-        weights = Weights(checkpoint, dtype)
+        weights = Weights(checkpoint, dtype, quantization=quantization)
         model = architecture(config, weights, max_positions=max_positions)
     forget_gguf()
     report = LoadReport(
         seconds=time.perf_counter() - started,
         weight_bytes=weights.num_bytes,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        rounding_error=max(weights.rounding_errors, default=None),
     )
     logger.info(
         "loaded %s: %.2f GiB of weights in %.1f s, memory peaked at %.2f GiB",
@@ -58,4 +65,11 @@ def load_model(
         report.seconds,
         report.peak_bytes / GIB,
     )
+    if report.rounding_error is not None:
+        logger.warning(
+            "%d matrices of %s had to be rounded anew, relative error at most %.2g: see docs/quantization.md",
+            len(weights.rounding_errors),
+            quantization,
+            report.rounding_error,
+        )
     return model, report

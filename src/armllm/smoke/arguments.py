@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from armllm.quant.scheme import SCHEMES
 from armllm.smoke.passages import MODEL
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ def dtypes(text: str) -> list[str]:
     return chosen
 
 
+def schemes(text: str) -> list[str]:
+    chosen = text.split(",")
+    for name in chosen:
+        if name not in SCHEMES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(SCHEMES)}")
+    return chosen
+
+
 def refuse(reason: str, *, as_json: bool) -> None:
     """Say why nothing was recited."""
     if as_json:
@@ -55,6 +64,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(DTYPES),
         metavar="D[,D]",
         help="float32, bfloat16 (default: both)",
+    )
+    parser.add_argument(
+        "--quantization",
+        type=schemes,
+        default=[None],
+        metavar="S[,S]",
+        help=f"round the weights: {', '.join(SCHEMES)} (default: leave them)",
     )
     parser.add_argument("--prompts", metavar="NAME[,NAME]", help="only these texts, in this order")
     parser.add_argument(

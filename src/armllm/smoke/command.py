@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -100,11 +101,15 @@ def read_passages(folder: Path) -> Sequence[Passage]:
 
 def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> Iterator[Run]:
     """Run the cases, showing each verdict as it comes."""
-    for dtype in arguments.dtype:
-        for case in cases:
-            result = run(case, dtype, arguments.model)
-            show(result, sys.stderr if arguments.json else sys.stdout)
-            yield result
+    for dtype, quantization, case in itertools.product(arguments.dtype, arguments.quantization, cases):
+        result = run(case, dtype, arguments.model, quantization)
+        show(result, sys.stderr if arguments.json else sys.stdout)
+        yield result
+
+
+def label(result: Run) -> str:
+    """The case, after the scheme if there is one."""
+    return f"{result.quantization} {result.case}" if result.quantization else result.case
 
 
 def show(result: Run, stream: TextIO) -> None:
@@ -113,8 +118,9 @@ def show(result: Run, stream: TextIO) -> None:
     if result.preemptions:
         details += f", preemptions: {result.preemptions}"
     print(
-        f"{result.dtype:<9} {result.case:<12} {verdict}: {result.tokens} tokens of {result.requests} requests"
-        f" in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s, {details}",
+        f"{result.dtype:<9} {label(result):<12} {verdict}: {result.tokens} tokens"
+        f" of {result.requests} requests in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s,"
+        f" {details}",
         file=stream,
         flush=True,
     )
@@ -132,7 +138,7 @@ def show_ops(ops: Sequence[OpResult], stream: TextIO) -> None:
 def describe(runs: Sequence[Run], ops: Sequence[OpResult]) -> dict[str, Any]:
     """Return the report as a JSON value; docs/smoke.md explains its fields."""
     problems = [str(result) for result in ops if not result.ok]
-    problems += [f"{failed.dtype}, {failed.case}: {failed.problem}" for failed in runs if not failed.ok]
+    problems += [f"{failed.dtype}, {label(failed)}: {failed.problem}" for failed in runs if not failed.ok]
     seconds = sum(result.seconds for result in runs)
     tokens = sum(result.tokens for result in runs)
     return {

@@ -37,9 +37,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What became of a case in one dtype. ``tokens`` are generated ones, ``seconds`` exclude loading."""
+    """What became of a case in one dtype, its weights rounded or not.
+
+    ``tokens`` are generated ones, ``seconds`` exclude loading.
+    """
 
     dtype: str
+    quantization: str | None
     case: str
     ok: bool
     requests: int
@@ -68,8 +72,11 @@ class Run:
         return {**dataclasses.asdict(self), **rounded}
 
 
-def run(case: Case, dtype: str, folder: Path) -> Run:
-    """Recite ``case`` with the model in ``folder``; an engine that raises has failed, the run says how."""
+def run(case: Case, dtype: str, folder: Path, quantization: str | None = None) -> Run:
+    """Recite ``case`` with the model in ``folder``, its weights rounded by ``quantization``.
+
+    An engine that raises has failed; the run says how.
+    """
     started = time.perf_counter()
     loaded = finished = None
     outputs: list[RequestOutput] = []
@@ -77,7 +84,7 @@ def run(case: Case, dtype: str, folder: Path) -> Run:
     threads = torch.get_num_threads()
     torch.set_num_threads(case.threads or threads)
     try:
-        llm = LLM(str(folder), dtype=dtype, **case.options)
+        llm = LLM(str(folder), dtype=dtype, quantization=quantization, **case.options)
         loaded = time.perf_counter()
         outputs = llm.generate(
             [recitation.prompt for recitation in case.recitations],
@@ -98,6 +105,7 @@ def run(case: Case, dtype: str, folder: Path) -> Run:
     loaded = loaded or finished
     return Run(
         dtype=dtype,
+        quantization=quantization,
         case=case.name,
         ok=difference is None and error is None,
         requests=len(case.recitations),

@@ -19,7 +19,7 @@ from tests.armllm.models.reference import (
 
 from armllm import LLM
 from armllm.errors import CheckpointError
-from armllm.layers.moe import DenseExperts
+from armllm.layers.moe import SeparateExperts
 
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
 
@@ -145,7 +145,9 @@ def test_no_token_all_to_one_expert_and_one_to_all():
     hidden_size, size, num_experts = 8, 4, 3
     up = [torch.randn(2 * size, hidden_size) for _ in range(num_experts)]
     down = [torch.randn(hidden_size, size) for _ in range(num_experts)]
-    experts = DenseExperts([w.T.__rmatmul__ for w in up], [w.T.__rmatmul__ for w in down], activation="silu")
+    experts = SeparateExperts(
+        [w.T.__rmatmul__ for w in up], [w.T.__rmatmul__ for w in down], activation="silu"
+    )
 
     def one(x, expert):
         gate, value = (x @ up[expert].T).chunk(2, -1)

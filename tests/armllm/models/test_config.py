@@ -89,7 +89,7 @@ def write(folder, **changes):
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
         ({"rope_scaling": 8}, "rope_scaling must be an object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config (gptq)"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config (bitsandbytes)"),
         ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"hidden_size": ...}, "hidden_size is missing"),

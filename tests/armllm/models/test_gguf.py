@@ -225,7 +225,7 @@ def test_weights_of_the_right_dtype_stay_mapped(llama_file):
     assert any(int(start, 16) <= address < int(end, 16) for start, end in spans)
 
 
-@pytest.mark.parametrize("kind", [KINDS.Q8_0, KINDS.Q4_0])
+@pytest.mark.parametrize("kind", [KINDS.Q5_0, KINDS.Q5_1])
 def test_quantised_tensors_are_refused_by_their_type(llama_file, kind):
     path, arch, _ = llama_file
     writer = gguf.GGUFWriter(path, arch)
@@ -234,7 +234,9 @@ def test_quantised_tensors_are_refused_by_their_type(llama_file, kind):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    refused(path, f"tensors of type {kind.name} are not supported, only F32, F16, BF16")
+    refused(
+        path, f"tensors of type {kind.name} are not supported, only F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K"
+    )
 
 
 def test_an_architecture_that_is_not_here_is_named(llama_file):

@@ -1,0 +1,48 @@
+"""`armllm quantize`: a checkpoint with weights of 8 or 4 bits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003 - typer evaluates annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+
+if TYPE_CHECKING:
+    from armllm.quant.write import Written
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="quantize")(quantize)
+
+
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
+    scheme: Annotated[
+        str, typer.Option(help="int8, int4, int4-g32, int4-g64, int4-g128 or int4-channelwise.")
+    ],
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Round the weights of a checkpoint to nearest, and write it as compressed-tensors."""
+    from armllm.quant.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
+
+    written = quantize_checkpoint(model, output, scheme, told=lambda line: print(line, file=sys.stderr))
+    if as_json:
+        facts = {"folder": str(written.folder), "matrices": written.matrices}
+        sizes = {"bytes_before": written.bytes_before, "bytes_now": written.bytes_now}
+        print(json.dumps({"schema": 1, **facts, **sizes}))
+    else:
+        print(summary(written))
+
+
+def summary(written: Written) -> str:
+    """What was done, in a line."""
+    matrices = ", ".join(f"{count} matrices as {scheme}" for scheme, count in written.matrices.items())
+    before, now = (size / 1e6 for size in (written.bytes_before, written.bytes_now))
+    return f"wrote {written.folder}: {matrices}; {before:,.1f} MB became {now:,.1f} MB"

@@ -1,0 +1,36 @@
+"""What a quantised checkpoint's data must be like, beyond shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.models.loader import Weights
+
+
+def checked_scales(weights: Weights, name: str) -> Tensor:
+    """Scales in fp32, all finite."""
+    scales = weights.read(name).float()
+    if not scales.isfinite().all():
+        raise weights.error(name, "has scales that are NaN or infinite")
+    return scales
+
+
+def checked_columns(weights: Weights, name: str, num_groups: int) -> Tensor | None:
+    """The order of inputs in which groups lie side by side, int64 ``[K]``; None where they already do.
+
+    From ``g_idx[K]``, the group of each input (GPTQ's act-order, "desc_act").
+    """
+    g_idx = weights.read(name).long()
+    size = g_idx.numel() // num_groups
+    if g_idx.amin() < 0 or g_idx.amax() >= num_groups:
+        raise weights.error(name, f"has groups outside of 0 to {num_groups - 1}")
+    if not torch.equal(g_idx.bincount(minlength=num_groups), torch.full((num_groups,), size)):
+        raise weights.error(name, f"has groups of other sizes than {size}")
+    if torch.equal(g_idx, torch.arange(g_idx.numel()) // size):
+        return None
+    return g_idx.argsort(stable=True)

@@ -1,0 +1,266 @@
+"""Checkpoints of llm-compressor: int-quantized and pack-quantized matrices.
+
+Source of names and packing: the compressed-tensors package, quantization/quant_config.py, utils/match.py and
+compressors/pack_quantized.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from armllm.quant.checks import checked_columns, checked_scales
+from armllm.quant.scheme import Scheme
+from armllm.quant.weight import IntegerWeight
+from armllm.quant.words import unpack_signed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+
+FORMATS = ("int-quantized", "pack-quantized")
+FLOATS = ("F16", "BF16", "F32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Layers that are stored alike. per_tensor: one scale for all rows. ordered: columns sorted (g_idx)."""
+
+    targets: tuple[str, ...]
+    form: str
+    bits: int
+    group_size: int
+    symmetric: bool
+    per_tensor: bool
+    ordered: bool
+    activations: int
+
+    def __str__(self) -> str:
+        size = f"groups of {self.group_size}" if self.group_size else "channelwise"
+        zeros = "" if self.symmetric else ", zero points"
+        return f"W{self.bits}A{self.activations} {self.form}, {size}{zeros}"
+
+
+class CompressedTensors:
+    """quant_method "compressed-tensors"."""
+
+    method = "compressed-tensors"
+
+    def __init__(self, groups: tuple[Group, ...], ignore: tuple[str, ...]) -> None:
+        self.groups = groups
+        self.ignore = ignore
+
+    @classmethod
+    def of(cls, reader: ConfigReader) -> CompressedTensors:
+        """Read config.json's object, or refuse by name what it asks for."""
+        for name in ("kv_cache_scheme", "transform_config"):
+            if reader.get(name, None):
+                raise reader.error(f"{name} is not supported")
+        sparsity = reader.get("sparsity_config", {})
+        if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
+            raise reader.error(f"sparsity_config.format {sparsity['format']!r} is not supported")
+        section = reader.section("config_groups")
+        groups = tuple(
+            _group(section.section(name), str(reader.get("format", "int-quantized")))
+            for name in section.values
+        )
+        if not groups:
+            raise section.error("there is no group")
+        return cls(groups, _names(reader, "ignore", []))
+
+    def __str__(self) -> str:
+        return f"{self.method} ({'; '.join(dict.fromkeys(map(str, self.groups)))})"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """The matrix's in memory: exactly as stored, but 8 bits have one scale per row."""
+        group = self._group_of(weights.prefix + name)
+        if group is None:
+            return None
+        if group.bits == 8:
+            return Scheme(bits=8)
+        return Scheme(
+            bits=4,
+            group_size=0 if group.group_size >= in_features else group.group_size,
+            symmetric=group.symmetric,
+        )
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """Weights, scales, shape, zero points and order must be there."""
+        rows, inputs = shape
+        group = self._found(weights, name)
+        num_groups = _num_groups(weights, name, group, inputs)
+        size = scheme.num_bytes(rows, inputs)
+        if group.form == "int-quantized":
+            weights.claim(f"{name}.weight", shape, dtypes=("I8",), num_bytes=size)
+        else:
+            words = -(-inputs * group.bits // 32)
+            weights.claim(f"{name}.weight_packed", (rows, words), dtypes=("I32",), num_bytes=size)
+            weights.claim(f"{name}.weight_shape", (2,), dtypes=("I64", "I32"), num_bytes=0)
+        scale_shapes: list[tuple[int, ...]] = (
+            [(1,), (), (1, 1)] if group.per_tensor else [(rows, num_groups), *([(rows,)] * (num_groups == 1))]
+        )
+        weights.claim(f"{name}.weight_scale", *scale_shapes, dtypes=FLOATS, num_bytes=0)
+        if not group.symmetric:
+            zeros = [(-(-rows * group.bits // 32), num_groups), (rows, num_groups)]
+            weights.claim(f"{name}.weight_zero_point", *zeros, dtypes=("I32", "I8"), num_bytes=0)
+        elif weights.has(f"{name}.weight_zero_point"):  # old versions store zeros that nobody needs
+            weights.ignore(f"{name}.weight_zero_point")
+        if group.ordered:
+            weights.claim(f"{name}.weight_g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """The matrix as stored."""
+        self.claim(weights, name, shape, scheme)
+        rows, inputs = shape
+        group = self._found(weights, name)
+        num_groups = _num_groups(weights, name, group, inputs)
+        scales = checked_scales(weights, f"{name}.weight_scale")
+        if group.form == "int-quantized":
+            q = weights.read(f"{name}.weight")
+        else:
+            stated = weights.read(f"{name}.weight_shape").tolist()
+            if stated != [rows, inputs]:
+                raise weights.error(
+                    f"{name}.weight_shape", f"says {stated}, the model wants {[rows, inputs]}"
+                )
+            q = unpack_signed(weights.read(f"{name}.weight_packed"), group.bits)[:, :inputs].contiguous()
+        if group.bits == 4 and group.form == "int-quantized" and (q.amin() < -8 or q.amax() > 7):
+            raise weights.error(f"{name}.weight", "has values that 4 bits don't hold")
+        columns = None
+        if group.ordered:
+            columns = checked_columns(weights, f"{name}.weight_g_idx", num_groups)
+            q = q if columns is None else q[:, columns]
+        return IntegerWeight(
+            q=q,
+            scales=scales.reshape(-1, num_groups).expand(rows, num_groups).contiguous(),
+            zeros=None if group.symmetric else _zeros(weights, name, group, rows),
+            bits=group.bits,
+            columns=columns,
+        )
+
+    def _group_of(self, full_name: str) -> Group | None:
+        if any(_matches(full_name, pattern) for pattern in self.ignore):
+            return None
+        for how in (_is_named, _is_matched, _is_linear):  # the most exact wins
+            for group in self.groups:
+                if any(how(full_name, target) for target in group.targets):
+                    return group
+        return None
+
+    def _found(self, weights: Weights, name: str) -> Group:
+        group = self._group_of(weights.prefix + name)
+        if group is None:
+            raise KeyError(name)
+        return group
+
+
+def _zeros(weights: Weights, name: str, group: Group, rows: int) -> Tensor:
+    stored = weights.read(f"{name}.weight_zero_point")
+    if stored.dtype is torch.int8:
+        return stored
+    return unpack_signed(stored.t(), group.bits)[:, :rows].t().contiguous()
+
+
+def _num_groups(weights: Weights, name: str, group: Group, inputs: int) -> int:
+    if not group.group_size or group.group_size >= inputs:
+        return 1
+    if inputs % group.group_size:
+        raise weights.error(
+            f"{name}.weight_scale", f"groups of {group.group_size} don't divide its {inputs} inputs"
+        )
+    return inputs // group.group_size
+
+
+def _is_named(name: str, target: str) -> bool:
+    return name == target
+
+
+def _is_matched(name: str, target: str) -> bool:
+    return target.startswith("re:") and re.match(target[3:], name) is not None
+
+
+def _is_linear(_name: str, target: str) -> bool:
+    return target == "Linear"
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return _is_named(name, pattern) or _is_matched(name, pattern) or _is_linear(name, pattern)
+
+
+def _names(reader: ConfigReader, key: str, default: list[str]) -> tuple[str, ...]:
+    names = reader.get(key, default)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise reader.error(f"{key} must be a list of names, not {names!r}")
+    for name in names:
+        if name.startswith("re:"):
+            try:
+                re.compile(name[3:])
+            except re.error as error:
+                raise reader.error(f"{key}: {name!r} is no regular expression: {error}") from None
+    return tuple(names)
+
+
+def _group(reader: ConfigReader, form: str) -> Group:
+    """One of config_groups, or CheckpointError naming the scheme that is not supported."""
+    form = str(reader.get("format", form))
+    weights = reader.section("weights")
+    bits = weights.integer("num_bits", 8)
+    activations = _activations(reader)
+    kind = str(weights.get("type", "int"))
+    scheme = f"W{bits}A{activations}"
+    if kind != "int":
+        raise reader.error(f"weights of type {kind} ({bits} bits, {form}) are not supported, only int")
+    if form not in FORMATS:
+        raise reader.error(f"format {form!r} ({scheme}) is not supported, only {', '.join(FORMATS)}")
+    if bits not in (4, 8):
+        raise reader.error(f"{scheme}: weights of {bits} bits are not supported, only 4 and 8")
+    if weights.get("dynamic", False):
+        raise weights.error("dynamic scales of weights are not supported")
+    if reader.get("output_activations", None):
+        raise reader.error("output_activations are not supported")
+    strategy = weights.choice("strategy", "tensor", ("channel", "group", "tensor"))
+    size = weights.get("group_size", None)
+    group_size = 0
+    if strategy == "group":
+        group_size = weights.integer("group_size")
+        if group_size % 32:
+            raise weights.error(f"groups of {group_size} are not supported, only multiples of 32")
+    elif size not in (None, -1):
+        raise weights.error(f"group_size {size!r} with strategy {strategy!r} is not supported")
+    symmetric = weights.boolean("symmetric", default=True)
+    if form == "int-quantized" and not symmetric:
+        raise weights.error(f"{scheme}: int-quantized weights with zero points are not supported")
+    return Group(
+        targets=_names(reader, "targets", ["Linear"]),
+        form=form,
+        bits=bits,
+        group_size=group_size,
+        symmetric=symmetric,
+        per_tensor=strategy == "tensor",
+        ordered=weights.get("actorder", None) in (True, "group", "dynamic"),
+        activations=activations,
+    )
+
+
+def _activations(reader: ConfigReader) -> int:
+    """Bits of the inputs: 16, or 8 if they are rounded per token as the kernels do."""
+    if not reader.get("input_activations", None):
+        return 16
+    inputs = reader.section("input_activations")
+    bits = inputs.integer("num_bits", 8)
+    kind: Any = inputs.get("type", "int")
+    if kind != "int" or bits != 8:
+        raise inputs.error(f"activations of type {kind} with {bits} bits are not supported, only int with 8")
+    if inputs.get("dynamic", False) is not True:
+        raise inputs.error("static activation scales (dynamic: false) are not supported, only dynamic ones")
+    if not inputs.boolean("symmetric", default=True):
+        raise inputs.error("activations with zero points (symmetric: false) are not supported")
+    strategy = inputs.get("strategy", "token")
+    if strategy != "token":
+        raise inputs.error(f"strategy {strategy!r} is not supported for activations, only 'token'")
+    return bits

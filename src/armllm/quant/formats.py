@@ -1,0 +1,103 @@
+"""Which matrices of a checkpoint are quantised, and how they are read: one class per format."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Protocol
+
+from armllm.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+    from armllm.quant.scheme import Scheme
+    from armllm.quant.weight import IntegerWeight
+
+KEYS = ("quantization_config", "compression_config")
+METHODS = ("awq", "compressed-tensors", "gguf", "gptq")
+
+
+class WeightFormat(Protocol):
+    """How matrices are stored. ``weights`` are at the scope of the layer, ``name`` is that of the matrix."""
+
+    method: str  # quant_method in config.json, or how else users call it
+
+    def __str__(self) -> str:
+        """What it is, for people."""
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """What the matrix takes in memory, or None if it is a floating-point one."""
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """Note what is missing or wrong, without reading data."""
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """The matrix ``[out_features, in_features]``; CheckpointError says what is wrong with its data."""
+
+
+def read_format(reader: ConfigReader) -> WeightFormat | None:
+    """What config.json says about quantisation, None for a floating-point checkpoint.
+
+    CheckpointError names a scheme that is not supported.
+    """
+    if reader.path.suffix == ".gguf":
+        from armllm.quant.gguf_format import GGUFFormat  # noqa: PLC0415 - formats load when they are met
+
+        return GGUFFormat()
+    section = _section(reader)
+    if section is None:
+        return None
+    method = section.get("quant_method", "?")
+    if method == "compressed-tensors":
+        from armllm.quant.compressed_tensors import CompressedTensors  # noqa: PLC0415
+
+        return CompressedTensors.of(section)
+    if method == "gptq":
+        from armllm.quant.gptq import GPTQ  # noqa: PLC0415
+
+        return GPTQ.of(section)
+    if method == "awq":
+        from armllm.quant.awq import AWQ  # noqa: PLC0415
+
+        return AWQ.of(section)
+    raise reader.error(
+        f"quantization_config ({method}) is not supported, only awq, compressed-tensors and gptq; take the"
+        " unquantised checkpoint, which --quantization rounds while loading"
+    )
+
+
+def _section(reader: ConfigReader) -> ConfigReader | None:
+    """The object that tells; AutoGPTQ once wrote it into a file of its own."""
+    for key in KEYS:
+        if reader.values.get(key):
+            return reader.section(key)
+    path = reader.path.parent / "quantize_config.json"
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return type(reader)({"quant_method": "gptq", **values}, path)
+
+
+def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat | None:
+    """What weights are read as, given the option ``quantization`` and what the checkpoint is.
+
+    A checkpoint's own method may be named, as vLLM's users do; another one is a RequestError.
+    """
+    from armllm.quant.gguf_format import GGUFFormat  # noqa: PLC0415
+    from armllm.quant.round_to_nearest import RoundToNearest  # noqa: PLC0415
+
+    if asked is None or (found is not None and asked == found.method):
+        return found
+    if asked in METHODS:
+        raise RequestError(f"quantization {asked!r}: the checkpoint is {found or 'not quantised'}")
+    if found is not None and not isinstance(found, GGUFFormat):
+        raise RequestError(
+            f"quantization {asked!r}: the checkpoint is {found} already; leave the option away, or take the"
+            " unquantised checkpoint"
+        )
+    return RoundToNearest(asked)

@@ -1,0 +1,59 @@
+"""GGUF files whose matrices are quantised, each by its own type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from armllm.quant import gguf_blocks
+from armllm.quant.gguf_blocks import BLOCKS
+from armllm.quant.scheme import Scheme
+from armllm.quant.weight import IntegerWeight, from_float, relative_error
+
+if TYPE_CHECKING:
+    from armllm.models.gguf import GGUFCheckpoint
+    from armllm.models.loader import Weights
+
+# Q4_0 is kept as it is. The kernels have one scale per row for 8 bits and whole zero points for 4.
+SCHEMES = {
+    "Q4_0": Scheme(bits=4, group_size=32),
+    "Q4_K": Scheme(bits=4, group_size=32, symmetric=False),
+    "Q6_K": Scheme(bits=8),
+    "Q8_0": Scheme(bits=8),
+}
+
+
+class GGUFFormat:
+    """Matrices of the types in `SCHEMES`; others are floating-point."""
+
+    method = "gguf"
+
+    def __str__(self) -> str:
+        return "gguf"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """By the tensor's type."""
+        del in_features
+        return SCHEMES.get(weights.stored_type(f"{name}.weight"))
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """The tensor must be there."""
+        weights.claim(f"{name}.weight", shape, dtypes=tuple(BLOCKS), num_bytes=scheme.num_bytes(*shape))
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """Q4_0, Q6_K and Q8_0 exactly; Q4_K, whose minima are no multiples of its scales, rounded anew."""
+        self.claim(weights, name, shape, scheme)
+        checkpoint = cast("GGUFCheckpoint", weights.checkpoint)
+        full_name = f"{weights.prefix}{name}.weight"
+        kind, blocks = checkpoint.read_blocks(full_name)
+        if kind != "Q4_K":
+            weight = gguf_blocks.integers(kind, blocks)
+            if not weight.scales.isfinite().all():
+                raise weights.error(f"{name}.weight", "has scales that are NaN or infinite")
+            return weight
+        exact = gguf_blocks.dequantize(kind, blocks)
+        try:
+            weight = from_float(exact, scheme)
+        except ValueError as error:
+            raise weights.error(f"{name}.weight", f"can't be rounded: {error}") from None
+        weights.note_rounding(relative_error(weight.dequantize(), exact))
+        return weight

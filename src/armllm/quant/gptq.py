@@ -1,0 +1,132 @@
+"""Checkpoints of AutoGPTQ and GPTQModel: 4 and 8 bits, with and without act-order.
+
+Source: GPTQModel's nn_modules/qlinear and utils/model.py (the two forms of zero points). ``qweight`` int32
+``[K * bits / 32, N]`` holds values of a column one after another, ``qzeros`` ``[G, N * bits / 32]`` zero
+points of a group, less one in the first form, ``scales`` is ``[G, N]``, ``g_idx[K]`` the group of an input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.quant.checks import checked_columns, checked_scales
+from armllm.quant.scheme import Scheme
+from armllm.quant.weight import IntegerWeight
+from armllm.quant.words import centred, unpack
+
+if TYPE_CHECKING:
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+
+FORMATS = ("gptq", "gptq_v2")
+FLOATS = ("F16", "BF16", "F32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTQ:
+    """quant_method "gptq". zero_offset: what is added to stored zero points; group_size 0: one per row."""
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    zero_offset: int
+    method = "gptq"
+
+    @classmethod
+    def of(cls, reader: ConfigReader) -> GPTQ:
+        """Read config.json's object, or refuse by name what it asks for."""
+        bits = reader.integer("bits")
+        if bits not in (4, 8):
+            raise reader.error(f"GPTQ with {bits} bits is not supported, only 4 and 8")
+        form = reader.choice("checkpoint_format", str(reader.get("format", "gptq")), FORMATS)
+        reader.only("is_marlin_format", False)
+        reader.only("pack_dtype", "int32")
+        if reader.get("dynamic", None):
+            raise reader.error("dynamic (settings of single layers) is not supported")
+        reader.boolean("desc_act", default=False)
+        return cls(
+            bits=bits,
+            group_size=read_group_size(reader),
+            symmetric=reader.boolean("sym", default=True),
+            zero_offset=1 if form == "gptq" else 0,
+        )
+
+    def __str__(self) -> str:
+        size = f"groups of {self.group_size}" if self.group_size else "channelwise"
+        return f"{self.method} ({self.bits} bits, {size}{'' if self.symmetric else ', zero points'})"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """None where the checkpoint has no packed matrix of this name."""
+        if not weights.has(f"{name}.qweight"):
+            return None
+        if self.bits == 8:
+            return Scheme(bits=8)
+        return Scheme(bits=4, group_size=grouping(self.group_size, in_features), symmetric=self.symmetric)
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """Values, scales, zero points and maybe groups of inputs."""
+        rows, inputs = shape
+        per_word = 32 // self.bits
+        groups = count_groups(weights, name, self.group_size, inputs)
+        weights.claim(
+            f"{name}.qweight",
+            (-(-inputs // per_word), rows),
+            dtypes=("I32",),
+            num_bytes=scheme.num_bytes(rows, inputs),
+        )
+        weights.claim(f"{name}.qzeros", (groups, -(-rows // per_word)), dtypes=("I32",), num_bytes=0)
+        weights.claim(f"{name}.scales", (groups, rows), dtypes=FLOATS, num_bytes=0)
+        if weights.has(f"{name}.g_idx"):
+            weights.claim(f"{name}.g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """The matrix as stored, its columns in the order of their groups."""
+        self.claim(weights, name, shape, scheme)
+        rows, inputs = shape
+        groups = count_groups(weights, name, self.group_size, inputs)
+        values = unpack(weights.read(f"{name}.qweight").t(), self.bits)[:, :inputs]
+        q = centred(values.contiguous(), self.bits)
+        columns = None
+        if weights.has(f"{name}.g_idx"):
+            columns = checked_columns(weights, f"{name}.g_idx", groups)
+            q = q if columns is None else q[:, columns]
+        stored = unpack(weights.read(f"{name}.qzeros"), self.bits)[:, :rows].to(torch.int16)
+        zeros = (stored + self.zero_offset - 2 ** (self.bits - 1)).t().contiguous()
+        if self.symmetric and zeros.any():
+            raise weights.error(
+                f"{name}.qzeros", "has zero points that are not in the middle, but config.json says sym"
+            )
+        return IntegerWeight(
+            q=q,
+            scales=checked_scales(weights, f"{name}.scales").t().contiguous(),
+            zeros=None if self.symmetric else zeros,
+            bits=self.bits,
+            columns=columns,
+        )
+
+
+def read_group_size(reader: ConfigReader) -> int:
+    """group_size, 0 for -1: one group per row."""
+    if reader.get("group_size", 128) == -1:
+        return 0
+    size = reader.integer("group_size", 128)
+    if size % 32:
+        raise reader.error(f"group_size {size} is not supported, only -1 and multiples of 32")
+    return size
+
+
+def grouping(group_size: int, in_features: int) -> int:
+    """A group size as `Scheme` has it: 0 for one group per row."""
+    return 0 if group_size >= in_features else group_size
+
+
+def count_groups(weights: Weights, name: str, group_size: int, inputs: int) -> int:
+    """Groups per row; CheckpointError where they don't divide the inputs."""
+    if not grouping(group_size, inputs):
+        return 1
+    if inputs % group_size:
+        raise weights.error(f"{name}.scales", f"groups of {group_size} don't divide its {inputs} inputs")
+    return inputs // group_size

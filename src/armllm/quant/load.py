@@ -1,0 +1,39 @@
+"""Quantised matrices from a checkpoint into the kernels' form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from armllm.quant.weight import IntegerWeight, fit, stack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from armllm.models.loader import Weights
+    from armllm.quant.scheme import Scheme
+
+
+def read_integers(
+    weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme
+) -> list[tuple[list[str], IntegerWeight]]:
+    """The matrices of ``parts`` (name to out_features), joined where they can be, each with its names."""
+    form = weights.quantization
+    if form is None:
+        raise ValueError("the checkpoint is not quantised")
+    runs: list[tuple[list[str], list[IntegerWeight]]] = []
+    for name, rows in parts.items():
+        weight = fitted(weights, form.read(weights, name, (rows, in_features), scheme))
+        if runs and runs[-1][1][0].joins(weight):
+            runs[-1][0].append(name)
+            runs[-1][1].append(weight)
+        else:
+            runs.append(([name], [weight]))
+    return [(names, stack(found)) for names, found in runs]
+
+
+def fitted(weights: Weights, weight: IntegerWeight) -> IntegerWeight:
+    """The weight in a form that the kernels have; what that costs is noted."""
+    weight, error = fit(weight)
+    if error is not None:
+        weights.note_rounding(error)
+    return weight

@@ -1,0 +1,55 @@
+"""Floating-point matrices, rounded while they are loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from armllm.errors import RequestError
+from armllm.quant.scheme import Scheme, scheme_for
+from armllm.quant.weight import IntegerWeight, from_float
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.models.loader import Weights
+
+# The head, routers of experts and the gate of a shared one: small, or too dear in quality.
+LEFT_ALONE = ("lm_head", "gate", "shared_expert_gate")
+
+
+class RoundToNearest:
+    """``--quantization``: every linear layer's matrix but those `LEFT_ALONE`."""
+
+    method = "rtn"
+
+    def __init__(self, scheme: str) -> None:
+        self.name = scheme
+
+    def __str__(self) -> str:
+        return f"rounded to {self.name} while loading"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """One scheme for all; RequestError names the matrix whose inputs its groups don't divide."""
+        if name in LEFT_ALONE:
+            return None
+        try:
+            return scheme_for(self.name, in_features)
+        except ValueError as error:
+            raise RequestError(f"quantization {self.name!r}: {weights.prefix}{name}: {error}") from None
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """The floating-point matrix must be there."""
+        weights.claim(f"{name}.weight", shape, num_bytes=scheme.num_bytes(*shape))
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """The matrix, rounded."""
+        self.claim(weights, name, shape, scheme)
+        return rounded(weights, f"{name}.weight", weights.read(f"{name}.weight"), scheme)
+
+
+def rounded(weights: Weights, name: str, matrix: Tensor, scheme: Scheme) -> IntegerWeight:
+    """``matrix[N, K]``, which is the tensor ``name`` or a part of it; CheckpointError if it has a NaN."""
+    try:
+        return from_float(matrix, scheme)
+    except ValueError as error:
+        raise weights.error(name, f"can't be rounded: {error}") from None

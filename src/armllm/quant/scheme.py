@@ -1,0 +1,59 @@
+"""Names of quantisation schemes: bits, and how many weights of a row share a scale."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from armllm.errors import RequestError
+
+# Sizes of groups that the kernels have.
+GROUP_SIZES = (128, 64, 32)
+SCHEMES = ("int8", "int4", "int4-g32", "int4-g64", "int4-g128", "int4-channelwise")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """bits: 8 or 4. group_size: inputs that share a scale; 0: all of a row. symmetric: no zero points."""
+
+    bits: int
+    group_size: int = 0
+    symmetric: bool = True
+
+    def __str__(self) -> str:
+        group = f"-g{self.group_size}" if self.group_size else "-channelwise" if self.bits == 4 else ""
+        return f"int{self.bits}{group}{'' if self.symmetric else ' with zero points'}"
+
+    def num_groups(self, in_features: int) -> int:
+        """Scales per row."""
+        return in_features // self.group_size if self.group_size else 1
+
+    def num_bytes(self, out_features: int, in_features: int) -> int:
+        """Memory of a packed matrix: values, fp32 scales, and zero points of one byte."""
+        per_group = 4 if self.symmetric else 5
+        groups = out_features * self.num_groups(in_features)
+        return -(-out_features * in_features * self.bits // 8) + groups * per_group
+
+
+def check_scheme(option: str, name: str) -> str:
+    """The name, or RequestError naming the option and what there is."""
+    if name not in SCHEMES:
+        raise RequestError(f"{option} {name!r} is not supported, only {', '.join(SCHEMES)}")
+    return name
+
+
+def scheme_for(name: str, in_features: int) -> Scheme:
+    """What a scheme's name means for a matrix with this many inputs.
+
+    ``int4`` takes groups of 128, else of 64 or 32, else one per row, whichever divides first. ValueError
+    where a group size that was asked for does not divide.
+    """
+    if name == "int8":
+        return Scheme(bits=8)
+    if name == "int4-channelwise":
+        return Scheme(bits=4)
+    if name == "int4":
+        return Scheme(bits=4, group_size=next((size for size in GROUP_SIZES if in_features % size == 0), 0))
+    size = int(name.removeprefix("int4-g"))
+    if in_features % size:
+        raise ValueError(f"groups of {size} don't divide its {in_features} inputs; int4 takes what does")
+    return Scheme(bits=4, group_size=size)

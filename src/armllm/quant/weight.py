@@ -1,0 +1,115 @@
+"""A matrix of small integers with scales, between the checkpoint's form and the kernels'."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from armllm.quant.rounding import round_matrix
+from armllm.quant.scheme import GROUP_SIZES, Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntegerWeight:
+    """w[n, k] = scales[n, g] * (q[n, k] - zeros[n, g]), where k is in the g-th of G equal groups.
+
+    q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros of an integer dtype ``[N, G]`` or None; bits 4 or 8, q in
+    that range around zero. columns int64 ``[K]``: q's column k belongs to input columns[k]; None: to input k.
+    """
+
+    q: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bits: int
+    columns: Tensor | None = None
+
+    @property
+    def num_groups(self) -> int:
+        """Scales per row."""
+        return self.scales.shape[1]
+
+    def dequantize(self) -> Tensor:
+        """The matrix in fp32, columns in the order of the inputs."""
+        rows, inputs = self.q.shape
+        grouped = self.q.float().view(rows, self.num_groups, inputs // self.num_groups)
+        if self.zeros is not None:
+            grouped -= self.zeros.float().unsqueeze(-1)
+        grouped *= self.scales.unsqueeze(-1)
+        matrix = grouped.view(rows, inputs)
+        if self.columns is None:
+            return matrix
+        ordered = torch.empty_like(matrix)
+        ordered[:, self.columns] = matrix
+        return ordered
+
+    def select_rows(self, rows: Tensor) -> IntegerWeight:
+        """These rows, in this order."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return dataclasses.replace(self, q=self.q[rows], scales=self.scales[rows], zeros=zeros)
+
+    def joins(self, other: IntegerWeight) -> bool:
+        """Whether both can be one matrix, rows of the other after these."""
+        if (self.columns is None) != (other.columns is None):
+            return False
+        if self.columns is not None and not torch.equal(self.columns, other.columns):  # type: ignore[arg-type]
+            return False
+        same_form = self.bits == other.bits and self.num_groups == other.num_groups
+        return same_form and (self.zeros is None) == (other.zeros is None)
+
+
+def stack(weights: Sequence[IntegerWeight]) -> IntegerWeight:
+    """One matrix of all rows; each joins the next."""
+    if len(weights) == 1:
+        return weights[0]
+    zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    return dataclasses.replace(
+        weights[0],
+        q=torch.cat([weight.q for weight in weights]),
+        scales=torch.cat([weight.scales for weight in weights]),
+        zeros=torch.cat(zeros) if zeros else None,
+    )
+
+
+def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
+    """The matrix in a form that the kernels have.
+
+    Large groups of 4 bits are cut into smaller ones, which is exact. 8 bits in groups or with zero points are
+    rounded anew, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
+    """
+    if weight.zeros is not None and not weight.zeros.any():
+        weight = dataclasses.replace(weight, zeros=None)
+    groups, inputs = weight.num_groups, weight.q.shape[1]
+    if weight.bits == 8 and (groups > 1 or weight.zeros is not None):
+        exact = weight.dequantize()
+        rounded = from_float(exact, Scheme(bits=8))
+        return rounded, relative_error(rounded.dequantize(), exact)
+    if weight.zeros is not None:
+        weight = dataclasses.replace(weight, zeros=weight.zeros.to(torch.int8))
+    size = inputs // groups
+    if groups == 1 or size in GROUP_SIZES:
+        return weight, None
+    smaller = next((known for known in GROUP_SIZES if size % known == 0), None)
+    if smaller is None:
+        raise ValueError(f"groups of {size} are no multiple of 32")
+    times = size // smaller
+    zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(times, 1)
+    scales = weight.scales.repeat_interleave(times, 1)
+    return dataclasses.replace(weight, scales=scales, zeros=zeros), None
+
+
+def from_float(matrix: Tensor, scheme: Scheme) -> IntegerWeight:
+    """``matrix[N, K]`` rounded to nearest."""
+    q, scales, zeros = round_matrix(matrix, scheme)
+    return IntegerWeight(q=q, scales=scales, zeros=zeros, bits=scheme.bits)
+
+
+def relative_error(rounded: Tensor, exact: Tensor) -> float:
+    """||rounded - exact|| / ||exact||, 0 for a matrix of zeros."""
+    size = float(exact.norm())
+    return float((rounded - exact).norm()) / size if size else 0.0

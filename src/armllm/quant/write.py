@@ -1,0 +1,189 @@
+"""A floating-point checkpoint, rounded to nearest and written as compressed-tensors has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from armllm.errors import CheckpointError, RequestError
+from armllm.models import read_model_config
+from armllm.models.hub import resolve_model
+from armllm.models.loader import INDEX, SINGLE, Checkpoint, Weights
+from armllm.quant.round_to_nearest import LEFT_ALONE, RoundToNearest, rounded
+from armllm.quant.scheme import check_scheme
+from armllm.quant.words import pack_signed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from armllm.quant.scheme import Scheme
+
+# Beside these, everything in the folder is copied: tokenizer, chat template, generation_config.json.
+WEIGHT_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.h5",
+    "*.onnx",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+    """matrices: how many were rounded, by scheme. num_bytes: of all tensors, before and now."""
+
+    folder: Path
+    matrices: dict[str, int]
+    bytes_before: int
+    bytes_now: int
+
+
+def quantize_checkpoint(
+    model: str, output: Path, scheme: str, told: Callable[[str], object] = str
+) -> Written:
+    """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
+
+    Files keep their names; the folder appears when all is written. int8 becomes "int-quantized" W8A8 with
+    dynamic activations, int4 "pack-quantized" W4A16. RequestError and CheckpointError say what is wrong.
+    """
+    check_scheme("--scheme", scheme)
+    if output.exists():
+        raise RequestError(f"{output} exists already; choose another folder")
+    folder = resolve_model(model)
+    if folder.is_file():
+        raise RequestError(f"{folder} is a GGUF file; give the folder of the model it was made from")
+    schemes, checkpoint = find_matrices(folder, scheme)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        _copy_others(folder, work)
+        before, now = _write_files(checkpoint, schemes, work, told)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["quantization_config"] = describe(schemes, checkpoint)
+        (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        work.chmod(0o755)
+        work.rename(output)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    counts: dict[str, int] = {}
+    for used in schemes.values():
+        counts[str(used)] = counts.get(str(used), 0) + 1
+    return Written(folder=output, matrices=counts, bytes_before=before, bytes_now=now)
+
+
+def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpoint]:
+    """Full names of the matrices to round, from the model built without data."""
+    architecture, config = read_model_config(folder)
+    if config.quantization is not None:
+        raise CheckpointError(f"{folder} is quantised already: {config.quantization}")
+    checkpoint = Checkpoint(folder)
+    weights = Weights(checkpoint, torch.float32, device="meta", quantization=RoundToNearest(scheme))
+    architecture(config, weights, max_positions=1)
+    weights.finish_check(architecture.ignored_tensors(config))
+    stacked = [
+        name for name in checkpoint.names() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    ]
+    if stacked:
+        raise CheckpointError(
+            f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantised;"
+            " --quantization rounds it while loading"
+        )
+    return weights.schemes, checkpoint
+
+
+def describe(schemes: dict[str, Scheme], checkpoint: Checkpoint) -> dict[str, Any]:
+    """quantization_config: a group per scheme; where there are several, the rarer ones name their layers."""
+    found = sorted(set(schemes.values()), key=lambda one: -sum(used == one for used in schemes.values()))
+    groups = {}
+    for index, scheme in enumerate(found):
+        targets = ["Linear"] if index == 0 else [name for name, used in schemes.items() if used == scheme]
+        groups[f"group_{index}"] = {"targets": targets, **_arguments(scheme)}
+    layers = {name.removesuffix(".weight") for name in checkpoint.names() if name.endswith(".weight")}
+    alone = {name for name in layers if name.rpartition(".")[2] in LEFT_ALONE}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if found[0].bits == 8 else "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": sorted(alone | {"lm_head"}),
+        "kv_cache_scheme": None,
+    }
+
+
+def _arguments(scheme: Scheme) -> dict[str, Any]:
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if scheme.group_size else "channel",
+        "group_size": scheme.group_size or None,
+        "dynamic": False,
+    }
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "weights": weights,
+        "input_activations": inputs if scheme.bits == 8 else None,
+        "output_activations": None,
+    }
+
+
+def _write_files(
+    checkpoint: Checkpoint, schemes: dict[str, Scheme], work: Path, told: Callable[[str], object]
+) -> tuple[int, int]:
+    """One file for each that was there, maybe an index; the bytes of all tensors before and now."""
+    before = now = 0
+    homes: dict[str, list[str]] = {}
+    for name in sorted(checkpoint.names()):
+        homes.setdefault(checkpoint.where(name).name, []).append(name)
+    weight_map: dict[str, str] = {}
+    for number, (file_name, names) in enumerate(sorted(homes.items()), 1):
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            stored = checkpoint.read(name)
+            before += stored.nbytes
+            scheme = schemes.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            tensors |= {name: stored} if scheme is None else _rounded(checkpoint, name, stored, scheme)
+        save_file(tensors, work / file_name, metadata={"format": "pt"})
+        (work / file_name).chmod(0o644)  # it was made for the owner alone
+        now += sum(tensor.nbytes for tensor in tensors.values())
+        weight_map |= dict.fromkeys(tensors, file_name)
+        told(f"{number} of {len(homes)}: {file_name}")
+    if list(homes) != [SINGLE]:
+        index = {"metadata": {"total_size": now}, "weight_map": weight_map}
+        (work / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return before, now
+
+
+def _rounded(checkpoint: Checkpoint, name: str, stored: Tensor, scheme: Scheme) -> dict[str, Tensor]:
+    """The tensors that take a matrix's place; scales keep its dtype."""
+    weight = rounded(Weights(checkpoint, torch.float32), name, stored, scheme)
+    scale = {f"{name}_scale": weight.scales.to(stored.dtype)}
+    if scheme.bits == 8:
+        return {name: weight.q, **scale}
+    return {
+        f"{name}_packed": pack_signed(weight.q, scheme.bits),
+        f"{name}_shape": torch.tensor(stored.shape),
+        **scale,
+    }
+
+
+def _copy_others(folder: Path, work: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        inner = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inner.parts)
+        if path.is_file() and not hidden and not any(path.match(pattern) for pattern in WEIGHT_FILES):
+            (work / inner).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, work / inner)

@@ -1,0 +1,211 @@
+"""Quantised checkpoints mean what transformers computes with the same weights dequantised.
+
+With exact products, logits differ by the order of fp32 sums alone: the bound is that of unquantised models.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
+
+from armllm import LLM
+from armllm.models.inspect import inspect
+
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def weights(bits, group_size=None, *, symmetric=True):
+    strategy = "group" if group_size else "channel"
+    return {
+        "num_bits": bits,
+        "type": "int",
+        "strategy": strategy,
+        "group_size": group_size,
+        "symmetric": symmetric,
+    }
+
+
+def compressed(form, *, inputs=None, ignore=("lm_head",), **arguments):
+    group = {"targets": ["Linear"], "weights": weights(**arguments), "input_activations": inputs}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+    }
+    return settings, group
+
+
+def agrees(folder, model, *, atol=1e-4):
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    for prompt in random_prompts((1, 36), 4):
+        tokens, logits = llm.generate(prompt, 6)
+        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "inputs"),
+    [
+        ({"bits": 4, "group_size": 32}, None),
+        ({"bits": 4, "group_size": 64}, TOKENS),
+        ({"bits": 4, "group_size": 128}, None),
+        ({"bits": 4, "group_size": 32, "symmetric": False}, None),
+        ({"bits": 4, "group_size": 128, "symmetric": False}, TOKENS),
+        ({"bits": 4}, TOKENS),
+        ({"bits": 4, "symmetric": False}, None),
+        ({"bits": 8}, None),
+    ],
+    ids=str,
+)
+def test_pack_quantized(make_checkpoint, tmp_path, arguments, inputs):
+    settings, group = compressed("pack-quantized", inputs=inputs, **arguments)
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, packed(group)))
+
+
+def test_int_quantized(make_checkpoint, tmp_path):
+    settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8)
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(), settings, int_quantized))
+    assert inspect(str(folder))["quantization"] == ("compressed-tensors (W8A8 int-quantized, channelwise)")
+
+
+def test_one_scale_for_a_matrix_holds_for_all_rows(make_checkpoint, tmp_path):
+    def form(matrix, generator):
+        tensors, _ = int_quantized(matrix, generator)
+        scale = tensors["weight_scale"][:1, 0].clone()
+        return tensors | {"weight_scale": scale}, tensors["weight"] * scale.float()
+
+    settings, group = compressed("int-quantized", inputs=TOKENS, bits=8)
+    group["weights"]["strategy"] = "tensor"
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(), settings, form))
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        "re:.*self_attn.k_proj",  # in the middle of a fused product
+        "model.layers.1.mlp.down_proj",
+        "re:.*layers\\.0\\..*",
+    ],
+)
+def test_ignored_layers_stay_floating_point(make_checkpoint, tmp_path, ignored):
+    import re  # noqa: PLC0415
+
+    def chosen(name):
+        stem = name.removesuffix(".weight")
+        found = re.match(ignored[3:], stem) if ignored.startswith("re:") else stem == ignored
+        return name.endswith("_proj.weight") and not found
+
+    settings, group = compressed("pack-quantized", bits=4, group_size=32, ignore=("lm_head", ignored))
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(), settings, packed(group), chosen)
+    agrees(folder, model)
+
+
+def test_groups_name_their_layers(make_checkpoint, tmp_path):
+    """The most exact target wins, whatever the order of the groups."""
+    settings, wide = compressed("pack-quantized", bits=4, group_size=32)
+    _, narrow = compressed("pack-quantized", bits=4)
+    narrow["targets"] = ["re:.*v_proj", "model.layers.0.mlp.up_proj"]
+    settings["config_groups"] = {"group_0": wide, "group_1": narrow}
+
+    folder = tmp_path / "model"
+    source = make_checkpoint()
+    first = write_quantised(folder, source, settings, packed(wide), lambda name: "_proj" in name)
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    def named(name):
+        return "v_proj" in name or name == "model.layers.0.mlp.up_proj.weight"
+
+    second = write_quantised(tmp_path / "other", source, settings, packed(narrow), named)
+    state, other = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "other"))
+    stems = {name.removesuffix("weight") for name, _ in source.model.named_parameters() if named(name)}
+    state |= {name: value for name, value in other.items() if name.rpartition("weight")[0] in stems}
+    save_file(state, folder / "model.safetensors")
+    for (name, parameter), (_, exact) in zip(
+        first.named_parameters(), second.named_parameters(), strict=True
+    ):
+        if named(name):
+            parameter.data = exact.data
+    agrees(folder, first)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"group_size": 32}, {}),
+        ({"group_size": 128}, {"group_size": 128}),
+        ({"group_size": 0}, {"group_size": -1}),
+        ({"group_size": 32, "symmetric": False}, {"sym": False}),
+        ({"group_size": 32, "act_order": True}, {"desc_act": True}),
+        (
+            {"group_size": 64, "act_order": True, "symmetric": False},
+            {"group_size": 64, "desc_act": True, "sym": False},
+        ),
+        ({"group_size": 0, "g_idx": False}, {"group_size": -1}),
+    ],
+    ids=str,
+)
+def test_gptq_of_4_bits(make_checkpoint, tmp_path, version, options, settings):
+    form = gptq(4, version=version, **options)
+    checkpoint_format = {1: "gptq", 2: "gptq_v2"}[version]
+    folder = tmp_path / "model"
+    settings = GPTQ | settings | {"checkpoint_format": checkpoint_format}
+    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, form))
+
+
+def test_gptq_large_groups_are_cut_into_smaller_ones(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    sizes = {"hidden_size": 512, "intermediate_size": 512}
+    model = write_quantised(
+        folder,
+        make_checkpoint(**sizes),
+        GPTQ | {"group_size": 256, "sym": False},
+        gptq(4, 256, symmetric=False),
+    )
+    agrees(folder, model, atol=3e-4)
+
+
+def test_gptq_of_8_bits_channelwise(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(), GPTQ | {"bits": 8, "group_size": -1}, gptq(8, 0))
+    agrees(folder, model)
+
+
+def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
+    import json  # noqa: PLC0415
+
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(), {}, gptq(4, 32))
+    (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
+    agrees(folder, model)
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128, 0])
+def test_awq(make_checkpoint, tmp_path, group_size):
+    folder = tmp_path / "model"
+    settings = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group_size or -1,
+        "version": "gemm",
+        "zero_point": True,
+    }
+    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, awq(group_size)))
+
+
+def test_biases_are_added(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    source = make_checkpoint(attention_bias=True, mlp_bias=True)
+    agrees(folder, write_quantised(folder, source, GPTQ | {"desc_act": True}, gptq(4, 32, act_order=True)))

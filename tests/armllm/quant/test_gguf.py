@@ -1,0 +1,152 @@
+"""Quantised GGUF files: blocks as gguf-py reads them, and what becomes of them in the kernels' form."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.models.test_gguf import gguf_name, permuted
+
+from armllm import LLM
+from armllm.errors import CheckpointError
+from armllm.models.inspect import inspect
+from armllm.quant import gguf_blocks
+from armllm.quant.gguf_format import SCHEMES
+from armllm.quant.scheme import Scheme
+from armllm.quant.weight import fit, from_float, relative_error
+
+KINDS = gguf.GGMLQuantizationType
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 64}
+
+
+def random_blocks(kind: str, rows: int, inputs: int, seed: int = 3) -> np.ndarray:
+    """Bytes of valid blocks: all bits at random, but scales in fp16 near 0.01."""
+    rng = np.random.default_rng(seed)
+    block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
+    octets = rng.integers(0, 256, (rows, inputs // block, size), dtype=np.uint8)
+    places = {"Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}[kind]
+    spread = {"Q4_0": 0.01, "Q8_0": 6e-4, "Q4_K": 3e-4, "Q6_K": 3e-5}[kind]
+    for place in places:
+        scales = (spread * rng.uniform(0.5, 1.5, octets.shape[:2])).astype(np.float16)
+        octets[..., place : place + 2] = scales[..., None].view(np.uint8)
+    return octets.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", sorted(SCHEMES))
+def test_blocks_are_read_as_gguf_py_reads_them(kind):
+    octets = random_blocks(kind, 6, 512)
+    block, size = gguf_blocks.BLOCKS[kind]
+    assert gguf.GGML_QUANT_SIZES[KINDS[kind]] == (block, size)
+    ours = gguf_blocks.dequantize(kind, torch.from_numpy(octets).view(6, 512 // block, size))
+    expected = gguf.dequantize(octets, KINDS[kind])
+    np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+def write_gguf(path, source, kind):
+    """A Llama as llama.cpp's quantize writes it: all matrices in blocks, norms in fp32."""
+    model = source.model
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    meant = {}
+    for seed, (name, parameter) in enumerate(model.named_parameters()):
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        heads = next((count for part, count in heads.items() if part in name), None)
+        if parameter.ndim == 1:
+            writer.add_tensor(gguf_name(name, "llama"), parameter.numpy())
+            continue
+        octets = random_blocks(kind, *parameter.shape, seed)
+        meant[name] = torch.from_numpy(gguf.dequantize(octets, KINDS[kind]).copy())
+        stored = octets if heads is None else np.ascontiguousarray(permuted(octets, heads))
+        writer.add_tensor(gguf_name(name, "llama"), stored, raw_dtype=KINDS[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return meant
+
+
+@pytest.fixture
+def source(make_checkpoint):
+    checkpoint = make_checkpoint(**SIZES)
+    for parameter in checkpoint.model.parameters():
+        parameter.requires_grad_(False)
+    return checkpoint
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("kind", sorted(SCHEMES))
+def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
+    """Q4_0 exactly; of the others, the matrices that are rounded anew, as `from_float` rounds them."""
+    import copy  # noqa: PLC0415
+
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, source, kind)
+    model = copy.deepcopy(source.model)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            parameter.data = meant[name]
+            if "embed" not in name and kind != "Q4_0":
+                parameter.data = from_float(meant[name], SCHEMES[kind]).dequantize()
+    llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True))
+    for prompt in random_prompts((1, 36), 4):
+        tokens, logits = llm.generate(prompt, 4)
+        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    assert inspect(str(path))["quantization"].startswith("gguf")
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("Q8_0", 0.01), ("Q6_K", 0.015), ("Q4_K", 0.09)])
+def test_rounding_anew_costs_what_the_page_says(kind, bound):
+    """Weights as models have them: normal. docs/quantization.md has these figures."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(64, 2048, generator=generator)
+    if kind == "Q8_0":
+        octets = gguf.quantize(matrix.numpy(), KINDS.Q8_0).reshape(64, -1, 34)
+        weight = gguf_blocks.integers(kind, torch.from_numpy(octets))
+        _, error = fit(weight)
+    elif kind == "Q6_K":  # gguf-py has no writer: groups of 16 with six bits are as fine
+        grouped = matrix.view(64, 128, 16)
+        scale = grouped.abs().amax(-1, keepdim=True) / 32
+        stored = ((grouped / scale).round().clamp(-32, 31) * scale).view(64, 2048)
+        error = relative_error(from_float(stored, Scheme(bits=8)).dequantize(), stored)
+    else:  # groups of 32 with 15 steps from the least to the greatest, minima not whole steps
+        grouped = matrix.view(64, 64, 32)
+        low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+        step = (high - low) / 15
+        stored = (((grouped - low) / step).round() * step + low).view(64, 2048)
+        error = relative_error(from_float(stored, SCHEMES["Q4_K"]).dequantize(), stored)
+    assert bound / 3 < error < bound
+
+
+def test_what_rounding_anew_cost_is_logged(source, tmp_path, caplog):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, source, "Q8_0")
+    llm = LLM(path, dtype="float32", skip_tokenizer_init=True)
+    report = llm.llm_engine.runner.load_report
+    assert 0 < report.rounding_error < 0.02
+    assert "had to be rounded anew" in caplog.text
+
+
+def test_rows_of_broken_blocks_are_refused(source, tmp_path):
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    octets = np.zeros((8, 18), np.uint8)
+    writer.add_tensor("token_embd.weight", octets, raw_dtype=KINDS.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    content = bytearray(path.read_bytes())
+    place = content.index((32).to_bytes(8, "little"))
+    content[place : place + 8] = (33).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight of type Q4_0 has rows that are not whole"):
+        LLM(path, dtype="float32")
