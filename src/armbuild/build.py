@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from armbuild import arm64_root, backend, cache, hints, qemu, source, symbols, wheelfile
 from armbuild.errors import BuildError
-from armbuild.lanes import LANES
+from armbuild.lanes import LANES, container
 from armbuild.lanes.setup import backend_family
 from armbuild.toolchain import kit
 
@@ -58,6 +58,8 @@ def build(
     """
     folder = cache.root() / "builds" / f"{plan.project.name}-{plan.key(python)}"
     log = work / f"build-{python.version}.log"
+    if plan.lane == "container":
+        return _build_in_container(plan, python, work, log=log, step=step)
     with cache.lock(folder, on_wait=on_wait):
         setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
         _forget_other_world(folder, setup)
@@ -98,6 +100,30 @@ def build(
         libraries=setup.libraries,
         tools=environment.installed(),
         static=setup.static if source.has_cxx(sources) else (),
+    )
+
+
+def _build_in_container(
+    plan: Plan,
+    python: HostPython,
+    work: Path,
+    *,
+    log: Path,
+    step: Callable[[str, str], AbstractContextManager[None]],
+) -> BuiltWheel:
+    """Build a fresh copy of the project: what an earlier build compiled stayed in its container."""
+    chosen = plan.container
+    with step("build", f"Python {python.version}, {chosen.engine if chosen else ''}, cibuildwheel"):
+        sources = source.mirror(
+            plan.project.folder,
+            work / f"project-{python.version}",
+            leave_out=plan.out,
+            complete=plan.project.origin is not None,
+        )
+        made = container.build(plan, python, sources, work / f"built-{python.version}", log=log)
+    check(made.path, log)
+    return BuiltWheel(
+        plan=plan, python=python, path=made.path, compiler=made.compiler, libraries=made.libraries
     )
 
 

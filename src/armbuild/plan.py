@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 import platform
 import re
 import shlex
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, hints, isa, project, pythons
+from armbuild import cache, container, hints, isa, project, pythons
 from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
@@ -22,15 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.container import Container
     from armbuild.fetch import Origin
     from armbuild.pythons import HostPython
 
-LANES = ("cross", "native")
+LANES = ("cross", "native", "container")
 TOOLCHAINS = ("zig", "gcc", "clang")
 GLIBC = "2.28"
 """What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
 KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
 """The targets that have a command-line flag; those without one (scalar, neon) are always in."""
+STATIC = ("-static-libstdc++",)
+"""Our own extension brings its C++ library: torch may have loaded another one. libgcc stays shared: every
+Linux has it, and its static unwinder contains SVE code."""
 NO_TESTS = UserTests()
 SMOKE_CPUS = ("neoverse-n1", "neoverse-v1", "max")
 
@@ -65,6 +71,8 @@ class Plan:
     """Pythons that were asked for with ``all`` and cannot be had here, each with the reason."""
     lock: Path | None = None
     """The build requirements, pinned and hashed; written when it is not there yet."""
+    container: Container | None = None
+    """What cibuildwheel is told, in the container lane."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -106,6 +114,7 @@ class Plan:
                 self.project.backend,
                 self.toolchain,
                 self.packages,
+                *([self.container.as_dict(())] if self.container else []),
             ]
         )
 
@@ -152,6 +161,9 @@ class Plan:
                 }
                 for python in self.pythons
             ],
+            "container": self.container.as_dict([python.version for python in self.pythons])
+            if self.container
+            else None,
             "missing": [{"python": version, "reason": reason} for version, reason in self.missing],
             "steps": ["build", "repair", "audit", *(["smoke"] if self.cpus else [])],
             "smoke": list(self.cpus),
@@ -174,6 +186,8 @@ def plan(
     packages: Sequence[str] = (),
     isolation: bool = True,
     lock: Path | None = None,
+    engine: str | None = None,
+    image: str | None = None,
     find: Callable[[str], HostPython] = pythons.find,
 ) -> Plan:
     """Check every choice and return what will be done.
@@ -188,6 +202,14 @@ def plan(
     described = project.read(folder, origin)
     chosen = _lane(lane, platform.machine())
     _check_out(out)
+    if chosen == "container":
+        _check_container(isolation=isolation, lock=lock)
+        find = container.find
+    elif engine or image:
+        raise UsageError(
+            f"--{'engine' if engine else 'image'} is for the container lane, and this is {chosen}: "
+            "say --lane container"
+        )
     interpreters, missing = _pythons(described, python_versions, find)
     for interpreter in interpreters:
         if not SpecifierSet(described.requires_python).contains(f"{interpreter.version}.99"):
@@ -200,15 +222,13 @@ def plan(
     compiler = _toolchain(toolchain, chosen, described)
     listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if listed and chosen != "cross":
-        raise UsageError(
-            f"--with: the {chosen} lane uses what is installed: `apt-get install {' '.join(listed)}`"
-        )
+        raise UsageError(_no_packages(chosen, listed))
     sysroot.check_names(listed)
     zig = chosen == "cross" and compiler == "zig"
     flags = isa.compiler_flags(core[1], "zig" if zig else "gcc") if core else ""
     if described.version is not None:
         _check_version(described)
-    return Plan(
+    made = Plan(
         project=described,
         lane=chosen,
         pythons=interpreters,
@@ -225,6 +245,46 @@ def plan(
         missing=missing,
         lock=lock.absolute() if lock else None,
     )
+    if chosen != "container":
+        return made
+    return replace(
+        made,
+        container=container.compute(
+            tool=described.tool.get("cibuildwheel", {}),
+            engine=engine,
+            image=image,
+            settings={f"cmake.define.{name}": value for name, value in made.defines().items()},
+            flags=made.flags,
+            link=("-Wl,-s", *(STATIC if described.is_armllm else ())),
+            emulated=platform.machine() != "aarch64",
+            test=bool(cpus),
+            history=history if (history := described.folder / ".git").is_dir() else None,
+            environ=os.environ,
+        ),
+    )
+
+
+def _check_container(*, isolation: bool, lock: Path | None) -> None:
+    """Refuse what cibuildwheel's front end decides."""
+    if not isolation:
+        raise UsageError(
+            "--no-isolation: in the container lane this is cibuildwheel's: "
+            '[tool.cibuildwheel] build-frontend = { name = "build", args = ["--no-isolation"] }'
+        )
+    if lock:
+        raise UsageError(
+            "--lock: the container lane installs build requirements inside the container: "
+            "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
+        )
+
+
+def _no_packages(lane: str, packages: tuple[str, ...]) -> str:
+    if lane == "container":
+        return (
+            "--with: the container lane uses what is in the image: [tool.cibuildwheel] before-all installs, "
+            f"or `armbuild manylinux-image --with {','.join(packages)}`"
+        )
+    return f"--with: the {lane} lane uses what is installed: `apt-get install {' '.join(packages)}`"
 
 
 def _check_out(out: Path) -> None:
@@ -243,12 +303,11 @@ def _check_out(out: Path) -> None:
 def _lane(asked: str | None, machine: str) -> str:
     if asked is None:
         return "native" if machine == "aarch64" else "cross"
-    if asked == "container":
-        raise UsageError("--lane container is not part of this version: it has cross and native")
     if asked not in LANES:
         near = difflib.get_close_matches(asked, LANES, 1)
         raise UsageError(
-            f"--lane {asked}: there are cross and native" + (f"; did you mean {near[0]}?" if near else "")
+            f"--lane {asked}: there are cross, native and container"
+            + (f"; did you mean {near[0]}?" if near else "")
         )
     if asked == "native" and machine != "aarch64":
         raise UsageError(
@@ -262,7 +321,9 @@ def _pythons(
 ) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
     """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""
     if "all" not in asked:
-        return tuple(find(version) for version in dict.fromkeys(asked)) or (pythons.find(),), ()
+        return tuple(find(version) for version in dict.fromkeys(asked)) or (
+            find("{}.{}".format(*sys.version_info[:2])),
+        ), ()
     if len(set(asked)) > 1:
         raise UsageError("--python all is every version already: name no other beside it")
     found, missing = [], []

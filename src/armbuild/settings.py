@@ -36,7 +36,11 @@ class Settings:
     """One field per setting; its key in TOML is the option's name without dashes in front."""
 
     python: tuple[str, ...] = _setting((), "Pythons to build for, or `all`; default: the running one.")
-    lane: str | None = _setting(None, "How to compile: `cross` or `native`; default: by this machine.")
+    lane: str | None = _setting(
+        None, "How to compile: `cross`, `native` or `container`; default: by this machine."
+    )
+    engine: str | None = _setting(None, "What runs the container lane: `docker` or `podman`.")
+    image: str | None = _setting(None, "The container lane's image.")
     toolchain: str | None = _setting(None, "The cross lane's compiler: `zig`, `gcc` or `clang`.")
     packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
     baseline: str | None = _setting(None, "Compile everything for this core and newer.")

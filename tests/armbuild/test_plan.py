@@ -78,7 +78,7 @@ def test_the_lane_follows_the_machine_unless_named(monkeypatch, lane, machine, c
     ("lane", "reason"),
     [
         ("crsos", "did you mean cross"),
-        ("container", "not part of this version"),
+        ("continer", "did you mean container"),
         ("native", "builds on an AArch64 machine, and this is x86_64"),
     ],
 )

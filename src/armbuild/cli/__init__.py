@@ -10,7 +10,7 @@ import traceback
 
 import typer
 
-from armbuild.cli import audit, cache, detect, docker, doctor, index, matrix, smoke, wheel
+from armbuild.cli import audit, cache, detect, docker, doctor, index, manylinux_image, matrix, smoke, wheel
 from armbuild.errors import ArmbuildError
 
 try:  # typer carries its own click since 0.26
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (detect, wheel, audit, smoke, index, docker, matrix, cache, doctor):
+for module in (detect, wheel, audit, smoke, index, docker, manylinux_image, matrix, cache, doctor):
     module.register(app)
 
 

@@ -12,6 +12,7 @@ import typer
 from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
 
 if TYPE_CHECKING:
+    from armbuild.container import Container
     from armbuild.plan import Plan
 
 
@@ -59,7 +60,15 @@ def wheel(
         typer.Option("--lock", metavar="FILE", help="Pin and hash the build requirements in this file."),
     ] = None,
     lane: Annotated[
-        str | None, typer.Option("--lane", metavar="cross|native", help="How to compile.")
+        str | None, typer.Option("--lane", metavar="cross|native|container", help="How to compile.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="docker|podman", help="What runs the container lane's container."),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", metavar="NAME", help="The container lane's image; may be a local one."),
     ] = None,
     baseline: Baseline = None,
     bf16: Bf16 = None,
@@ -111,6 +120,8 @@ def wheel(
     given = {
         "python": python,
         "lane": lane,
+        "engine": engine,
+        "image": image,
         "toolchain": toolchain,
         "packages": packages,
         "baseline": baseline,
@@ -142,6 +153,8 @@ def wheel(
         packages=told.packages,
         isolation=told.isolation,
         lock=Path(told.lock) if told.lock else None,
+        engine=told.engine,
+        image=told.image,
         find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
     )
     chosen.tests.check()
@@ -175,6 +188,22 @@ def _compiler_text(plan: Plan) -> str:
     return f"{plan.toolchain} for aarch64-linux-gnu, glibc and libstdc++ of an old Debian"
 
 
+def _container_rows(container: Container) -> list[tuple[str, str]]:
+    facts = container.as_dict(())
+    rows = [
+        ("engine", container.engine),
+        ("image", container.reference),
+        ("command", " ".join(facts["command"])),
+    ]
+    rows += [("variable", f"{name}={value}") for name, value in container.variables.items()]
+    rows += [("kept", f"[tool.cibuildwheel] {key}") for key in container.kept]
+    rows += [
+        ("overridden", f"[tool.cibuildwheel] {key}: {instead}")
+        for key, instead in container.overridden.items()
+    ]
+    return rows
+
+
 def _plan_text(plan: Plan) -> str:
     facts = plan.as_dict()
     rows = [
@@ -184,6 +213,7 @@ def _plan_text(plan: Plan) -> str:
             "lane",
             f"cross: {_compiler_text(plan)}" if plan.lane == "cross" else plan.lane,
         ),
+        *(_container_rows(plan.container) if plan.container else ()),
         *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
         ("baseline", plan.baseline or "armv8-a"),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),

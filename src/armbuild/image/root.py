@@ -176,13 +176,18 @@ def _finish(tree: Path, python: str, triplet: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.symlink_to(target)
+    bundle_certificates(tree)
+    _check(tree, python)
+
+
+def bundle_certificates(tree: Path) -> None:
+    """Join the certificates of Debian's package as its script does; raises BuildError when it holds none."""
     certificates = sorted((tree / "usr/share/ca-certificates").rglob("*.crt"), key=os.fspath)
     if not certificates:
         raise BuildError("Debian's ca-certificates package holds no certificate")
     bundle = tree / BUNDLE
     bundle.parent.mkdir(parents=True, exist_ok=True)
     bundle.write_text("".join(path.read_text().rstrip("\n") + "\n" for path in certificates))
-    _check(tree, python)
 
 
 def _check(tree: Path, python: str) -> None:

@@ -1,4 +1,7 @@
-"""Ways to compile for AArch64: each lane is a module with one function, ``prepare``."""
+"""Ways to compile for AArch64.
+
+``cross`` and ``native`` prepare the world of the project's back end; ``container`` leaves it to cibuildwheel.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +25,4 @@ class Lane(Protocol):
 
 
 LANES: dict[str, Lane] = {"cross": cross, "native": native}
+"""The lanes in which this process runs the back end; in ``container`` cibuildwheel does."""

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 from armbuild import process
 from armbuild.errors import MissingError
 from armbuild.lanes.setup import Setup, prefix_map, settings
+from armbuild.plan import STATIC
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
-
-STATIC = ("-static-libstdc++",)
-"""As in the cross lane, our own extension brings its C++ library: torch may have loaded another one. libgcc
-stays shared: every Linux has it, and its static unwinder contains SVE code."""
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from armbuild.cli.options import AsJson, Mirror, PlanOnly, Verbose
+
+if TYPE_CHECKING:
+    from armbuild.image.manylinux import BuildImage
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``armbuild manylinux-image`` to the command line."""
+    app.command("manylinux-image")(manylinux_image)
+
+
+def manylinux_image(
+    *,
+    python: Annotated[
+        list[str] | None,
+        typer.Option("--python", metavar="X.Y", help="With this Python; may be repeated; default: all."),
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option("--suite", metavar="NAME", help="The Debian release of compiler and glibc: bullseye."),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="DEB[,DEB]", help="Further Debian packages, such as zlib1g-dev."),
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
+    ] = None,
+    load: Annotated[
+        str | None, typer.Option("--load", metavar="docker|podman", help="Hand it to this engine.")
+    ] = None,
+    mirror: Mirror = None,
+    plan_only: PlanOnly = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> int:
+    """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
+    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.image import manylinux  # noqa: PLC0415
+
+    if mirror:
+        debian.check_address(mirror)
+    if load:
+        manylinux.check_engine(load)
+    process.interrupt_on_termination()
+    image = manylinux.plan(
+        suite=suite, python_versions=python or (), packages=packages or (), tag=tag, output=output
+    )
+    if plan_only:
+        print(json.dumps(image.as_dict(), indent=2) if as_json else _plan_text(image))
+        return 0
+    progress = Progress()
+    with cache.work_folder("manylinux") as work:
+        try:
+            written = manylinux.build(image, work, mirror=mirror, step=progress.step)
+            if load:
+                with progress.step("load", load):
+                    manylinux.load(image, load, work)
+        finally:
+            if verbose:
+                for log in sorted(work.glob("*.log")):
+                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+    print(
+        f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
+        f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}",
+        file=sys.stderr,
+    )
+    if as_json:
+        result = {**image.as_dict(), "ok": True, "size": written.size, "digest": written.digest}
+        print(json.dumps({**result, "loaded": load, "seconds": progress.seconds}, indent=2))
+    return 0
+
+
+def _plan_text(image: BuildImage) -> str:
+    facts = image.as_dict()
+    rows = [
+        ("platform", facts["platform"]),
+        ("system", f"Debian {image.suite}, glibc {facts['glibc']}: {facts['policy']}"),
+        ("packages", ", ".join(facts["packages"])),
+        *((f"Python {version}", folder) for version, folder in facts["pythons"].items()),
+        ("tag", image.tag),
+        ("output", facts["output"]),
+    ]
+    return "\n".join(f"{name:<12}{value}" for name, value in rows)
