@@ -16,16 +16,24 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 KV_CACHE_OPS = ("kv_cache_layout", "write_kv_cache", "paged_attention")
+STORAGES = ("f32", "f16", "bf16")
 
 
 def check(target: dict[str, Any], path: Path) -> None:
-    """Refuse a target that has only some of a KV cache's ops: they share a layout that only they know."""
+    """Refuse a target that has only some of the ops that share a layout which only they know.
+
+    A KV cache is written and read by the ops of one storage type, a packed weight by a matmul of each.
+    """
     ops = set(target["ops"])
     for storage in {op.rpartition("_")[2] for op in ops}:
         present = {name for name in KV_CACHE_OPS if f"{name}_{storage}" in ops}
         if present and len(present) != len(KV_CACHE_OPS):
             missing = ", ".join(f"{name}_{storage}" for name in KV_CACHE_OPS if name not in present)
             sys.exit(f"{path}: target {target['name']} lacks {missing}: a KV cache's ops come together")
+    for name in {op.rpartition("_")[0] for op in ops if op.startswith("matmul_")}:
+        missing = ", ".join(f"{name}_{storage}" for storage in STORAGES if f"{name}_{storage}" not in ops)
+        if missing:
+            sys.exit(f"{path}: target {target['name']} lacks {missing}: all share one packed weight")
 
 
 def table(targets: list[dict[str, Any]], compiled: set[str]) -> str:

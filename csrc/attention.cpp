@@ -1,10 +1,6 @@
 // The attention driver: tiles of query rows, splits of the keys, and who computes which.
 
-#include <stdlib.h>
-
 #include <algorithm>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,33 +8,11 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "armllm/threads.h"
+#include "workspace.h"
 
 namespace armllm {
 
 namespace {
-
-// Scratch memory, 64-byte aligned, kept by the calling thread from call to call.
-class Workspace {
- public:
-  char* reserve(int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = 0;
-      void* p = nullptr;
-      if (posix_memalign(&p, 64, static_cast<size_t>(bytes)) != 0) throw std::bad_alloc();
-      memory_.reset(static_cast<char*>(p));
-      size_ = bytes;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(char* p) const { free(p); }
-  };
-  std::unique_ptr<char, Free> memory_;
-  int64_t size_ = 0;
-};
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 

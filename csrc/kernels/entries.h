@@ -81,12 +81,20 @@
   ARMLLM_ATTENTION_ENTRIES(T, suffix, write_kv_cache<T>, attention_scratch_bytes, attention_split<T>, \
                            kTileRows)
 
+#define ARMLLM_QUANTIZE_ENTRY(T, suffix)                                                            \
+  ARMLLM_ENTRY void quantize_rows_##suffix(const QuantizeRowsArgs& a, int64_t begin, int64_t end) { \
+    quantize_rows<T>(a, begin, end);                                                                \
+  }
+
 // Everything that the primitives of a target give.
-#define ARMLLM_ALL_ENTRIES                   \
-  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)     \
-  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)   \
-  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16) \
-  ARMLLM_CONVERT_ENTRIES                     \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)   \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16) \
-  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)
+#define ARMLLM_ALL_ENTRIES                     \
+  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)       \
+  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)     \
+  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)   \
+  ARMLLM_CONVERT_ENTRIES                       \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)     \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16)   \
+  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16) \
+  ARMLLM_QUANTIZE_ENTRY(float, f32)            \
+  ARMLLM_QUANTIZE_ENTRY(float16, f16)          \
+  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)

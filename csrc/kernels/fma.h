@@ -9,5 +9,6 @@
 #include "kernels/kv_cache.h"
 #include "kernels/softmax.h"
 #include "kernels/attention.h"
+#include "kernels/quantize.h"
 #include "kernels/entries.h"
 // clang-format on

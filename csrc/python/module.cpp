@@ -167,6 +167,60 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
   paged_attention(chosen().table, storage, args, num_blocks, num_tokens);
 }
 
+void py_quantize_rows(Storage storage, Address q, Address scales, Address zeros, Address x, int64_t rows,
+                      int64_t width, int64_t q_stride, int64_t x_stride) {
+  const QuantizeRowsArgs args{pointer<int8_t>(q),
+                              pointer<float>(scales),
+                              pointer<int32_t>(zeros),
+                              pointer<void>(x),
+                              rows,
+                              width,
+                              q_stride,
+                              x_stride};
+  const py::gil_scoped_release release;
+  quantize_rows(chosen().table, storage, args);
+}
+
+// (name of the layout that matmul wants, name of the target that has it)
+py::tuple py_weight_layout(int bits) {
+  const Op op = bits == 4 ? Op::matmul_w4a8_f32 : Op::matmul_w8a8_f32;
+  return py::make_tuple(matmul_kernel(chosen().table, bits, Storage::f32).layout,
+                        chosen().target[static_cast<size_t>(op)]);
+}
+
+int64_t py_packed_bytes(int bits, int64_t out_features, int64_t in_features, int64_t group_size,
+                        bool zero_points) {
+  return packed_bytes(chosen().table, bits, {out_features, in_features, group_size, zero_points});
+}
+
+void py_pack_weight(int bits, Address packed, Address q, Address scales, Address zeros, int64_t out_features,
+                    int64_t in_features, int64_t group_size, int64_t q_stride) {
+  const PackWeightArgs args{pointer<void>(packed),
+                            pointer<const int8_t>(q),
+                            pointer<const float>(scales),
+                            pointer<const int8_t>(zeros),
+                            {out_features, in_features, group_size, zeros != 0},
+                            q_stride};
+  const py::gil_scoped_release release;
+  pack_weight(chosen().table, bits, args);
+}
+
+void py_matmul(int bits, Storage storage, Address out, Address x, Address bias, Address weight, int64_t rows,
+               int64_t out_features, int64_t in_features, int64_t group_size, bool zero_points,
+               int64_t out_stride, int64_t x_stride) {
+  const MatmulArgs args{pointer<void>(out),
+                        pointer<void>(x),
+                        pointer<void>(bias),
+                        pointer<void>(weight),
+                        nullptr,
+                        {out_features, in_features, group_size, zero_points},
+                        rows,
+                        out_stride,
+                        x_stride};
+  const py::gil_scoped_release release;
+  matmul(chosen().table, bits, storage, args);
+}
+
 py::dict report() {
   py::dict result;
   const Choice& choice = chosen();
@@ -210,6 +264,11 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("kv_cache_layout", py_kv_cache_layout);
   m.def("write_kv_cache", py_write_kv_cache);
   m.def("paged_attention", py_paged_attention);
+  m.def("quantize_rows", py_quantize_rows);
+  m.def("weight_layout", py_weight_layout);
+  m.def("packed_bytes", py_packed_bytes);
+  m.def("pack_weight", py_pack_weight);
+  m.def("matmul", py_matmul);
   m.def("report", report);
   m.def("targets", compiled_targets);
   m.def("problem", [] { return chosen().problem; });

@@ -7,6 +7,7 @@ using Vu = uint32x4_t;
 
 ARMLLM_INLINE Vf splat(float x) { return vdupq_n_f32(x); }
 ARMLLM_INLINE Vf zero() { return vdupq_n_f32(0); }
+ARMLLM_INLINE Vu bits(Vf x) { return vreinterpretq_u32_f32(x); }
 
 ARMLLM_INLINE Vf load(const float* p) { return vld1q_f32(p); }
 // SHLL runs on one pipe of Neoverse-N1 and V1, USHLL too; there is no cheaper way from one register.
@@ -55,6 +56,12 @@ ARMLLM_INLINE Vf addend(const float (&constant)[4], Vf after) {
   __asm__("ldr %q0, %1" : "=w"(x) : "m"(constant), "w"(after));
   return x;
 }
+// Integers loaded anew each time, for the same reason.
+ARMLLM_INLINE int32x4_t reload(const int32_t* p) {
+  int32x4_t x;
+  __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(*reinterpret_cast<const int32_t(*)[4]>(p)));
+  return x;
+}
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return vmaxq_f32(a, b); }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return vminq_f32(a, b); }
 ARMLLM_INLINE Vf exponent(Vf x) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(x), 23)); }
@@ -64,6 +71,11 @@ ARMLLM_INLINE float reduce_max(Vf x) { return vmaxvq_f32(x); }
 
 ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return vbslq_f32(vcltq_f32(a, b), x, y); }
 ARMLLM_INLINE Vf absolute(Vf x) { return vabsq_f32(x); }
+ARMLLM_INLINE void store_low_bytes(int8_t* p, Vu x) {
+  const uint16x4_t half = vmovn_u32(x);
+  const uint32x2_t bytes = vreinterpret_u32_u8(vmovn_u16(vcombine_u16(half, half)));
+  vst1_lane_u32(reinterpret_cast<uint32_t*>(p), bytes, 0);
+}
 ARMLLM_INLINE Vf lane_numbers() {
   static const float kIndex[4] = {0, 1, 2, 3};
   return vld1q_f32(kIndex);

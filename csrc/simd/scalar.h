@@ -127,6 +127,13 @@ ARMLLM_INLINE float reduce_max(Vf x) {
 ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return a < b ? x : y; }
 ARMLLM_INLINE Vf absolute(Vf x) { return from_bits(bits(x) & 0x7fffffff); }
 
+// The low eight bits of each lane.
+ARMLLM_INLINE void store_low_bytes(int8_t* p, Vu x) {
+  typedef int8_t Vb __attribute__((vector_size(ARMLLM_LANES)));
+  const Vb bytes = __builtin_convertvector((Vi)x, Vb);
+  memcpy(p, &bytes, sizeof bytes);
+}
+
 // 0, 1, 2, ...
 ARMLLM_INLINE Vf lane_numbers() {
   float index[kLanes];

@@ -10,6 +10,8 @@ namespace armllm::avx512 {
 
 #include "simd/scalar.h"
 #include "kernels/fma.h"
+//
+#include "kernels/matmul_plain.h"
 
 ARMLLM_ALL_ENTRIES
 

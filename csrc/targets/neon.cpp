@@ -10,6 +10,8 @@ namespace armllm::neon {
 
 #include "simd/neon.h"
 #include "kernels/fma.h"
+//
+#include "kernels/matmul_smull.h"
 
 ARMLLM_ALL_ENTRIES
 

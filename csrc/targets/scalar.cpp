@@ -8,6 +8,8 @@ namespace armllm::scalar {
 
 #include "simd/scalar.h"
 #include "kernels/fma.h"
+//
+#include "kernels/matmul_plain.h"
 
 ARMLLM_ALL_ENTRIES
 

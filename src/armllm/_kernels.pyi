@@ -138,6 +138,50 @@ def paged_attention(
     sinks: int,
     /,
 ) -> None: ...
+def quantize_rows(
+    storage: Storage,
+    q: int,
+    scales: int,
+    zeros: int,
+    x: int,
+    rows: int,
+    width: int,
+    q_stride: int,
+    x_stride: int,
+    /,
+) -> None: ...
+def weight_layout(bits: int, /) -> tuple[str, str]: ...
+def packed_bytes(
+    bits: int, out_features: int, in_features: int, group_size: int, zero_points: bool, /
+) -> int: ...
+def pack_weight(
+    bits: int,
+    packed: int,
+    q: int,
+    scales: int,
+    zeros: int,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    q_stride: int,
+    /,
+) -> None: ...
+def matmul(
+    bits: int,
+    storage: Storage,
+    out: int,
+    x: int,
+    bias: int,
+    weight: int,
+    rows: int,
+    out_features: int,
+    in_features: int,
+    group_size: int,
+    zero_points: bool,
+    out_stride: int,
+    x_stride: int,
+    /,
+) -> None: ...
 def report() -> dict[str, dict[str, str]]: ...
 def targets() -> list[str]: ...
 def problem() -> str: ...

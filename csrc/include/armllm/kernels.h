@@ -178,6 +178,65 @@ struct AttentionKernel {
 };
 using PagedAttention = const AttentionKernel;
 
+// q[row, i] = round(x[row, i] / scale) + zero, to nearest, ties to even; x is about scale * (q - zero).
+//   symmetric   (zeros null) scale = max|x| / 127
+//   asymmetric  scale = (high - low) / 255 and zero = round(-128 - low / scale), where low = min(x, 0) and
+//               high = max(x, 0); q and zero are held in [-128, 127]
+// A row whose largest magnitude is below 2^-100 counts as zeros: scale 0, q and zero 0. One that holds an
+// infinity or a NaN has scale NaN, q and zero 0. Range: rows.
+struct QuantizeRowsArgs {
+  int8_t* q;
+  float* scales;   // [rows]
+  int32_t* zeros;  // [rows], or null
+  const void* x;
+  int64_t rows, width;
+  int64_t q_stride, x_stride;
+};
+using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
+
+// A weight matrix of 4 or 8 bits, w[n, k] = scale[n, k / group_size] * (q[n, k] - zero[n, k / group_size]).
+// How it lies in memory belongs to the matmul kernel: panels of some columns n, one after the other.
+struct WeightShape {
+  int64_t out_features, in_features;
+  int64_t group_size;  // 32, 64 or 128, which divides in_features; 0: one group (channelwise)
+  bool zero_points;
+};
+struct PackWeightArgs {
+  void* packed;  // 64 bytes aligned
+  const int8_t* q;
+  const float* scales;  // [out_features, groups], contiguous
+  const int8_t* zeros;  // the same shape, or null
+  WeightShape shape;
+  int64_t q_stride;
+};
+
+// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], x quantised as by quantize_rows (symmetric). The sum over a
+// group is exact in int32; sums of groups, scales and bias are float.
+struct MatmulArgs {
+  void* out;
+  const void* x;
+  const void* bias;    // [out_features], or null
+  const void* weight;  // packed
+  void* activations;   // scratch memory, 64 bytes aligned: the quantised x
+  WeightShape shape;
+  int64_t rows;
+  int64_t out_stride, x_stride;
+};
+struct MatmulKernel {
+  const char* layout;  // name of the packed layout
+  int64_t panel;       // columns of a panel
+  int64_t (*panel_bytes)(const WeightShape&);
+  void (*pack)(const PackWeightArgs&, int64_t panel_begin, int64_t panel_end);
+  int64_t (*activation_bytes)(const WeightShape&, int64_t rows);
+  // Fills `activations`. Range: rows.
+  void (*quantize)(const MatmulArgs&, int64_t begin, int64_t end);
+  // Tiles of rows that share what is read of a panel.
+  int64_t (*tiles)(const WeightShape&, int64_t rows);
+  void (*multiply)(const MatmulArgs&, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
+                   int64_t panel_end);
+};
+using Matmul = const MatmulKernel;
+
 // Every op: its contract and its name in kernels.toml.
 #define ARMLLM_OPS_OF(X, storage)                  \
   X(RmsNorm, rms_norm_##storage)                   \
@@ -193,7 +252,10 @@ using PagedAttention = const AttentionKernel;
   X(Activation, relu_##storage)                    \
   X(KvCacheLayoutOf, kv_cache_layout_##storage)    \
   X(WriteKvCache, write_kv_cache_##storage)        \
-  X(PagedAttention, paged_attention_##storage)
+  X(PagedAttention, paged_attention_##storage)     \
+  X(QuantizeRows, quantize_rows_##storage)         \
+  X(Matmul, matmul_w8a8_##storage)                 \
+  X(Matmul, matmul_w4a8_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \
   ARMLLM_OPS_OF(X, f16)              \

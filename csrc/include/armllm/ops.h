@@ -47,4 +47,13 @@ void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCach
 void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
                      int64_t num_blocks, int64_t num_tokens);
 
+void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args);
+
+// The kernel for weights of 4 or 8 bits; what it says of layouts is the same for every storage type.
+const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage storage);
+int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
+void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
+// args.activations is ignored: the scratch memory is the driver's.
+void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& args);
+
 }  // namespace armllm

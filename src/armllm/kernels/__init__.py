@@ -18,9 +18,11 @@ from armllm.kernels.attention import (
     write_kv_cache,
 )
 from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
+from armllm.kernels.matmul import PackedWeight, matmul_w4a8, matmul_w8a8, pack_weight, quantize_rows
 
 __all__ = [
     "KVCacheLayout",
+    "PackedWeight",
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",
@@ -29,7 +31,11 @@ __all__ = [
     "get_num_threads",
     "kv_cache_layout",
     "layer_norm",
+    "matmul_w4a8",
+    "matmul_w8a8",
+    "pack_weight",
     "paged_attention",
+    "quantize_rows",
     "quick_gelu",
     "relu",
     "report",

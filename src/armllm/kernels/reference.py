@@ -12,8 +12,17 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from armllm.kernels.reference_matmul import (
+    PackedWeight,
+    matmul_w4a8,
+    matmul_w8a8,
+    pack_weight,
+    quantize_rows,
+)
+
 __all__ = [
     "KVCacheLayout",
+    "PackedWeight",
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",
@@ -22,7 +31,11 @@ __all__ = [
     "get_num_threads",
     "kv_cache_layout",
     "layer_norm",
+    "matmul_w4a8",
+    "matmul_w8a8",
+    "pack_weight",
     "paged_attention",
+    "quantize_rows",
     "quick_gelu",
     "relu",
     "report",
@@ -48,6 +61,9 @@ OPS = (
     "convert",
     "write_kv_cache",
     "paged_attention",
+    "quantize_rows",
+    "matmul_w8a8",
+    "matmul_w4a8",
 )
 
 

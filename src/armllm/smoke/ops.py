@@ -151,7 +151,41 @@ def _rotary_embedding(ops: Any, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts)
 
 
+def _quantize_rows(ops: Any, dtype: torch.dtype) -> Tensor:
+    x = _random(ROWS, HIDDEN, dtype=dtype)
+    parts = []
+    for zeros in (None, torch.empty(ROWS, dtype=torch.int32)):
+        q, scales = torch.empty(ROWS, HIDDEN, dtype=torch.int8), torch.empty(ROWS)
+        ops.quantize_rows(q, scales, x, zeros=zeros)
+        parts += [q.flatten(), scales] + ([] if zeros is None else [zeros])
+    return torch.cat([part.float() for part in parts])
+
+
+def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
+    def run(ops: Any, dtype: torch.dtype) -> Tensor:
+        """One token, two, a tile and a rest of rows; per channel, and int4's groups with zero points."""
+        generator = torch.Generator().manual_seed(bits)
+        parts = []
+        for features, groups, with_zeros in ((77, 1, False), *(((128, 4, True),) if bits == 4 else ())):
+            low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+            q = torch.randint(low, high, (13, features), generator=generator, dtype=torch.int8)
+            scales = torch.rand(13, groups, generator=generator) + 0.5
+            zeros = torch.randint(low, 9, (13, groups), generator=generator, dtype=torch.int8)
+            weight = ops.pack_weight(q, scales, zeros if with_zeros else None, bits=bits)
+            for rows in (1, 2, 19):
+                out = torch.empty(rows, 13, dtype=dtype)
+                x, bias = _random(rows, features, dtype=dtype), _random(13, dtype=dtype)
+                (ops.matmul_w4a8 if bits == 4 else ops.matmul_w8a8)(out, x, weight, bias)
+                parts.append(out.flatten())
+        return torch.cat(parts)
+
+    return run
+
+
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
+    "quantize_rows": _quantize_rows,
+    "matmul_w8a8": _matmul(8),
+    "matmul_w4a8": _matmul(4),
     "rms_norm": _rms_norm,
     "fused_add_rms_norm": _fused_add_rms_norm,
     "layer_norm": _layer_norm,

@@ -1,0 +1,274 @@
+// What every target's quantised products share: the packed weight, the quantised activations, the rows of the
+// result. A target brings, before it includes this,
+//   kPanelColumns       columns of a panel
+//   kRun         elements of a column that lie together: a block holds kRun of each column of the panel in
+//   order
+//                (int4: 2 * kRun, the first half in the low nibbles)
+//   kNibbles     what int4's nibbles are stored XORed with: 0 for two's complement, 0x88 for an offset of 8
+//   kRowChunk       elements of a row of activations that lie together, row after row of a tile
+//   kRowsOfPair  rows that must come together: 1, or 2, where a row of zeros makes up an odd number
+//   matmul_tile_rows(bits, grouped)  the most rows of a tile, at most kMaxTileRows
+// and after it
+//   ARMLLM_ENTRY functions that multiply a tile by a panel, for ARMLLM_MATMUL_ENTRIES.
+
+// A weight's size in steps: rows of activations and panels are padded with zeros to whole ones.
+inline constexpr int64_t kStep = 32;
+
+ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+ARMLLM_INLINE int64_t padded_features(const WeightShape& s) { return round_up(s.in_features, kStep); }
+ARMLLM_INLINE int64_t group_length(const WeightShape& s) {
+  return s.group_size == 0 ? padded_features(s) : s.group_size;
+}
+ARMLLM_INLINE int64_t group_count(const WeightShape& s) {
+  return s.group_size == 0 ? 1 : s.in_features / s.group_size;
+}
+
+// A panel: weights, [groups, kPanelColumns] scales, with zero points [groups, kPanelColumns] of -scale *
+// zero.
+template <int bits>
+ARMLLM_INLINE int64_t weight_bytes(const WeightShape& s) {
+  return padded_features(s) * kPanelColumns * bits / 8;
+}
+template <int bits>
+ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
+  const int64_t floats = group_count(s) * kPanelColumns * (s.zero_points ? 2 : 1);
+  return weight_bytes<bits>(s) + floats * static_cast<int64_t>(sizeof(float));
+}
+
+template <int bits>
+ARMLLM_INLINE void pack_panel(const PackWeightArgs& a, int64_t panel) {
+  const WeightShape& s = a.shape;
+  const int64_t first = panel * kPanelColumns, groups = group_count(s);
+  uint8_t* to = static_cast<uint8_t*>(a.packed) + panel * panel_bytes<bits>(s);
+  constexpr int64_t kBlock = bits == 4 ? 2 * kRun : kRun;
+  for (int64_t k = 0; k < padded_features(s); k += kBlock) {
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      int8_t q[kBlock] = {};
+      if (first + n < s.out_features && k < s.in_features) {
+        const int8_t* from = a.q + (first + n) * a.q_stride + k;
+        const int64_t there = s.in_features - k;
+        if (there >= kBlock) {
+          memcpy(q, from, kBlock);
+        } else {
+          memcpy(q, from, static_cast<size_t>(there));
+        }
+      }
+      for (int64_t i = 0; i < kRun; ++i) {
+        to[n * kRun + i] = static_cast<uint8_t>(
+            bits == 8 ? q[i] : ((q[i] & 15) | static_cast<uint8_t>(q[kBlock - kRun + i]) << 4) ^ kNibbles);
+      }
+    }
+    to += kPanelColumns * kRun;
+  }
+  float* floats = reinterpret_cast<float*>(to);
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int64_t n = 0; n < kPanelColumns; ++n) {
+      const bool there = first + n < s.out_features;
+      const int64_t at = (first + n) * groups + g;
+      floats[g * kPanelColumns + n] = there ? a.scales[at] : 0;
+      if (s.zero_points) {
+        floats[(groups + g) * kPanelColumns + n] =
+            there ? -a.scales[at] * static_cast<float>(a.zeros[at]) : 0;
+      }
+    }
+  }
+}
+
+// Rows are cut into tiles of about the same size.
+struct Tiling {
+  int64_t pairs, tiles;
+
+  template <int bits>
+  static ARMLLM_MEMBER Tiling of(const WeightShape& s, int64_t rows) {
+    const int64_t pairs = (rows + kRowsOfPair - 1) / kRowsOfPair;
+    const int64_t most = matmul_tile_rows(bits, s.group_size != 0) / kRowsOfPair;
+    return {pairs, (pairs + most - 1) / most};
+  }
+  ARMLLM_MEMBER int64_t first_row(int64_t tile) const {
+    const int64_t each = pairs / tiles, more = pairs % tiles;
+    return (tile * each + (tile < more ? tile : more)) * kRowsOfPair;
+  }
+  ARMLLM_MEMBER int64_t tile_of(int64_t row) const {
+    const int64_t pair = row / kRowsOfPair, each = pairs / tiles, more = pairs % tiles;
+    return pair < more * (each + 1) ? pair / (each + 1) : more + (pair - more * (each + 1)) / each;
+  }
+};
+
+// The activations of a call, all rows padded to whole pairs:
+//   q      per tile [steps of kRowChunk, rows of the tile, kRowChunk]
+//   sums   per tile [groups, rows of the tile]: the sum of a group's q
+//   scales [rows]
+struct Activations {
+  int8_t* q;
+  float* sums;
+  float* scales;
+  char* more;  // what the target keeps beside them
+  int64_t bytes;
+
+  static ARMLLM_MEMBER Activations at(void* memory, const WeightShape& s, int64_t rows) {
+    const int64_t padded = round_up(rows, kRowsOfPair);
+    char* p = static_cast<char*>(memory);
+    Activations a{};
+    a.q = reinterpret_cast<int8_t*>(p);
+    a.bytes = round_up(padded * padded_features(s), 64);
+    a.sums = reinterpret_cast<float*>(p + a.bytes);
+    a.bytes += round_up(padded * group_count(s) * 4, 64);
+    a.scales = reinterpret_cast<float*>(p + a.bytes);
+    a.bytes += round_up(padded * 4, 64);
+    a.more = p + a.bytes;
+    return a;
+  }
+};
+
+// One row of int8 into its place in its tile; row.zero is 0.
+template <class T>
+ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, int8_t* q, float* sums,
+                                int64_t tile_rows) {
+  static_assert(kRowChunk % kLanes == 0 && kStep % kRowChunk == 0, "a vector lies within a chunk");
+  const int64_t length = group_length(s), n = s.in_features;
+  const Vf scale = splat(row.scale);
+  for (int64_t g = 0; g < group_count(s); ++g) {
+    Vf sum = zero();
+    for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
+      int8_t* chunk = q + k * tile_rows;
+      for (int64_t i = 0; i < kRowChunk; i += kLanes) {
+        Vf v = zero();
+        if (k + i + kLanes <= n) {
+          v = rounded_quotient(load(x + k + i), scale);
+        } else if (k + i < n) {
+          v = rounded_quotient(load_first(x + k + i, n - k - i), scale);
+        }
+        sum = add(sum, v);
+        store_bytes(chunk + i, v);
+      }
+    }
+    sums[g * tile_rows] = reduce_add(sum);
+  }
+}
+
+template <int bits, class T>
+ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int64_t end) {
+  const WeightShape& s = a.shape;
+  const Activations to = Activations::at(a.activations, s, a.rows);
+  const Tiling tiling = Tiling::of<bits>(s, a.rows);
+  const int64_t groups = group_count(s), features = padded_features(s);
+  // The last row brings the zeros of its pair along.
+  const int64_t stop = end == a.rows ? round_up(end, kRowsOfPair) : end;
+  for (int64_t r = begin; r < stop; ++r) {
+    const int64_t tile = tiling.tile_of(r), first = tiling.first_row(tile);
+    const int64_t tile_rows = tiling.first_row(tile + 1) - first;
+    int8_t* q = to.q + first * features + (r - first) * kRowChunk;
+    float* sums = to.sums + first * groups + (r - first);
+    const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+    const RowScale row = r < a.rows ? row_scale(x, s.in_features, false) : RowScale{0, 0};
+    to.scales[r] = row.scale;
+    if (row.scale > 0) {
+      quantize_row(x, s, row, q, sums, tile_rows);
+    } else {
+      for (int64_t k = 0; k < features; k += kRowChunk) memset(q + k * tile_rows, 0, kRowChunk);
+      for (int64_t g = 0; g < groups; ++g) sums[g * tile_rows] = 0;
+    }
+  }
+}
+
+// A tile of rows and a panel, and where their product goes.
+struct Product {
+  const uint8_t* weights;
+  const float* scales;
+  const float* zeros;  // null without zero points
+  const int8_t* q;
+  const float* sums;
+  const char* more;  // of all rows
+  int64_t features, group, groups, rows;
+  int64_t first_row;
+  float* out;  // [rows, kPanelColumns]: a row's scale is still missing
+};
+
+// out += sum of q * (-scale * zero) * `one`, which is 1 in the units of the sums of products.
+ARMLLM_INLINE void add_zero_points(const Product& p, float one) {
+  if (p.zeros == nullptr) return;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    for (int64_t n = 0; n < kPanelColumns; n += kLanes) {
+      Vf total = load(p.out + r * kPanelColumns + n);
+      for (int64_t g = 0; g < p.groups; ++g) {
+        total = fma(load(p.zeros + g * kPanelColumns + n), splat(p.sums[g * p.rows + r] * one), total);
+      }
+      store(p.out + r * kPanelColumns + n, total);
+    }
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void store_row(const MatmulArgs& a, const float* from, float scale, int64_t row,
+                             int64_t column) {
+  T* out = static_cast<T*>(a.out) + row * a.out_stride + column;
+  const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
+  const int64_t width =
+      a.shape.out_features - column < kPanelColumns ? a.shape.out_features - column : kPanelColumns;
+  const Vf factor = splat(scale);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const int64_t n = width - i;
+    Vf v = mul(load(from + i), factor);
+    if (n >= kLanes) {
+      if (bias != nullptr) v = add(v, load(bias + i));
+      store(out + i, v);
+    } else {
+      if (bias != nullptr) v = add(v, load_first(bias + i, n));
+      store_first(out + i, v, n);
+    }
+  }
+}
+
+// `unit` is what a product of integers counts: 1/16 where nibbles stand in the high half of a byte.
+template <int bits, class T>
+ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
+                            int64_t panel_end, float unit, void (*tile_by_panel)(const Product&)) {
+  const WeightShape& s = a.shape;
+  const Activations x = Activations::at(a.activations, s, a.rows);
+  const Tiling tiling = Tiling::of<bits>(s, a.rows);
+  const int64_t size = panel_bytes<bits>(s), groups = group_count(s), features = padded_features(s);
+  alignas(64) float result[kMaxTileRows * kPanelColumns];
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+      const uint8_t* weights = static_cast<const uint8_t*>(a.weight) + panel * size;
+      const float* scales = reinterpret_cast<const float*>(weights + weight_bytes<bits>(s));
+      tile_by_panel({weights, scales, s.zero_points ? scales + groups * kPanelColumns : nullptr,
+                     x.q + first * features, x.sums + first * groups, x.more, features, group_length(s),
+                     groups, rows, first, result});
+      for (int64_t r = 0; r < rows && first + r < a.rows; ++r) {
+        store_row<T>(a, result + r * kPanelColumns, x.scales[first + r] * unit, first + r,
+                     panel * kPanelColumns);
+      }
+    }
+  }
+}
+
+// The table entries of one storage type.
+#define ARMLLM_MATMUL_ENTRIES_OF(T, suffix, op, bits, unit, tile_by_panel)                                   \
+  static ARMLLM_ENTRY void op##_quantize_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {         \
+    quantize_activations<bits, T>(a, begin, end);                                                            \
+  }                                                                                                          \
+  static ARMLLM_ENTRY void op##_multiply_##suffix(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, \
+                                                  int64_t panel_begin, int64_t panel_end) {                  \
+    multiply<bits, T>(a, tile_begin, tile_end, panel_begin, panel_end, unit, tile_by_panel);                 \
+  }                                                                                                          \
+  extern const MatmulKernel op##_##suffix;                                                                   \
+  const MatmulKernel op##_##suffix = {kLayout,    kPanelColumns,         op##_panel_bytes,                   \
+                                      op##_pack,  op##_activation_bytes, op##_quantize_##suffix,             \
+                                      op##_tiles, op##_multiply_##suffix};
+
+#define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel)                                          \
+  static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \
+  static ARMLLM_ENTRY void op##_pack(const PackWeightArgs& a, int64_t begin, int64_t end) {           \
+    for (int64_t panel = begin; panel < end; ++panel) pack_panel<bits>(a, panel);                     \
+  }                                                                                                   \
+  static ARMLLM_ENTRY int64_t op##_activation_bytes(const WeightShape& s, int64_t rows) {             \
+    return Activations::at(nullptr, s, rows).bytes;                                                   \
+  }                                                                                                   \
+  static ARMLLM_ENTRY int64_t op##_tiles(const WeightShape& s, int64_t rows) {                        \
+    return Tiling::of<bits>(s, rows).tiles;                                                           \
+  }                                                                                                   \
+  ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel)                                 \
+  ARMLLM_MATMUL_ENTRIES_OF(float16, f16, op, bits, unit, tile_by_panel)                               \
+  ARMLLM_MATMUL_ENTRIES_OF(bfloat16, bf16, op, bits, unit, tile_by_panel)

@@ -1,0 +1,108 @@
+// The driver of the quantised products: one quantisation of the activations, then blocks of panels and tiles.
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+#include "armllm/threads.h"
+#include "workspace.h"
+
+namespace armllm {
+
+namespace {
+
+int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Products of int8 by int8 sum to less than 2^31 up to here.
+constexpr int64_t kMaxChannel = 131072;
+
+void check(int bits, const WeightShape& shape) {
+  if (bits != 4 && bits != 8) throw std::invalid_argument("bits is " + std::to_string(bits) + ", not 4 or 8");
+  if (bits == 8 && shape.group_size != 0) {
+    throw std::invalid_argument("group_size is " + std::to_string(shape.group_size) +
+                                ": weights of 8 bits have one scale per channel");
+  }
+  const int64_t g = shape.group_size;
+  if (g != 0 && ((g != 32 && g != 64 && g != 128) || shape.in_features % g != 0)) {
+    throw std::invalid_argument("group_size is " + std::to_string(g) + ", not 32, 64 or 128 dividing the " +
+                                std::to_string(shape.in_features) + " input features");
+  }
+  if (g == 0 && shape.in_features > kMaxChannel) {
+    throw std::invalid_argument("in_features is " + std::to_string(shape.in_features) +
+                                ", more than a group's exact sum takes (" + std::to_string(kMaxChannel) +
+                                ")");
+  }
+}
+
+}  // namespace
+
+void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args) {
+  constexpr int64_t kElements = 8192;  // worth a thread's while
+  QuantizeRows* kernel = ARMLLM_OF_STORAGE(table, quantize_rows, storage);
+  const int64_t each = std::max<int64_t>(1, kElements / std::max<int64_t>(1, args.width));
+  parallel_for(ceil_div(args.rows, each), 0,
+               [&](int64_t item, int) { kernel(args, item * each, std::min(args.rows, (item + 1) * each)); });
+}
+
+const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage storage) {
+  return bits == 4 ? *ARMLLM_OF_STORAGE(table, matmul_w4a8, storage)
+                   : *ARMLLM_OF_STORAGE(table, matmul_w8a8, storage);
+}
+
+int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape) {
+  check(bits, shape);
+  const MatmulKernel& kernel = matmul_kernel(table, bits, Storage::f32);
+  return ceil_div(shape.out_features, kernel.panel) * kernel.panel_bytes(shape);
+}
+
+void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args) {
+  check(bits, args.shape);
+  constexpr int64_t kElements = 65536;
+  const MatmulKernel& kernel = matmul_kernel(table, bits, Storage::f32);
+  const int64_t panels = ceil_div(args.shape.out_features, kernel.panel);
+  const int64_t each =
+      std::max<int64_t>(1, kElements / (kernel.panel * std::max<int64_t>(1, args.shape.in_features)));
+  parallel_for(ceil_div(panels, each), 0, [&](int64_t item, int) {
+    kernel.pack(args, item * each, std::min(panels, (item + 1) * each));
+  });
+}
+
+void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& given) {
+  check(bits, given.shape);
+  const MatmulKernel& kernel = matmul_kernel(table, bits, storage);
+  if (given.rows == 0 || given.shape.out_features == 0) return;
+
+  thread_local Workspace workspace;
+  MatmulArgs args = given;
+  args.activations = workspace.reserve(kernel.activation_bytes(args.shape, args.rows));
+
+  constexpr int64_t kElements = 8192;
+  const int64_t rows_each = std::max<int64_t>(1, kElements / std::max<int64_t>(1, args.shape.in_features));
+  parallel_for(ceil_div(args.rows, rows_each), 0, [&](int64_t item, int) {
+    kernel.quantize(args, item * rows_each, std::min(args.rows, (item + 1) * rows_each));
+  });
+
+  // A block of panels stays in the second-level cache while tile after tile of rows goes over it; a tile
+  // stays in the first-level one. Enough items that no thread waits long for the last one; blocks of rows
+  // only when the panels are too few for that.
+  constexpr int64_t kBlockBytes = 256 * 1024;
+  const int64_t panels = ceil_div(args.shape.out_features, kernel.panel);
+  const int64_t tiles = kernel.tiles(args.shape, args.rows);
+  const int64_t wanted = num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads());
+  const int64_t block = std::max<int64_t>(
+      1,
+      std::min(kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(args.shape)), ceil_div(panels, wanted)));
+  const int64_t blocks = ceil_div(panels, block);
+  const int64_t row_blocks = std::min(tiles, ceil_div(wanted, blocks));
+  const int64_t tiles_each = ceil_div(tiles, row_blocks);
+  parallel_for(blocks * row_blocks, 0, [&](int64_t item, int) {
+    const int64_t panel = item / row_blocks * block, tile = item % row_blocks * tiles_each;
+    if (tile < tiles) {
+      kernel.multiply(args, tile, std::min(tiles, tile + tiles_each), panel, std::min(panels, panel + block));
+    }
+  });
+}
+
+}  // namespace armllm

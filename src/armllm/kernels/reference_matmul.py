@@ -1,0 +1,82 @@
+"""The quantised products in plain torch; `armllm.kernels.reference` has them beside the other ops."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+TINY = 2.0**-100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedWeight:
+    """The weight as it came: int8 ``q`` [N, K], float32 ``scales`` [N, G], int8 ``zeros`` [N, G] or None."""
+
+    q: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bits: int
+    layout: str = "reference"
+    target: str = "reference"
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.q.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self.q.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        """Input features that share a scale, 0 for all."""
+        return 0 if self.scales.shape[1] == 1 else self.in_features // self.scales.shape[1]
+
+    def dequantize(self) -> Tensor:
+        """Return the weight's values, float32 [N, K]."""
+        grouped = self.q.float().view(self.out_features, self.scales.shape[1], -1)
+        zeros = 0 if self.zeros is None else self.zeros.float()[..., None]
+        return (self.scales[..., None] * (grouped - zeros)).view(self.q.shape)
+
+
+def pack_weight(q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int) -> PackedWeight:
+    """Keep what is given."""
+    return PackedWeight(q=q, scales=scales, zeros=zeros, bits=bits)
+
+
+def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
+    """Quantise each row of ``x[T, K]`` to int8, symmetric, or asymmetric with ``zeros``."""
+    wide = x.float()
+    high = wide.clamp(min=0).amax(-1) if x.shape[1] else wide.new_zeros(x.shape[0])
+    low = wide.clamp(max=0).amin(-1) if x.shape[1] else high
+    known = wide.isfinite().all(-1) & (torch.maximum(high, -low) >= TINY)
+    if zeros is None:
+        step = torch.maximum(high, -low) / 127
+        zero = torch.zeros_like(step)
+    else:
+        step = (high * 0.5 - low * 0.5) / 127.5
+        zero = (-128 - low / step).round().clamp(-128, 127)
+        zeros.copy_(zero.where(known, 0))
+    rounded = (wide / step[:, None]).round() + zero[:, None]
+    q.copy_(rounded.clamp(-128, 127).where(known[:, None], 0))
+    scales.copy_(step.where(known, torch.where(wide.isfinite().all(-1), 0.0, torch.nan)))
+
+
+def matmul_w4a8(out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> None:
+    """Quantise ``x``, multiply integers exactly, add scaled groups in fp32."""
+    q, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
+    quantize_rows(q, scales, x)
+    groups = weight.scales.shape[1]
+    values = weight.q.long().view(weight.out_features, groups, -1)
+    if weight.zeros is not None:
+        values = values - weight.zeros.long()[..., None]
+    sums = torch.einsum("tgk,ngk->tng", q.long().view(x.shape[0], groups, -1), values)
+    total = (sums * weight.scales.double()).sum(-1) * scales.double()[:, None]
+    out.copy_(total if bias is None else total + bias.double())
+
+
+matmul_w8a8 = matmul_w4a8

@@ -1,0 +1,207 @@
+"""Quantisation of rows and products with 4- and 8-bit weights, against exact integers and float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from armllm import kernels
+from armllm.kernels import reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROWS = [*range(1, 18), 33]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(8)
+
+
+def random_weight(n, k, group, bits, *, zero_points, scale=None):
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    groups = 1 if group == 0 else k // group
+    q = torch.randint(low, high, (n, k), dtype=torch.int8)
+    scales = torch.rand(n, groups) + 0.5 if scale is None else torch.full((n, groups), scale)
+    zeros = torch.randint(low, 9 if bits == 4 else high, (n, groups), dtype=torch.int8)
+    return q, scales, zeros if zero_points else None
+
+
+def multiply(x, quantised, bits, bias=None):
+    q, scales, zeros = quantised
+    weight = kernels.pack_weight(q, scales, zeros, bits=bits)
+    out = torch.full((x.shape[0], q.shape[0] + 3), torch.nan, dtype=x.dtype)[:, : q.shape[0]]
+    (kernels.matmul_w4a8 if bits == 4 else kernels.matmul_w8a8)(out, x, weight, bias)
+    return out
+
+
+CASES = [
+    (4, 37, 96, 32), (4, 64, 128, 64), (4, 5, 384, 128), (4, 33, 77, 0), (4, 4, 32, 0), (8, 37, 77, 0),
+    (8, 18, 96, 0), (8, 3, 1, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize(("bits", "n", "k", "group"), CASES)
+def test_sums_of_products_are_exact_integers(bits, n, k, group, zero_points):
+    """Scales of 1 everywhere: what comes out are the integer sums themselves."""
+    q, scales, zeros = random_weight(n, k, group, bits, zero_points=zero_points, scale=1.0)
+    for rows in ROWS:
+        x = torch.randint(-127, 128, (rows, k)).float()
+        x[:, 0] = 127  # so that a row's scale is 1
+        groups = scales.shape[1]
+        exact = q.double().view(n, groups, -1) - (0 if zeros is None else zeros.double()[..., None])
+        expected = x.double() @ exact.view(n, k).T
+        assert torch.equal(multiply(x, (q, scales, zeros), bits).double(), expected), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_those_of_the_reference(dtype, with_bias, case):
+    bits, n, k, group = case
+    q, scales, zeros = random_weight(n, k, group, bits, zero_points=with_bias)
+    packed = reference.pack_weight(q, scales, zeros, bits=bits)
+    for rows in (1, 2, 7):
+        x = torch.randn(rows, k + 5).to(dtype)[:, :k]
+        bias = torch.randn(n).to(dtype) if with_bias else None
+        expected = torch.empty(rows, n, dtype=torch.float64)
+        reference.matmul_w4a8(expected, x, packed, bias)
+        # A few roundings per group in float32, of terms that may cancel; one when stored.
+        size = x.abs().amax(-1, keepdim=True).double() * packed.dequantize().abs().double().sum(-1)
+        bound = size * (2 * scales.shape[1] + 4) * 2**-23
+        bound += expected.abs() * torch.finfo(dtype).eps + 1e-6
+        assert ((multiply(x, (q, scales, zeros), bits, bias).double() - expected).abs() <= bound).all(), rows
+
+
+def test_a_row_does_not_depend_on_the_rest_of_the_batch():
+    q, scales, zeros = random_weight(40, 256, 32, 4, zero_points=True)
+    x = torch.randn(29, 256)
+    together = multiply(x, (q, scales, zeros), 4)
+    threads = kernels.get_num_threads()
+    kernels.set_num_threads(5)
+    try:
+        assert torch.equal(multiply(x, (q, scales, zeros), 4), together)
+    finally:
+        kernels.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_extreme_rows(bits):
+    q, scales, _ = random_weight(7, 64, 0, bits, zero_points=False)
+    x = torch.randn(6, 64)
+    x[1] = 0
+    x[2, 5] = torch.nan
+    x[3, 6] = -torch.inf
+    x[4] *= 2.0**-120
+    x[5] *= 2.0**110
+    bias = torch.randn(7)
+    out = multiply(x, (q, scales, None), bits, bias)
+    assert out[2].isnan().all()
+    assert out[3].isnan().all()
+    assert torch.equal(out[1], bias)
+    assert torch.equal(out[4], bias)
+    assert out[[0, 5]].isfinite().all()
+
+
+def test_nothing_to_multiply():
+    q, scales, _ = random_weight(5, 32, 32, 4, zero_points=False)
+    assert multiply(torch.empty(0, 32), (q, scales, None), 4).shape == (0, 5)
+    assert multiply(torch.randn(2, 32), (q[:0], scales[:0], None), 4).shape == (2, 0)
+    assert torch.equal(multiply(torch.empty(2, 0), (q[:, :0], scales, None), 4), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 7), (5, 64), (2, 1025)])
+def test_quantised_rows_are_those_of_the_reference(dtype, asymmetric, shape):
+    x = torch.randn(shape[0], shape[1] + 2).to(dtype)[:, : shape[1]]
+    x[:1] *= 0
+    results = []
+    for ops in (kernels, reference):
+        q = torch.full((shape[0], shape[1] + 3), 99, dtype=torch.int8)
+        scales = torch.full((shape[0],), 99.0)
+        zeros = torch.full((shape[0],), 99, dtype=torch.int32) if asymmetric else None
+        ops.quantize_rows(q[:, : shape[1]], scales, x, zeros=zeros)
+        results.append((q, scales, zeros))
+    for ours, theirs in zip(*results, strict=True):
+        if ours is not None:
+            assert torch.equal(ours, theirs)
+
+
+def test_quantised_rows_stand_for_the_numbers():
+    x = torch.randn(4, 100) + torch.tensor([0.0, 3, -3, 20])[:, None]
+    x[3] = x[3].abs()
+    for zeros in (None, torch.empty(4, dtype=torch.int32)):
+        q, scales = torch.empty(4, 100, dtype=torch.int8), torch.empty(4)
+        kernels.quantize_rows(q, scales, x, zeros=zeros)
+        shifted = q.float() - (0 if zeros is None else zeros[:, None])
+        # Half a step; at the edges of an asymmetric range a whole one, since the zero point is rounded too.
+        steps = 0.501 if zeros is None else 1.001
+        assert ((shifted * scales[:, None] - x).abs() <= steps * scales[:, None]).all()
+
+
+def test_rows_that_are_no_numbers_have_no_scale():
+    x = torch.randn(3, 9)
+    x[0, 8] = torch.nan
+    x[2, 0] = torch.inf
+    q, scales = torch.empty(3, 9, dtype=torch.int8), torch.empty(3)
+    kernels.quantize_rows(q, scales, x)
+    assert scales.isnan().tolist() == [True, False, True]
+    assert (q[[0, 2]] == 0).all()
+
+
+def weights():
+    return torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 3}, "bits is 3"),
+        ({"q": torch.zeros(4, 64)}, "q has dtype"),
+        ({"q": torch.full((4, 64), 8, dtype=torch.int8)}, "q has values from 8 to 8, expected -8 to 7"),
+        ({"scales": torch.ones(4, 3)}, "scales has 3 groups for 64 input features"),
+        ({"scales": torch.ones(4, 4)}, "scales has 4 groups"),
+        ({"scales": torch.ones(3, 2)}, "scales has shape"),
+        ({"scales": torch.ones(4, 2, dtype=torch.bfloat16)}, "scales has dtype"),
+        ({"scales": torch.tensor([[1, 1], [1, torch.nan], [1, 1], [1, 1]])}, r"scales\[1, 1\] is nan"),
+        ({"scales": torch.full((4, 2), torch.inf)}, r"scales\[0, 0\] is inf"),
+        ({"zeros": torch.zeros(4, 1, dtype=torch.int8)}, "zeros has shape"),
+        ({"zeros": torch.full((4, 2), 9, dtype=torch.int8)}, "zeros has values from 9 to 9"),
+        ({"bits": 8}, "scales has 2 groups; weights of 8 bits have one"),
+    ],
+)
+def test_a_weight_that_cannot_be_is_refused_by_name(change, message):
+    q, scales = weights()
+    given = {"q": q, "scales": scales, "zeros": None, "bits": 4} | change
+    with pytest.raises(ValueError, match=message):
+        kernels.pack_weight(given["q"], given["scales"], given["zeros"], bits=given["bits"])
+
+
+def test_arguments_that_do_not_fit_a_weight_are_refused_by_name():
+    weight = kernels.pack_weight(*weights(), None, bits=4)
+    out, x = torch.empty(2, 4), torch.empty(2, 64)
+    for arguments, message in (
+        ((out, x[:, :63], weight), "x has shape"),
+        ((out[:1], x, weight), "out has shape"),
+        ((out.half(), x, weight), "out has dtype"),
+        ((out, x, weight, torch.empty(3)), "bias has shape"),
+        ((out, x, dataclasses.replace(weight, layout="other", target="warp9")), "packed for target warp9"),
+        ((out, x, dataclasses.replace(weight, data=weight.data[1:])), "weight.data has shape"),
+        ((out, x.long(), weight), "x has dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            kernels.matmul_w4a8(*arguments)
+    with pytest.raises(ValueError, match="weight has 4 bits; this product takes 8"):
+        kernels.matmul_w8a8(out, x, weight)
+
+
+def test_a_packed_weight_says_its_size():
+    weight = kernels.pack_weight(*weights(), None, bits=4)
+    assert weight.nbytes == weight.data.numel() >= 4 * 64 // 2 + 4 * 2 * 4
+    assert (weight.out_features, weight.in_features, weight.group_size) == (4, 64, 32)
+    assert weight.target == kernels.report()["matmul_w4a8_f32"]["target"]
+    assert_close(reference.pack_weight(*weights(), None, bits=4).dequantize(), torch.zeros(4, 64))
