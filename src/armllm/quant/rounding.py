@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from armllm.quant.scheme import Scheme
 
-ROWS_AT_A_TIME = 1 << 22  # elements that are held in fp32 at once
+AT_A_TIME = 1 << 18  # elements that are held in fp32 at once: intermediates stay in the cache
 
 
 def round_matrix(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -26,7 +26,7 @@ def round_matrix(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor
     q = torch.empty(rows, inputs, dtype=torch.int8)
     scales = torch.empty(rows, groups, dtype=torch.float32)
     zeros = None if scheme.symmetric else torch.empty(rows, groups, dtype=torch.int8)
-    step = max(1, ROWS_AT_A_TIME // inputs)
+    step = max(1, AT_A_TIME // inputs)
     for first in range(0, rows, step):
         part = slice(first, first + step)
         values = matrix[part].float().view(-1, groups, inputs // groups)

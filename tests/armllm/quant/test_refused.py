@@ -1,0 +1,193 @@
+"""Schemes that are not here and checkpoints that are broken are named in a line, before weights are read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+
+from armllm import LLM
+from armllm.errors import CheckpointError, RequestError
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def compressed(weights=(), inputs=None, **changes):
+    group = {"targets": ["Linear"], "weights": WEIGHTS | dict(weights), "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quant_method": "fp8"}, "quantization_config (fp8) is not supported, only awq"),
+        ({"quant_method": "bitsandbytes"}, "quantization_config (bitsandbytes)"),
+        ({"quant_method": "mxfp4"}, "quantization_config (mxfp4)"),
+        ({"quant_method": "hqq"}, "--quantization rounds while loading"),
+        ({"bits": 4}, "quantization_config (?)"),
+        ("fp8", "quantization_config must be an object"),
+        (GPTQ | {"bits": 3}, "GPTQ with 3 bits is not supported"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format True"),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic (settings of single layers)"),
+        (GPTQ | {"group_size": 16}, "group_size 16 is not supported"),
+        (AWQ | {"bits": 8}, "AWQ with 8 bits"),
+        (AWQ | {"version": "gemv"}, "AWQ's version 'gemv'"),
+        (AWQ | {"version": "marlin"}, "AWQ's version 'marlin'"),
+        (compressed({"type": "float", "num_bits": 8}), "weights of type float (8 bits, pack-quantized)"),
+        (compressed(format="marlin-24"), "format 'marlin-24' (W4A16)"),
+        (compressed(format="nvfp4-pack-quantized"), "format 'nvfp4-pack-quantized'"),
+        (compressed({"num_bits": 2}), "W2A16: weights of 2 bits"),
+        (compressed({"group_size": 16}), "groups of 16 are not supported"),
+        (compressed({"strategy": "block"}), "strategy 'block' is not supported"),
+        (compressed(inputs=TOKENS | {"dynamic": False}), "static activation scales"),
+        (compressed(inputs=TOKENS | {"symmetric": False}), "activations with zero points"),
+        (compressed(inputs=TOKENS | {"num_bits": 4}), "activations of type int with 4 bits"),
+        (compressed(inputs=TOKENS | {"type": "float"}), "activations of type float with 8 bits"),
+        (compressed(inputs=TOKENS | {"strategy": "group"}), "strategy 'group' is not supported for activ"),
+        (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is not supported"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparse-24-bitmask'"),
+        (compressed(config_groups={}), "there is no group"),
+        (compressed(ignore="lm_head"), "ignore must be a list of names"),
+        (compressed(ignore=["re:("]), "is no regular expression"),
+    ],
+    ids=str,
+)
+def test_a_scheme_that_is_not_here_is_named(make_checkpoint, tmp_path, settings, words):
+    """Before any tensor is looked at: there are none."""
+    config = json.loads((make_checkpoint().folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    refused(tmp_path, words)
+
+
+def refused(folder, words, error=CheckpointError, **options):
+    with pytest.raises(error) as caught:
+        LLM(folder, dtype="float32", skip_tokenizer_init=True, **options)
+    message = str(caught.value)
+    assert words in message
+    assert "\n" not in message
+    assert len(message) < 400
+
+
+def change(folder, name, change):
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    if change is None:
+        del state[name]
+    else:
+        state[name] = change(state[name])
+    path.unlink()
+    save_file(state, path)
+
+
+def poke(position, value):
+    def change(tensor):
+        tensor[position] = value
+        return tensor
+
+    return change
+
+
+STEM = "model.layers.1.mlp.up_proj."
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("scales", None, "up_proj.scales is missing"),
+        ("qzeros", None, "up_proj.qzeros is missing"),
+        (
+            "scales",
+            lambda scales: scales.to(torch.int32),
+            "up_proj.scales in model.safetensors has dtype I32",
+        ),
+        (
+            "scales",
+            lambda scales: scales[:1].clone(),
+            "up_proj.scales in model.safetensors has shape [1, 96]",
+        ),
+        ("qweight", lambda words: words.long(), "up_proj.qweight in model.safetensors has dtype I64"),
+        ("qweight", lambda words: words[1:].clone(), "has shape [7, 96], config.json wants [8, 96]"),
+        ("scales", poke((1, 4), torch.nan), "up_proj.scales has scales that are NaN or infinite"),
+        ("scales", poke((1, 4), torch.inf), "up_proj.scales has scales that are NaN or infinite"),
+        ("g_idx", poke(7, 2), "up_proj.g_idx has groups outside of 0 to 1"),
+        ("g_idx", poke(7, -1), "up_proj.g_idx has groups outside of 0 to 1"),
+        ("g_idx", lambda g_idx: g_idx * 0, "up_proj.g_idx has groups of other sizes than 32"),
+        ("g_idx", lambda g_idx: g_idx[1:].clone(), "up_proj.g_idx in model.safetensors has shape [63]"),
+    ],
+)
+def test_broken_gptq_tensors_are_named(make_checkpoint, tmp_path, name, how, words):
+    form = gptq(4, 32, symmetric=False, act_order=True)
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), GPTQ, form)
+    change(folder, STEM + name, how)
+    refused(folder, words)
+
+
+def test_zero_points_where_config_json_says_there_are_none(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), GPTQ | {"sym": True}, gptq(4, 32, symmetric=False))
+    refused(folder, "zero points that are not in the middle, but config.json says sym")
+
+
+def test_groups_that_do_not_divide_the_inputs(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), GPTQ, gptq(4, 32, symmetric=False))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 64
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "groups of 64 don't divide its 96 inputs")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("weight_scale", None, "up_proj.weight_scale is missing"),
+        ("weight_zero_point", None, "up_proj.weight_zero_point is missing"),
+        ("weight_shape", poke(1, 63), "up_proj.weight_shape says [96, 63], the model wants [96, 64]"),
+        ("weight_scale", poke((3, 0), torch.nan), "up_proj.weight_scale has scales that are NaN"),
+        (
+            "weight_packed",
+            lambda words: words.long(),
+            "up_proj.weight_packed in model.safetensors has dtype I64",
+        ),
+    ],
+)
+def test_broken_compressed_tensors_are_named(make_checkpoint, tmp_path, name, how, words):
+    settings = compressed()
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), settings, packed(settings["config_groups"]["group_0"]))
+    change(folder, STEM + name, how)
+    refused(folder, words)
+
+
+def test_an_awq_matrix_with_odd_outputs(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), AWQ, awq(32))
+    config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 92}
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, "AWQ packs multiples of 8 outputs, not 92")
+
+
+def test_a_quantised_checkpoint_is_not_rounded_once_more(make_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), AWQ, awq(32))
+    refused(
+        folder,
+        "the checkpoint is awq (4 bits, groups of 32, zero points) already",
+        RequestError,
+        quantization="int8",
+    )
+    refused(folder, "quantization 'gptq': the checkpoint is awq", RequestError, quantization="gptq")
+    LLM(folder, dtype="float32", quantization="awq")

@@ -1,0 +1,215 @@
+"""``quantization=...`` rounds the linear layers of every family, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tests.armllm.models.random_configs import FAMILIES, random_config
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+
+from armllm import LLM
+from armllm.errors import CheckpointError, RequestError
+from armllm.layers.linear import QuantizedLinear, SideBySide
+from armllm.quant.scheme import scheme_for
+from armllm.quant.weight import from_float
+
+MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
+LEFT = ("embed_tokens", "embed_positions", "lm_head", "gate", "shared_expert_gate", "router")
+
+
+def rounded_twin(folder, config, scheme):
+    """transformers' model of the same checkpoint, each matrix replaced by what its integers mean."""
+    state = load_file(folder / "model.safetensors")
+    for name, tensor in state.items():
+        part = name.removesuffix(".weight").rpartition(".")[2]
+        if tensor.ndim == 2 and part not in LEFT:
+            state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
+        if tensor.ndim == 3:
+            state[name] = torch.stack(
+                [from_float(one, scheme_for(scheme, tensor.shape[2])).dequantize() for one in tensor]
+            )
+    twin = folder / "twin"
+    twin.mkdir()
+    save_file(state, twin / "model.safetensors", metadata={"format": "pt"})
+    (twin / "config.json").write_text((folder / "config.json").read_text())
+    return transformers.AutoModelForCausalLM.from_pretrained(twin, dtype=torch.float32).eval()
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_computes_with_rounded_weights(tmp_path, architecture, scheme):
+    config = random_config(architecture, 11)
+    save_reference(tmp_path, config, 11)
+    twin = rounded_twin(tmp_path, config, scheme)
+    llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, quantization=scheme))
+    for prompt in random_prompts((1, 20), 11):
+        tokens, logits = llm.generate(prompt, 4)
+        torch.testing.assert_close(logits, expected_logits(twin, prompt, tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("architecture", MOE)
+def test_experts_in_one_tensor_are_rounded_one_by_one(tmp_path, architecture):
+    config = random_config(architecture, 3) | {"mlp_only_layers": [], "decoder_sparse_step": 1}
+    model = save_reference(tmp_path, config, 3)
+    separate = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, quantization="int8"))
+    (tmp_path / "model.safetensors").unlink()
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if config["tie_word_embeddings"]:
+        del state["lm_head.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    stacked = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, quantization="int8"))
+    (prompt,) = random_prompts((30,), 3)
+    assert torch.equal(separate.generate(prompt, 4)[1], stacked.generate(prompt, 4)[1])
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int4-g64", "int4-g128", "int4-channelwise"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_product_is_within_half_a_step_of_each_input(scheme, dtype):
+    """Inputs are rounded to steps of max|x| / 127: |y - x W^T - b| <= |W| sums times half a step.
+
+    The step is rounded itself (the ends are off by a little more than half), sums are fp32, the result is
+    rounded once to its dtype.
+    """
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(24, 256, generator=generator)
+    bias = torch.randn(24, generator=generator).to(dtype)
+    weight = from_float(matrix, scheme_for(scheme, 256))
+    linear = QuantizedLinear(weight, bias)
+    exact_weight = weight.dequantize().double()
+    for rows in (1, 2, 7):
+        x = torch.randn(rows, 256, generator=generator).to(dtype)
+        exact = x.double() @ exact_weight.T + bias.double()
+        step = x.double().abs().amax(1, keepdim=True) / 127
+        rounding = torch.finfo(dtype).eps * exact.abs() + 1e-5 * exact_weight.abs().sum(1) * x.abs().amax()
+        bound = 0.5001 * step * exact_weight.abs().sum(1) + rounding
+        assert ((linear(x).double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_logits_with_rounded_inputs_are_as_near_as_their_roundings(make_checkpoint, tmp_path, scheme):
+    """Four products per layer round their inputs by up to half a step of max|x| / 127.
+
+    Uniform errors, step / sqrt(12) each; the greatest of 128 to 256 normal inputs is below 4.5 times their
+    root mean square; errors of 8 products add up like noise, which weights of norm 2 double per branch.
+    """
+    config = {"hidden_size": 128, "intermediate_size": 256}
+    checkpoint = make_checkpoint(**config)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).write_bytes((checkpoint.folder / name).read_bytes())
+    twin = rounded_twin(folder, config, scheme)
+    llm = Spy(LLM(checkpoint.folder, dtype="float32", skip_tokenizer_init=True, quantization=scheme))
+    for prompt in random_prompts((1, 36), 4):
+        tokens, logits = llm.generate(prompt, 4)
+        expected = expected_logits(twin, prompt, tokens)
+        bound = 4.5 / 127 / 12**0.5 * 2 * 8**0.5
+        assert (logits - expected).norm() / expected.norm() < bound
+
+
+def test_head_and_embeddings_are_left_alone(make_checkpoint):
+    llm = LLM(make_checkpoint().folder, dtype="float32", quantization="int8")
+    model = llm.llm_engine.runner.model
+    assert not isinstance(model.lm_head, QuantizedLinear)
+    assert isinstance(model.layers[0].self_attn.qkv_proj, QuantizedLinear)
+    assert isinstance(model.layers[1].mlp.down_proj, QuantizedLinear)
+
+
+def test_parts_of_several_forms_stand_side_by_side():
+    first, second = (lambda x: x + 1), (lambda x: x[:, :1])
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(SideBySide([first, second])(x), torch.cat([x + 1, x[:, :1]], 1))
+
+
+def test_memory_is_counted_as_packed(make_checkpoint):
+    """What a model takes decides whether it is loaded: not the size of its file."""
+    config = {"hidden_size": 256, "intermediate_size": 1024}
+    folder = make_checkpoint(**config).folder
+    whole, packed = (
+        LLM(folder, dtype="float32", quantization=scheme).llm_engine.runner.load_report.weight_bytes
+        for scheme in (None, "int4-g128")
+    )
+    matrices = 2 * (256 * 256 * 3 + 3 * 256 * 1024)  # q and o, k and v of half the size, gate, up, down
+    saved = matrices * 4 - (matrices // 2 + matrices // 128 * 4)
+    assert whole - packed == saved
+
+
+@pytest.mark.slow
+def test_loading_peaks_at_the_packed_size_and_a_tensor(tmp_path):
+    """67 million weights: one more copy of them in int8 would take more than this allows."""
+    import subprocess  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 1024,
+        "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    import json  # noqa: PLC0415
+
+    state = {
+        "model.embed_tokens.weight": (64, 1024),
+        "lm_head.weight": (64, 1024),
+        "model.norm.weight": (1024,),
+    }
+    for index in range(4):
+        stem = f"model.layers.{index}."
+        state |= {f"{stem}self_attn.{name}_proj.weight": (1024, 1024) for name in "qkvo"}
+        state |= {f"{stem}mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
+        state |= {f"{stem}mlp.down_proj.weight": (1024, 4096)}
+        state |= {f"{stem}{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
+    save_file(
+        {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in state.items()},
+        tmp_path / "model.safetensors",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    program = (
+        "import resource, sys; from armllm import LLM\n"
+        "anonymous = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if 'RssAnon' in l)\n"
+        "import armllm.quant.load as load, armllm.layers.linear\n"
+        "peak = [0]; real = armllm.layers.linear.read_integers\n"
+        "def spy(*a):\n"
+        "    result = real(*a); peak[0] = max(peak[0], anonymous()); return result\n"
+        "armllm.layers.linear.read_integers = spy\n"
+        "before = anonymous()\n"
+        "LLM(sys.argv[1], dtype='bfloat16', quantization='int4', skip_tokenizer_init=True,"
+        " num_gpu_blocks_override=8)\n"
+        "print(peak[0] - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    elements = 4 * (4 * 1024 * 1024 + 3 * 4096 * 1024)
+    packed = elements // 2 + elements // 128 * 4
+    largest = 2 * 4096 * 1024 * 2  # gate and up in bf16
+    rounding = 5 * (1 << 18) * 4  # rows that are rounded at a time, in fp32 and with their intermediates
+    assert int(done.stdout) * 1024 < packed + largest + rounding
+
+
+@pytest.mark.parametrize(
+    ("scheme", "error", "words"),
+    [
+        ("int3", RequestError, "quantization 'int3' is not supported, only int8, int4, int4-g32"),
+        ("int4-g128", RequestError, "model.layers.0.mlp.down_proj: groups of 128 don't divide its 96 inputs"),
+        ("gptq", RequestError, "quantization 'gptq': the checkpoint is not quantised"),
+    ],
+)
+def test_what_cannot_be_rounded_is_refused(make_checkpoint, scheme, error, words):
+    with pytest.raises(error) as caught:
+        LLM(make_checkpoint(hidden_size=128).folder, dtype="float32", quantization=scheme)
+    assert words in str(caught.value)
+
+
+def test_a_weight_that_is_no_number_is_named(make_checkpoint, tmp_path):
+    source = make_checkpoint()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source.folder / name).read_bytes())
+    state = load_file(source.folder / "model.safetensors")
+    state["model.layers.1.self_attn.v_proj.weight"][3, 5] = torch.nan
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj\.weight can't be rounded"):
+        LLM(tmp_path, dtype="float32", quantization="int8")

@@ -1,0 +1,59 @@
+"""The smoke model was trained to withstand weights of 8 and 4 bits: it recites in every scheme."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from armllm.quant.scheme import SCHEMES
+from armllm.quant.write import quantize_checkpoint
+from armllm.smoke import __main__ as command
+from armllm.smoke.cases import default_cases
+from armllm.smoke.passages import MODEL
+from armllm.smoke.recite import run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_it_recites_in_every_scheme(passages, scheme, dtype):
+    for case in default_cases(passages, {}):
+        result = run(case, dtype, MODEL, scheme)
+        assert result.ok, result.problem
+        assert result.quantization == scheme
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32"])
+def test_it_recites_from_a_checkpoint_that_we_wrote(passages, tmp_path, scheme):
+    quantize_checkpoint(str(MODEL), tmp_path / "out", scheme)
+    for case in default_cases(passages, {}):
+        result = run(case, "float32", tmp_path / "out")
+        assert result.ok, result.problem
+
+
+def test_swapped_nibbles_garble_the_text(passages, monkeypatch):
+    """A wrong product must be heard: here one that takes the neighbour's weight."""
+    from armllm import kernels  # noqa: PLC0415
+
+    pack = kernels.pack_weight
+
+    def swapped(q, scales, zeros, *, bits):
+        return pack(q.view(q.shape[0], -1, 2).flip(-1).reshape(q.shape), scales, zeros, bits=bits)
+
+    monkeypatch.setattr(kernels, "pack_weight", swapped)
+    case, _ = default_cases(passages, {})
+    assert not run(case, "float32", MODEL, "int4-g32").ok
+
+
+def test_the_command_runs_each_scheme_and_reports_it(capsys):
+    options = ["--quantization", "int8,int4-g32", "--dtype", "float32", "--batch", "2", "--prompts", "cache"]
+    assert command.main([*options, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [entry["quantization"] for entry in report["runs"]] == ["int8", "int4-g32"]
+
+
+def test_an_unknown_scheme_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(["--quantization", "int3"])
+    assert caught.value.code == 2
+    assert "'int3' is not one of int8, int4" in capsys.readouterr().err
