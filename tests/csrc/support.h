@@ -153,6 +153,7 @@ const std::vector<NamedTest>& rotary_tests();
 const std::vector<NamedTest>& activation_tests();
 const std::vector<NamedTest>& kv_cache_tests();
 const std::vector<NamedTest>& attention_tests();
+const std::vector<NamedTest>& matmul_tests();
 
 // A test of every storage type.
 #define CONFORMANCE_STORAGES(op, test) \
