@@ -132,24 +132,19 @@ def served(tmp_path):
         server.shutdown()
 
 
-def install(address, target):
+def install(address, target, program):
     environment = isolation.clean() | {"UV_CACHE_DIR": str(target / "cache"), "UV_PYTHON": sys.executable}
-    command = [
-        "pip",
-        "install",
-        "-q",
-        "--no-config",
-        "--target",
-        target / "site",
-        "--default-index",
-        address,
-        "thing",
-    ]
-    subprocess.run([isolation.uv_program(), *command], env=environment, check=True)
+    programs = {
+        "uv": [isolation.uv_program(), "pip", "install", "--no-config", "--default-index"],
+        "pip": [sys.executable, "-m", "pip", "--isolated", "install", "--no-cache-dir", "--index-url"],
+    }
+    command = [*programs[program], address, "-q", "--target", target / "site", "thing"]
+    subprocess.run(command, env=environment, check=True)
     return (target / "site/thing.py").read_text()
 
 
-def test_uv_installs_from_the_files_and_over_http(tmp_path, served):
+@pytest.mark.parametrize("program", ["uv", "pip"])
+def test_pip_and_uv_install_from_the_files_and_over_http(tmp_path, served, program):
     index.add(tmp_path / "ix", [wheel(tmp_path / "in", commit=COMMIT)], channels=["latest"])
-    assert install((tmp_path / "ix/simple").as_uri(), tmp_path / "a") == "answer = 42\n"
-    assert install(f"{served}/latest/simple/", tmp_path / "b") == "answer = 42\n"
+    assert install((tmp_path / "ix/simple").as_uri(), tmp_path / "a", program) == "answer = 42\n"
+    assert install(f"{served}/latest/simple/", tmp_path / "b", program) == "answer = 42\n"
