@@ -192,16 +192,13 @@ def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
     agrees(folder, model)
 
 
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+
+
 @pytest.mark.parametrize("group_size", [32, 64, 128, 0])
 def test_awq(make_checkpoint, tmp_path, group_size):
     folder = tmp_path / "model"
-    settings = {
-        "quant_method": "awq",
-        "bits": 4,
-        "group_size": group_size or -1,
-        "version": "gemm",
-        "zero_point": True,
-    }
+    settings = AWQ | {"group_size": group_size or -1}
     agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, awq(group_size)))
 
 
