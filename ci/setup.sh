@@ -20,6 +20,20 @@ need_packages() {
     fi
 }
 
+# aarch64_in_containers: let this machine's containers run AArch64 programs (binfmt_misc, with QEMU), as root only.
+aarch64_in_containers() {
+    local folder=/proc/sys/fs/binfmt_misc
+    if [ "$(uname -m)" = aarch64 ] || grep -qs '^enabled' "$folder/qemu-aarch64"; then return; fi
+    if [ "$(id -u)" != 0 ]; then
+        echo "note: no AArch64 containers: sudo apt-get install podman qemu-user-static binfmt-support" >&2
+        return
+    fi
+    need_packages 'test -e /usr/lib/binfmt.d/qemu-aarch64.conf' qemu-user-static
+    if [ -e "$folder/register" ] || mount -t binfmt_misc binfmt_misc "$folder"; then
+        grep -qs '^enabled' "$folder/qemu-aarch64" || cat /usr/lib/binfmt.d/qemu-aarch64.conf >"$folder/register"
+    fi || echo "note: no AArch64 containers: binfmt_misc cannot be set up here" >&2
+}
+
 # environment: make .venv once and enter it; $PYTHON chooses the interpreter (3.10 or later).
 environment() {
     local python=${PYTHON:-python3}

@@ -255,6 +255,6 @@ def _pinned() -> dict[str, str]:
     found = importlib.util.find_spec("cibuildwheel")
     if found is None or found.origin is None:
         return {}
-    table = configparser.ConfigParser()
+    table = configparser.ConfigParser(inline_comment_prefixes="#")
     table.read(Path(found.origin).with_name("resources") / "pinned_docker_images.cfg")
     return dict(table["aarch64"]) if table.has_section("aarch64") else {}

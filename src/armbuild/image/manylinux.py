@@ -82,8 +82,10 @@ FOLDERS = (
 START = """\
 #!/bin/sh
 # Another release's Python, with that release's C library; "$0" may be a virtual environment's.
-exec {folder}/lib/{triplet}/ld-linux-aarch64.so.1 --library-path {folder}/lib/{triplet} \\
-    --argv0 "$0" {folder}/lib/armbuild-python{version} "$@"
+own={folder}/lib
+exec $own/{triplet}/ld-linux-aarch64.so.1 \\
+    --library-path "$own/{triplet}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" \\
+    --argv0 "$0" $own/armbuild-python{version} "$@"
 """
 LAUNCHER = '#!/bin/sh\nexec "${{0%/*}}/python" -m {name} "$@"\n'
 UTILITY = "cp39-cp39"

@@ -33,11 +33,12 @@ REGISTER = (
     "`apt-get install qemu-user-static binfmt-support` or `docker run --privileged --rm tonistiigi/binfmt "
     "--install arm64` registers it; or --lane cross, which runs nothing of the target"
 )
-UNREACHABLE = re.compile(
-    r"(?i)dial tcp|no such host|i/o timeout|connection (?:refused|reset)|TLS handshake|network is unreachable"
-    r"|certificate|unauthorized|denied|manifest unknown|not found: manifest|initializing source"
-    r"|short-name|unable to copy from source|failed to resolve reference|toomanyrequests|unable to find image"
+REFUSED = re.compile(
+    r"(?im)^(?:Error|docker)\b:?(?: (?:initializing source|choosing an image from manifest list) \S+:)?(.*(?:"
+    r"dial tcp|no such host|timeout|connection|TLS|certificate|network|unauthorized|denied|manifest"
+    r"|short-name|toomanyrequests|reference|not found).*)$"
 )
+"""What docker and podman say when an image cannot be fetched, and why."""
 NOT_STARTED = re.compile(r"Command \[[^\]]*'create'")
 """What cibuildwheel says when the engine could not make the container of its image."""
 
@@ -197,13 +198,11 @@ def _ask(command: list[str]) -> tuple[int, str]:
 def _explain(error: BuildError, said: str, chosen: Container, python: HostPython) -> ArmbuildError:
     """Return the error that says what to do about what cibuildwheel reported."""
     image, log = chosen.reference, str(error).splitlines()[-1].strip()
-    if NOT_STARTED.search(said):
-        reasons = [line.strip() for line in said.splitlines() if UNREACHABLE.search(line)]
-        if reasons:
-            return MissingError(
-                f"the image {image} is not here and cannot be fetched: {reasons[-1][:240]}\n"
-                "  name a local one with --image; `armbuild manylinux-image` makes one from Debian packages"
-            )
+    if NOT_STARTED.search(said) and (reason := REFUSED.search(said)):
+        return MissingError(
+            f"the image {image} is not here and cannot be fetched: {reason[1].strip()[:240]}\n"
+            "  name a local one with --image; `armbuild manylinux-image` makes one from Debian packages"
+        )
     for pattern, kind, sentence in KNOWN:
         if found := re.search(pattern, said):
             place = python.executable.parents[1]

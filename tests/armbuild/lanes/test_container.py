@@ -1,0 +1,231 @@
+"""The container lane: what it says where no container can run, and a wheel built in a real one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from armbuild import plan, wheelfile
+from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.lanes import container
+
+PROJECTS = Path(__file__).parents[1] / "projects"
+HANDLER = (
+    "enabled\ninterpreter /usr/bin/qemu-aarch64-static\nflags: {flags}\noffset 0\n"
+    "magic 7f454c460201010000000000000000000200b700\nmask ffffffffffffff00fffffffffffffffffeffffff\n"
+)
+ENGINE = """\
+#!/bin/sh
+case "$1 $2" in
+  info*) {info} ;;
+  "image inspect") {inspect} ;;
+  version*) echo '{{"Client": {{"Version": "5.0", "ApiVersion": "5.0"}}}}' ;;
+  create*) {create} ;;
+  start*) {start} ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """An x86-64 machine with an engine whose answers a test chooses."""
+    programs, binfmt = tmp_path / "bin", tmp_path / "binfmt"
+    programs.mkdir()
+    binfmt.mkdir()
+    (binfmt / "qemu-aarch64").write_text(HANDLER.format(flags="PF"))
+    monkeypatch.setattr(container, "BINFMT", binfmt)
+    monkeypatch.setattr(container.platform, "machine", lambda: "x86_64")
+    for name in ("DOCKER_HOST", "CONTAINER_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+    def make(name="podman", **answers):
+        facts = {"info": "true", "inspect": "echo linux/arm64", "create": "true", "start": "exit 1"}
+        (programs / name).write_text(ENGINE.format(**{**facts, **answers}))
+        (programs / name).chmod(0o755)
+
+    make()
+    make.binfmt = binfmt
+    make.programs = programs
+    return make
+
+
+def planned(folder, out, **options):
+    facts = {"engine": "podman", "image": "localhost/image", "python_versions": ["3.13"], "cpus": ()}
+    return plan.plan(folder, **{"lane": "container", "out": out, **facts, **options})
+
+
+def build(made, work):
+    log = work / "build.log"
+    return container.build(made, made.pythons[0], made.project.folder, work / "built", log=log)
+
+
+def test_a_machine_without_an_engine_is_told_how_to_get_one(machine, tmp_path, monkeypatch):
+    made = planned(PROJECTS / "setuptools", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        MissingError, match="neither docker nor podman is installed: `apt-get install podman`"
+    ):
+        build(made, tmp_path)
+
+
+def test_an_engine_that_does_not_answer_is_told_with_its_reason(machine, tmp_path):
+    machine(info="echo 'Cannot connect to the daemon' >&2; exit 1")
+    with pytest.raises(MissingError, match=r"podman info`: Cannot connect to the daemon\): start it"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", HANDLER.format(flags="P"), HANDLER.format(flags="PF")[2:]])
+def test_without_a_handler_for_aarch64_that_containers_see_nothing_is_started(machine, tmp_path, text):
+    machine(create="echo started >&2; exit 1")
+    (machine.binfmt / "qemu-aarch64").write_text(text)
+    with pytest.raises(
+        MissingError, match="runs no AArch64 programs in containers: `apt-get install qemu-user"
+    ):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+def test_an_engine_elsewhere_has_emulation_of_its_own(machine, tmp_path, monkeypatch):
+    (machine.binfmt / "qemu-aarch64").unlink()
+    monkeypatch.setenv("DOCKER_HOST", "ssh://builder")
+    container.check(planned(PROJECTS / "setuptools", tmp_path).container, asked=None)
+
+
+def test_an_image_for_another_machine_is_refused(machine, tmp_path):
+    machine(inspect="echo linux/amd64")
+    with pytest.raises(MissingError, match="localhost/image: it is for linux/amd64, not linux/arm64"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+def test_a_local_image_that_is_not_there_is_told_how_to_make(machine, tmp_path):
+    machine(inspect="exit 1")
+    with pytest.raises(MissingError, match="`armbuild manylinux-image --load podman` makes one"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "Error: initializing source docker://quay.io/a/b:1: pinging container registry: no such host",
+            "cannot be fetched: pinging container registry: no such host",
+        ),
+        (
+            "docker: Error response from daemon: Get https://quay.io/v2/: net/http: TLS handshake timeout.",
+            "cannot be fetched: .*TLS handshake timeout",
+        ),
+        ("Error: unknown flag: --pull", "cibuildwheel failed"),
+    ],
+)
+def test_a_registry_out_of_reach_is_one_line_with_its_reason(machine, tmp_path, said, reason):
+    machine(inspect="exit 1", create=f"echo '{said}' >&2; exit 125")
+    with pytest.raises((MissingError, BuildError), match=reason):
+        build(planned(PROJECTS / "setuptools", tmp_path, image="quay.io/a/b:1"), tmp_path)
+
+
+def test_an_image_whose_programs_do_not_run_names_the_remedy(machine, tmp_path):
+    machine(start="echo 'exec /bin/bash: exec format error' >&2; exit 1")
+    with pytest.raises(MissingError, match="its programs do not run here: `apt-get install qemu-user-static"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+def test_an_image_without_the_python_names_its_place(machine, tmp_path):
+    machine(start="exec sh")
+    with pytest.raises(MissingError, match=r"has no Python 3\.13 \(/opt/python/cp313-cp313\)"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
+def test_a_python_that_the_projects_configuration_leaves_out_is_a_wrong_choice(machine, tmp_path):
+    text = '[project]\nname = "x"\nversion = "1"\n[tool.cibuildwheel]\nskip = "cp313-*"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"\[tool.cibuildwheel\] leaves Python 3\.13 out"):
+        build(planned(tmp_path, tmp_path / "out"), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """A real engine that runs AArch64 programs, and the variables that it needs."""
+    if not container.registered():
+        pytest.skip(
+            "no handler for AArch64 programs in binfmt_misc, which only root registers: ci/setup.sh does"
+        )
+    found, why = None, "neither docker nor podman is installed"
+    folder = tmp_path_factory.mktemp("engine")
+    # limits and cgroups as they are: a container that runs this suite may not change them
+    (folder / "containers.conf").write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\nnetns = "host"\n'
+        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        + ('runtime = "runc"\n' if shutil.which("runc") else "")
+    )
+    environment = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
+    for name in filter(shutil.which, ("podman", "docker")):
+        said = subprocess.run([name, "info"], check=False, capture_output=True, text=True, env=environment)
+        if said.returncode == 0:
+            found = name
+            break
+        why = f"{name}: {said.stderr.strip().splitlines()[-1]}"
+    if found is None:
+        pytest.skip(f"no container engine answers here: {why}")
+    return found, environment
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(engine, tmp_path):
+    name, environment = engine
+    armbuild = [sys.executable, "-m", "armbuild"]
+    tag = "localhost/armbuild-test-manylinux:1"
+    made = subprocess.run(
+        [
+            *armbuild,
+            "manylinux-image",
+            "--python=3.11",
+            f"--tag={tag}",
+            f"--load={name}",
+            "--output=image.tar",
+        ],
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    try:
+        project = tmp_path / "project"
+        shutil.copytree(PROJECTS / "setuptools", project)
+        # the project's own configuration makes a library in the container, and tests its extension there
+        compile_own = "echo 'int own(void) { return 7; }' > own.c && cc -shared -fPIC -Wl,-soname,libown.so.3"
+        (project / "pyproject.toml").open("a").write(
+            "\n[tool.cibuildwheel]\nrepair-wheel-command = 'false'\n"
+            f'before-all = "mkdir /opt/own && cd /opt/own && {compile_own} -o libown.so own.c '
+            '&& ln -s libown.so libown.so.3"\n'
+            "test-command = 'python -c \"import fixture_setuptools\"'\n"
+            "[tool.cibuildwheel.environment]\nLD_LIBRARY_PATH = '/opt/own'\n"
+            "LDFLAGS = '-L/opt/own -Wl,--no-as-needed -lown'\n"
+        )
+        done = subprocess.run(
+            [*armbuild, "wheel", project, "--lane=container", f"--engine={name}", f"--image={tag}",
+             "--json", "--python=3.11", "--import=fixture_setuptools", "--cpu=neoverse-n1",
+             f"--out={tmp_path / 'dist'}"],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    finally:
+        subprocess.run([name, "rmi", "--force", tag], check=False, env=environment, capture_output=True)
+    (result,) = json.loads(done.stdout)["wheels"]
+    assert (result["lane"], result["verdict"]) == ("container", "proven")
+    assert "10.2" in result["compiler"]
+    wheel = wheelfile.read(Path(result["path"]))
+    assert "manylinux" in wheel.path.name
+    assert wheelfile.mismatches(wheel) == []
+    listed = subprocess.run(["unzip", "-Z1", wheel.path], check=True, capture_output=True, text=True).stdout
+    assert "fixture_setuptools.libs/libown-" in listed
