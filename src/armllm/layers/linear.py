@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
-from armllm.quant.load import read_integers
+from armllm.quant.load import check_idle_biases, read_integers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +141,11 @@ def _load_quantized(
             weights.claim_matrix(name, (rows, in_features), scheme)
             if bias:
                 weights.claim(f"{name}.bias", (rows,))
+            elif weights.has(f"{name}.bias"):
+                weights.claim(f"{name}.bias", (rows,), num_bytes=0)
         return [DenseLinear(torch.empty(sum(parts.values()), in_features, device="meta"))]
+    if not bias:
+        check_idle_biases(weights, parts)
     products: list[Linear] = []
     for names, weight in read_integers(weights, parts, in_features, scheme):
         biases = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from armllm.quant.weight import IntegerWeight, fit, stack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from armllm.models.loader import Weights
     from armllm.quant.scheme import Scheme
@@ -29,6 +29,13 @@ def read_integers(
         else:
             runs.append(([name], [weight]))
     return [(names, stack(found)) for names, found in runs]
+
+
+def check_idle_biases(weights: Weights, names: Iterable[str]) -> None:
+    """Refuse a bias that is not zero in a model without biases; AutoGPTQ once wrote zeros everywhere."""
+    for name in names:
+        if weights.has(f"{name}.bias") and weights.read(f"{name}.bias").any():
+            raise weights.error(f"{name}.bias", "is not zero, and by config.json the model has no such bias")
 
 
 def fitted(weights: Weights, weight: IntegerWeight) -> IntegerWeight:

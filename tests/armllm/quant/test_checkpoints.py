@@ -5,13 +5,21 @@ With exact products, logits differ by the order of fp32 sums alone: the bound is
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
+from compressed_tensors.compressors.pack_quantized import unpack_from_int32
+from safetensors.torch import load_file, save_file
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
 
 from armllm import LLM
+from armllm.errors import CheckpointError
 from armllm.models.inspect import inspect
+from armllm.quant.scheme import Scheme
+from armllm.quant.weight import from_float
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 
@@ -68,6 +76,41 @@ def test_pack_quantized(make_checkpoint, tmp_path, arguments, inputs):
     agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, packed(group)))
 
 
+def test_zero_points_of_old_versions_are_not_packed(make_checkpoint, tmp_path):
+    settings, group = compressed("pack-quantized", bits=4, group_size=32, symmetric=False)
+
+    def form(matrix, generator):
+        tensors, exact = packed(group)(matrix, generator)
+        words = tensors["weight_zero_point"]
+        tensors["weight_zero_point"] = unpack_from_int32(
+            words, 4, tensors["weight_scale"].shape, packed_dim=0
+        )
+        return tensors, exact
+
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(), settings, form))
+
+
+def test_columns_in_the_order_of_their_groups(make_checkpoint, tmp_path):
+    """actorder "group", which compressed-tensors itself does not know any more."""
+    settings, group = compressed("pack-quantized", bits=4, group_size=32)
+
+    def form(matrix, generator):
+        tensors, _ = packed(group)(matrix, generator)
+        scales, inputs = tensors["weight_scale"], matrix.shape[1]
+        g_idx = torch.arange(inputs)[torch.randperm(inputs, generator=generator)] // 32
+        q = unpack_from_int32(tensors["weight_packed"], 4, matrix.shape)
+        return tensors | {"weight_g_idx": g_idx.to(torch.int32)}, q * scales.float()[:, g_idx]
+
+    folder = tmp_path / "model"
+    source = make_checkpoint()
+    model = write_quantised(folder, source, settings, form)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    (folder / "config.json").write_text(json.dumps(config))
+    agrees(folder, model)
+
+
 def test_int_quantized(make_checkpoint, tmp_path):
     settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8)
     folder = tmp_path / "model"
@@ -96,8 +139,6 @@ def test_one_scale_for_a_matrix_holds_for_all_rows(make_checkpoint, tmp_path):
     ],
 )
 def test_ignored_layers_stay_floating_point(make_checkpoint, tmp_path, ignored):
-    import re  # noqa: PLC0415
-
     def chosen(name):
         stem = name.removesuffix(".weight")
         found = re.match(ignored[3:], stem) if ignored.startswith("re:") else stem == ignored
@@ -119,7 +160,6 @@ def test_groups_name_their_layers(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
     source = make_checkpoint()
     first = write_quantised(folder, source, settings, packed(wide), lambda name: "_proj" in name)
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415
 
     def named(name):
         return "v_proj" in name or name == "model.layers.0.mlp.up_proj.weight"
@@ -184,8 +224,6 @@ def test_gptq_of_8_bits_channelwise(make_checkpoint, tmp_path):
 
 
 def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
-    import json  # noqa: PLC0415
-
     folder = tmp_path / "model"
     model = write_quantised(folder, make_checkpoint(), {}, gptq(4, 32))
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
@@ -193,6 +231,36 @@ def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+
+
+@pytest.mark.parametrize(
+    "options", [{"group_size": 32}, {"group_size": 32, "symmetric": False, "act_order": True}], ids=str
+)
+def test_gptq_of_8_bits_in_groups_is_rounded_anew(make_checkpoint, tmp_path, options):
+    folder = tmp_path / "model"
+    settings = GPTQ | {"bits": 8, "sym": options.get("symmetric", True)}
+    model = write_quantised(folder, make_checkpoint(), settings, gptq(8, **options))
+    for name, parameter in model.named_parameters():
+        if "_proj" in name:
+            parameter.data = from_float(parameter.data, Scheme(bits=8)).dequantize()
+    agrees(folder, model)
+
+
+def test_biases_of_zeros_are_passed_over_and_others_refused(make_checkpoint, tmp_path):
+    """AutoGPTQ once gave every layer a bias."""
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(), GPTQ, gptq(4, 32))
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    state["model.layers.0.self_attn.k_proj.bias"] = torch.zeros(32, dtype=torch.float16)
+    path.unlink()
+    save_file(state, path)
+    agrees(folder, model)
+    state["model.layers.0.self_attn.k_proj.bias"][3] = 1
+    path.unlink()
+    save_file(state, path)
+    with pytest.raises(CheckpointError, match=r"k_proj\.bias is not zero"):
+        LLM(folder, dtype="float32")
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, 0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import gguf
 import numpy as np
 import pytest
@@ -86,8 +88,6 @@ def source(make_checkpoint):
 @pytest.mark.parametrize("kind", sorted(SCHEMES))
 def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
     """Q4_0 exactly; of the others, the matrices that are rounded anew, as `from_float` rounds them."""
-    import copy  # noqa: PLC0415
-
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, source, kind)
     model = copy.deepcopy(source.model)
@@ -124,6 +124,22 @@ def test_rounding_anew_costs_what_the_page_says(kind, bound):
         stored = (((grouped - low) / step).round() * step + low).view(64, 2048)
         error = relative_error(from_float(stored, SCHEMES["Q4_K"]).dequantize(), stored)
     assert bound / 3 < error < bound
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_a_file_in_blocks_may_be_rounded_to_another_scheme(source, tmp_path):
+    """int8 keeps what Q4_K has."""
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, source, "Q4_K")
+    model = copy.deepcopy(source.model)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            left = "embed" in name or "lm_head" in name
+            parameter.data = meant[name] if left else from_float(meant[name], Scheme(bits=8)).dequantize()
+    llm = Spy(LLM(path, dtype="float32", skip_tokenizer_init=True, quantization="int8"))
+    (prompt,) = random_prompts((20,), 4)
+    tokens, logits = llm.generate(prompt, 4)
+    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
 
 
 def test_what_rounding_anew_cost_is_logged(source, tmp_path, caplog):

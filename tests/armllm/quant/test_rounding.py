@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized import pack_to_int32, unpack_from_int32
@@ -131,7 +133,6 @@ def test_zero_points_that_are_all_zero_are_dropped():
 def test_columns_in_another_order_are_put_back():
     weight = integers(4, 8, zeros=True)
     columns = torch.randperm(256, generator=torch.Generator().manual_seed(4))
-    import dataclasses  # noqa: PLC0415
 
     moved = dataclasses.replace(weight, columns=columns)
     assert torch.equal(moved.dequantize()[:, columns], weight.dequantize())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -10,10 +14,12 @@ from tests.armllm.models.random_configs import FAMILIES, random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 
 from armllm import LLM
+from armllm.cli import main
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import QuantizedLinear, SideBySide
 from armllm.quant.scheme import scheme_for
 from armllm.quant.weight import from_float
+from armllm.smoke.passages import MODEL
 
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
 LEFT = ("embed_tokens", "embed_positions", "lm_head", "gate", "shared_expert_gate", "router")
@@ -141,15 +147,12 @@ def test_memory_is_counted_as_packed(make_checkpoint):
 @pytest.mark.slow
 def test_loading_peaks_at_the_packed_size_and_a_tensor(tmp_path):
     """67 million weights: one more copy of them in int8 would take more than this allows."""
-    import subprocess  # noqa: PLC0415
-    import sys  # noqa: PLC0415
 
     config = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 1024,
         "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
         "num_key_value_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
     }  # fmt: skip
-    import json  # noqa: PLC0415
 
     state = {
         "model.embed_tokens.weight": (64, 1024),
@@ -213,3 +216,10 @@ def test_a_weight_that_is_no_number_is_named(make_checkpoint, tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj\.weight can't be rounded"):
         LLM(tmp_path, dtype="float32", quantization="int8")
+
+
+def test_the_commands_take_the_option(capsys):
+    options = ["--quantization", "int4-g64", "--max-tokens", "3", "--temperature", "0", "--dtype", "float32"]
+    assert main(["run", str(MODEL), "The", *options]) == 0
+    assert main(["run", str(MODEL), "The", "--quantization", "fp8"]) == 2
+    assert "quantization 'fp8' is not supported, only int8" in capsys.readouterr().err
