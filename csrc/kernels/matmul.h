@@ -1,15 +1,16 @@
 // What every target's quantised products share: the packed weight, the quantised activations, the rows of the
 // result. A target brings, before it includes this,
-//   kPanelColumns       columns of a panel
-//   kRun         elements of a column that lie together: a block holds kRun of each column of the panel in
+//   kPanelColumns  columns of a panel
+//   kRun           elements of a column that lie together: a block holds kRun of each column of the panel in
 //   order
-//                (int4: 2 * kRun, the first half in the low nibbles)
-//   kNibbles     what int4's nibbles are stored XORed with: 0 for two's complement, 0x88 for an offset of 8
-//   kRowChunk       elements of a row of activations that lie together, row after row of a tile
-//   kRowsOfPair  rows that must come together: 1, or 2, where a row of zeros makes up an odd number
+//                  (int4: 2 * kRun, the first half in the low nibbles)
+//   kNibbles       what int4's nibbles are stored XORed with: 0 for two's complement, 0x88 for an offset of 8
+//   kRowChunk      elements of a row of activations that lie together, row after row of a tile
+//   kRowsOfPair    rows that must come together: 1, or 2, where a row of zeros makes up an odd number
+//   kPanelsOfRow   how many panels at most a tile of a single row meets at a time
 //   matmul_tile_rows(bits, grouped)  the most rows of a tile, at most kMaxTileRows
-// and after it
-//   ARMLLM_ENTRY functions that multiply a tile by a panel, for ARMLLM_MATMUL_ENTRIES.
+// and after it, for ARMLLM_MATMUL_ENTRIES, a function that multiplies a tile by panels, and what it wants to
+// know of the activations besides.
 
 // A weight's size in steps: rows of activations and panels are padded with zeros to whole ones.
 inline constexpr int64_t kStep = 32;
@@ -152,7 +153,7 @@ ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int6
   const Activations to = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
   const int64_t groups = group_count(s), features = padded_features(s);
-  // The last row brings the zeros of its pair along.
+  // The last row brings the other of its pair along.
   const int64_t stop = end == a.rows ? round_up(end, kRowsOfPair) : end;
   for (int64_t r = begin; r < stop; ++r) {
     const int64_t tile = tiling.tile_of(r), first = tiling.first_row(tile);
@@ -181,19 +182,27 @@ struct Product {
   const char* more;  // of all rows
   int64_t features, group, groups, rows;
   int64_t first_row;
-  float* out;  // [rows, kPanelColumns]: a row's scale is still missing
+  bool grouped, single;         // groups of group_size; one row in all
+  int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
+  float* out;                   // [panels, rows, kPanelColumns]: a row's scale is still missing
 };
+
+// Where a panel's floats are, given those of the first.
+ARMLLM_INLINE const float* of_panel(const float* first, const Product& p, int64_t panel) {
+  return first + panel * (p.panel_bytes / 4);
+}
 
 // out += sum of q * (-scale * zero) * `one`, which is 1 in the units of the sums of products.
 ARMLLM_INLINE void add_zero_points(const Product& p, float one) {
   if (p.zeros == nullptr) return;
-  for (int64_t r = 0; r < p.rows; ++r) {
+  for (int64_t i = 0; i < p.panels * p.rows; ++i) {
+    const float* zeros = of_panel(p.zeros, p, i / p.rows);
     for (int64_t n = 0; n < kPanelColumns; n += kLanes) {
-      Vf total = load(p.out + r * kPanelColumns + n);
+      Vf total = load(p.out + i * kPanelColumns + n);
       for (int64_t g = 0; g < p.groups; ++g) {
-        total = fma(load(p.zeros + g * kPanelColumns + n), splat(p.sums[g * p.rows + r] * one), total);
+        total = fma(load(zeros + g * kPanelColumns + n), splat(p.sums[g * p.rows + i % p.rows] * one), total);
       }
-      store(p.out + r * kPanelColumns + n, total);
+      store(p.out + i * kPanelColumns + n, total);
     }
   }
 }
@@ -227,27 +236,42 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
   const int64_t size = panel_bytes<bits>(s), groups = group_count(s), features = padded_features(s);
-  alignas(64) float result[kMaxTileRows * kPanelColumns];
+  const int64_t together = a.rows == 1 ? kPanelsOfRow : 1;
+  alignas(64) float
+      result[(kMaxTileRows > kPanelsOfRow * kRowsOfPair ? kMaxTileRows : kPanelsOfRow * kRowsOfPair) *
+             kPanelColumns];
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    for (int64_t panel = panel_begin; panel < panel_end; panel += together) {
       const uint8_t* weights = static_cast<const uint8_t*>(a.weight) + panel * size;
       const float* scales = reinterpret_cast<const float*>(weights + weight_bytes<bits>(s));
+      const int64_t panels = panel_end - panel < together ? panel_end - panel : together;
       tile_by_panel({weights, scales, s.zero_points ? scales + groups * kPanelColumns : nullptr,
                      x.q + first * features, x.sums + first * groups, x.more, features, group_length(s),
-                     groups, rows, first, result});
-      for (int64_t r = 0; r < rows && first + r < a.rows; ++r) {
-        store_row<T>(a, result + r * kPanelColumns, x.scales[first + r] * unit, first + r,
-                     panel * kPanelColumns);
+                     groups, rows, first, s.group_size != 0, a.rows == 1, panels, size, result});
+      for (int64_t i = 0; i < panels * rows; ++i) {
+        const int64_t row = first + i % rows;
+        if (row >= a.rows) continue;
+        store_row<T>(a, result + i * kPanelColumns, x.scales[row] * unit, row,
+                     (panel + i / rows) * kPanelColumns);
       }
     }
   }
 }
 
+// For targets that want to know nothing more.
+template <int>
+ARMLLM_INLINE int64_t no_more_bytes(const WeightShape&, int64_t) {
+  return 0;
+}
+template <int>
+ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
+
 // The table entries of one storage type.
-#define ARMLLM_MATMUL_ENTRIES_OF(T, suffix, op, bits, unit, tile_by_panel)                                   \
+#define ARMLLM_MATMUL_ENTRIES_OF(T, suffix, op, bits, unit, tile_by_panel, more_bytes, more)                 \
   static ARMLLM_ENTRY void op##_quantize_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {         \
     quantize_activations<bits, T>(a, begin, end);                                                            \
+    more<bits>(a, begin, end);                                                                               \
   }                                                                                                          \
   static ARMLLM_ENTRY void op##_multiply_##suffix(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, \
                                                   int64_t panel_begin, int64_t panel_end) {                  \
@@ -258,17 +282,17 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                                       op##_pack,  op##_activation_bytes, op##_quantize_##suffix,             \
                                       op##_tiles, op##_multiply_##suffix};
 
-#define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel)                                          \
+#define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, more_bytes, more)                        \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \
   static ARMLLM_ENTRY void op##_pack(const PackWeightArgs& a, int64_t begin, int64_t end) {           \
     for (int64_t panel = begin; panel < end; ++panel) pack_panel<bits>(a, panel);                     \
   }                                                                                                   \
   static ARMLLM_ENTRY int64_t op##_activation_bytes(const WeightShape& s, int64_t rows) {             \
-    return Activations::at(nullptr, s, rows).bytes;                                                   \
+    return Activations::at(nullptr, s, rows).bytes + more_bytes<bits>(s, rows);                       \
   }                                                                                                   \
   static ARMLLM_ENTRY int64_t op##_tiles(const WeightShape& s, int64_t rows) {                        \
     return Tiling::of<bits>(s, rows).tiles;                                                           \
   }                                                                                                   \
-  ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel)                                 \
-  ARMLLM_MATMUL_ENTRIES_OF(float16, f16, op, bits, unit, tile_by_panel)                               \
-  ARMLLM_MATMUL_ENTRIES_OF(bfloat16, bf16, op, bits, unit, tile_by_panel)
+  ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel, more_bytes, more)               \
+  ARMLLM_MATMUL_ENTRIES_OF(float16, f16, op, bits, unit, tile_by_panel, more_bytes, more)             \
+  ARMLLM_MATMUL_ENTRIES_OF(bfloat16, bf16, op, bits, unit, tile_by_panel, more_bytes, more)

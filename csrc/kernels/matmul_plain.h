@@ -1,7 +1,8 @@
 // Quantised products with the compiler's vectors, and on x86-64 with VPMADDWD on 16-bit integers: two
 // elements of 16 columns at a time.
 
-inline constexpr int64_t kPanelColumns = 16, kRun = 2, kRowChunk = 16, kRowsOfPair = 1, kMaxTileRows = 4;
+inline constexpr int64_t kPanelColumns = 16, kRun = 2, kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1,
+                         kMaxTileRows = 4;
 inline constexpr int kNibbles = 0;
 inline constexpr const char* kLayout = "columns16";
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
@@ -150,5 +151,5 @@ static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
   add_zero_points(p, 1.0f);
 }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 1.0f, w4a8_tile)
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 1.0f, w4a8_tile, no_more_bytes, nothing_more)

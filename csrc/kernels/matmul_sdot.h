@@ -1,6 +1,7 @@
 // Quantised products with SDOT by lane: four elements of four columns times four elements of a row.
 
-inline constexpr int64_t kPanelColumns = 4, kRun = 4, kRowChunk = 16, kRowsOfPair = 1, kMaxTileRows = 16;
+inline constexpr int64_t kPanelColumns = 4, kRun = 4, kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4;
+inline constexpr int64_t kMaxTileRows = 16;
 inline constexpr int kNibbles = 0;
 inline constexpr const char* kLayout = "columns4x4";
 // The sums of groups need as many registers as the integers.
@@ -27,178 +28,176 @@ ARMLLM_INLINE const uint8_t* load_block(const uint8_t* w, int8x16_t (&block)[4])
   }
 }
 
-template <int rows>
-ARMLLM_INLINE void add_products(int32x4_t (&sums)[rows], const int8x16_t (&block)[4], const int8_t* x) {
-  ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
-    const int8x16_t row = vld1q_s8(x + 16 * r);
-    sums[r] = vdotq_laneq_s32(sums[r], block[0], row, 0);
-    sums[r] = vdotq_laneq_s32(sums[r], block[1], row, 1);
-    sums[r] = vdotq_laneq_s32(sums[r], block[2], row, 2);
-    sums[r] = vdotq_laneq_s32(sums[r], block[3], row, 3);
-  }
+ARMLLM_INLINE int32x4_t add_products(int32x4_t sum, const int8x16_t (&block)[4], int8x16_t row) {
+  sum = vdotq_laneq_s32(sum, block[0], row, 0);
+  sum = vdotq_laneq_s32(sum, block[1], row, 1);
+  sum = vdotq_laneq_s32(sum, block[2], row, 2);
+  return vdotq_laneq_s32(sum, block[3], row, 3);
 }
 
-template <int bits, int rows>
+template <int bits, int rows, int panels>
 ARMLLM_INLINE void channel_tile(const Product& p) {
-  const uint8_t* w = p.weights;
+  // A single row has few sums: each gets four accumulators, so that SDOT need not wait for itself.
+  constexpr int kParts = rows == 1 ? 4 : 1;
+  const uint8_t* w[panels];
   const int8_t* x = p.q;
-  int32x4_t sums[rows];
-  ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-    sums[r] = vdupq_n_s32(0);
+  int32x4_t sums[panels][rows][kParts];
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    w[j] = p.weights + j * p.panel_bytes;
+    ARMLLM_UNROLL for (int r = 0; r < rows * kParts; ++r)
+      sums[j][r / kParts][r % kParts] = vdupq_n_s32(0);
+  }
   for (int64_t k = 0; k < p.features; k += 16) {
     ARMLLM_LOOP("channel", rows);
-    int8x16_t block[4];
-    w = load_block<bits>(w, block);
-    add_products<rows>(sums, block, x);
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      int8x16_t block[4];
+      w[j] = load_block<bits>(w[j], block);
+      ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+        const int8x16_t row = vld1q_s8(x + 16 * r);
+        int32x4_t(&sum)[kParts] = sums[j][r];
+        if constexpr (kParts == 1) {
+          sum[0] = add_products(sum[0], block, row);
+        } else {
+          sum[0] = vdotq_laneq_s32(sum[0], block[0], row, 0);
+          sum[1] = vdotq_laneq_s32(sum[1], block[1], row, 1);
+          sum[2] = vdotq_laneq_s32(sum[2], block[2], row, 2);
+          sum[3] = vdotq_laneq_s32(sum[3], block[3], row, 3);
+        }
+      }
+    }
     x += 16 * rows;
   }
-  const float32x4_t scales = vld1q_f32(p.scales);
-  ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-    vst1q_f32(p.out + 4 * r, vmulq_f32(vcvtq_f32_s32(sums[r]), scales));
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    const float32x4_t scales = vld1q_f32(of_panel(p.scales, p, j));
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+      int32x4_t sum = sums[j][r][0];
+      ARMLLM_UNROLL for (int i = 1; i < kParts; ++i)
+        sum = vaddq_s32(sum, sums[j][r][i]);
+      vst1q_f32(p.out + 4 * (j * rows + r), vmulq_f32(vcvtq_f32_s32(sum), scales));
+    }
+  }
 }
 
 // Integers start at the bits of 1.5 * 2^23, where a float's last bit counts 1: as floats they are off by just
 // that number, which a subtraction mends, in one slot where SCVTF takes two. Exact below 2^22: a group of 128
 // reaches 128 * 127 * 128.
 alignas(16) static const int32_t kStart[4] = {kRounderBits, kRounderBits, kRounderBits, kRounderBits};
-template <int rows, int length>
+
+template <int rows, int panels, int length>
 ARMLLM_INLINE void grouped_tile(const Product& p) {
-  const uint8_t* w = p.weights;
+  const uint8_t* w[panels];
   const int8_t* x = p.q;
-  float32x4_t out[rows];
-  ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-    out[r] = vdupq_n_f32(0);
+  float32x4_t out[panels][rows];
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    w[j] = p.weights + j * p.panel_bytes;
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
+      out[j][r] = vdupq_n_f32(0);
+  }
+  const float* scales = p.scales;
   for (int64_t g = 0; g < p.groups; ++g) {
     ARMLLM_LOOP("group", rows * 1000 + length);
-    int32x4_t sums[rows];
-    ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-      sums[r] = reload(kStart);
+    int32x4_t sums[panels][rows];
+    ARMLLM_UNROLL for (int i = 0; i < panels * rows; ++i)
+      sums[i / rows][i % rows] = reload(kStart);
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16) {
-      int8x16_t block[4];
-      w = load_block<4>(w, block);
-      add_products<rows>(sums, block, x);
+      ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+        int8x16_t block[4];
+        w[j] = load_block<4>(w[j], block);
+        ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
+          sums[j][r] = add_products(sums[j][r], block, vld1q_s8(x + 16 * r));
+      }
       x += 16 * rows;
     }
-    const float32x4_t scales = vld1q_f32(p.scales + 4 * g), rounder = vdupq_n_f32(kRounder);
-    ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
-      out[r] = vfmaq_f32(out[r], vsubq_f32(vreinterpretq_f32_s32(sums[r]), rounder), scales);
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      const float32x4_t scale = vld1q_f32(of_panel(scales, p, j));
+      ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+        const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(sums[j][r]), vdupq_n_f32(kRounder));
+        out[j][r] = vfmaq_f32(out[j][r], sum, scale);
+      }
     }
+    scales += 4;
   }
-  ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-    vst1q_f32(p.out + 4 * r, out[r]);
+  ARMLLM_UNROLL for (int i = 0; i < panels * rows; ++i)
+    vst1q_f32(p.out + 4 * i, out[i / rows][i % rows]);
 }
 
-template <int rows>
-ARMLLM_INLINE void grouped_tile(const Product& p) {
-  if (p.group == 32) {
-    grouped_tile<rows, 32>(p);
-  } else if (p.group == 64) {
-    grouped_tile<rows, 64>(p);
-  } else {
-    grouped_tile<rows, 128>(p);
+template <int bits, int rows, int panels = 1>
+ARMLLM_INLINE void tile_of(const Product& p) {
+  if constexpr (bits == 4 && rows <= 12) {
+    if (p.grouped && p.group == 32) return grouped_tile<rows, panels, 32>(p);
+    if (p.grouped && p.group == 64) return grouped_tile<rows, panels, 64>(p);
+    if (p.grouped && p.group == 128) return grouped_tile<rows, panels, 128>(p);
   }
+  channel_tile<bits, rows, panels>(p);
 }
 
 template <int bits>
-ARMLLM_INLINE void channel_tile(const Product& p) {
+ARMLLM_INLINE void any_tile(const Product& p) {
   switch (p.rows) {
-    case 1:
-      channel_tile<bits, 1>(p);
+    case 1: {
+      if (p.panels == 4) {
+        tile_of<bits, 1, 4>(p);
+      } else {
+        Product one = p;
+        for (int64_t j = 0; j < p.panels; ++j) {
+          tile_of<bits, 1>(one);
+          one.weights += p.panel_bytes;
+          one.scales = of_panel(one.scales, p, 1);
+          one.out += 4;
+        }
+      }
       break;
+    }
     case 2:
-      channel_tile<bits, 2>(p);
+      tile_of<bits, 2>(p);
       break;
     case 3:
-      channel_tile<bits, 3>(p);
+      tile_of<bits, 3>(p);
       break;
     case 4:
-      channel_tile<bits, 4>(p);
+      tile_of<bits, 4>(p);
       break;
     case 5:
-      channel_tile<bits, 5>(p);
+      tile_of<bits, 5>(p);
       break;
     case 6:
-      channel_tile<bits, 6>(p);
+      tile_of<bits, 6>(p);
       break;
     case 7:
-      channel_tile<bits, 7>(p);
+      tile_of<bits, 7>(p);
       break;
     case 8:
-      channel_tile<bits, 8>(p);
+      tile_of<bits, 8>(p);
       break;
     case 9:
-      channel_tile<bits, 9>(p);
+      tile_of<bits, 9>(p);
       break;
     case 10:
-      channel_tile<bits, 10>(p);
+      tile_of<bits, 10>(p);
       break;
     case 11:
-      channel_tile<bits, 11>(p);
+      tile_of<bits, 11>(p);
       break;
     case 12:
-      channel_tile<bits, 12>(p);
+      tile_of<bits, 12>(p);
       break;
     case 13:
-      channel_tile<bits, 13>(p);
+      tile_of<bits, 13>(p);
       break;
     case 14:
-      channel_tile<bits, 14>(p);
+      tile_of<bits, 14>(p);
       break;
     case 15:
-      channel_tile<bits, 15>(p);
+      tile_of<bits, 15>(p);
       break;
     default:
-      channel_tile<bits, 16>(p);
+      tile_of<bits, 16>(p);
   }
-}
-static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
-  channel_tile<8>(p);
-  add_zero_points(p, 1.0f);
-}
-static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
-  if (p.groups == 1 && p.group == p.features) {
-    channel_tile<4>(p);
-  } else {
-    switch (p.rows) {
-      case 1:
-        grouped_tile<1>(p);
-        break;
-      case 2:
-        grouped_tile<2>(p);
-        break;
-      case 3:
-        grouped_tile<3>(p);
-        break;
-      case 4:
-        grouped_tile<4>(p);
-        break;
-      case 5:
-        grouped_tile<5>(p);
-        break;
-      case 6:
-        grouped_tile<6>(p);
-        break;
-      case 7:
-        grouped_tile<7>(p);
-        break;
-      case 8:
-        grouped_tile<8>(p);
-        break;
-      case 9:
-        grouped_tile<9>(p);
-        break;
-      case 10:
-        grouped_tile<10>(p);
-        break;
-      case 11:
-        grouped_tile<11>(p);
-        break;
-      default:
-        grouped_tile<12>(p);
-    }
-  }
-  add_zero_points(p, 16.0f);
+  add_zero_points(p, bits == 4 ? 16.0f : 1.0f);
 }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile)
+static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }
+static ARMLLM_ENTRY void w4a8_tile(const Product& p) { any_tile<4>(p); }
+
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, no_more_bytes, nothing_more)

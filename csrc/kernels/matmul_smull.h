@@ -1,7 +1,8 @@
 // Quantised products in Armv8.0: SMULL and SMLAL make sums of two products in 16 bits (at most 2 * 127 *
 // 128), SADALP adds neighbours to sums in 32.
 
-inline constexpr int64_t kPanelColumns = 4, kRun = 8, kRowChunk = 8, kRowsOfPair = 1, kMaxTileRows = 4;
+inline constexpr int64_t kPanelColumns = 4, kRun = 8, kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1,
+                         kMaxTileRows = 4;
 inline constexpr int kNibbles = 0;
 inline constexpr const char* kLayout = "columns4x8";
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
@@ -97,5 +98,5 @@ static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
   add_zero_points(p, 16.0f);
 }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile)
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, no_more_bytes, nothing_more)

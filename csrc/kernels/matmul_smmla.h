@@ -1,0 +1,331 @@
+// Quantised products with SMMLA and USMMLA: 8 elements of two columns times 8 elements of two rows. Nibbles
+// are stored with an offset of 8, so that they are unsigned; the integers start at what takes the offsets off
+// again.
+
+inline constexpr int64_t kPanelColumns = 4, kRun = 8, kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 2;
+inline constexpr int64_t kMaxTileRows = 16;
+inline constexpr int kNibbles = 0x88;
+inline constexpr const char* kLayout = "columns4x8offset";
+// The sums of groups need as many registers as the integers.
+ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
+
+#include "kernels/matmul.h"
+
+// What int4 keeps beside the activations: what the integers of a group start at, [groups, pairs of the tile,
+// 4] per tile, in the order of USMMLA's result: two columns, each with two rows. With groups they are floats'
+// bits too, of 1.5 * 2^23 plus the sum of products: a subtraction then converts them, in one slot where SCVTF
+// takes two. Exact below 2^22: a group of 128 reaches 128 * 127 * 128.
+template <int bits>
+ARMLLM_INLINE int64_t starts_bytes(const WeightShape& s, int64_t rows) {
+  return bits == 4 ? round_up(rows, 2) / 2 * group_count(s) * 16 : 0;
+}
+
+// A single row of int4 needs three instructions per 16 bytes of weights, not two to take the nibbles apart
+// and two to multiply. A byte b is 16 * high + low. Of the two rows of a pair one is h = b x_high - low
+// x_high, which is 16 * high x_high, the other low x_low: USMMLA of b by (x_high, 0) and of low by (-x_high,
+// x_low). This puts a row of 16 elements (x_low, 0, x_high, 0) into that order.
+ARMLLM_INLINE void order_single_row(const MatmulArgs& a, int8_t* x, int32_t* starts) {
+  const WeightShape& s = a.shape;
+  const int32_t first = s.group_size == 0 ? 0 : kRounderBits;
+  for (int64_t g = 0; g < group_count(s); ++g) {
+    int32_t low_sum = 0, high_sum = 0;
+    for (int64_t k = 0; k < group_length(s); k += 16) {
+      const int8x16_t low = vld1q_s8(x), high = vld1q_s8(x + 16);
+      low_sum += vaddlvq_s8(low);
+      high_sum += vaddlvq_s8(high);
+      vst1q_s8(x, high);
+      vst1q_s8(x + 16, vcombine_s8(vneg_s8(vget_low_s8(high)), vget_low_s8(low)));
+      x += 32;
+    }
+    starts[0] = starts[2] = first - 128 * high_sum;
+    starts[1] = starts[3] = -8 * low_sum;
+    starts += 4;
+  }
+}
+
+template <int bits>
+ARMLLM_INLINE void prepare(const MatmulArgs& a, int64_t begin, int64_t end) {
+  const WeightShape& s = a.shape;
+  const Activations x = Activations::at(a.activations, s, a.rows);
+  if (bits == 8) {
+    // SDOT wants a single row twice.
+    if (a.rows == 1) {
+      for (int64_t k = 0; k < padded_features(s); k += 8) memcpy(x.q + 2 * k + 8, x.q + 2 * k, 8);
+    }
+    return;
+  }
+  int32_t* starts = reinterpret_cast<int32_t*>(x.more);
+  if (a.rows == 1) return order_single_row(a, x.q, starts);
+  const Tiling tiling = Tiling::of<bits>(s, a.rows);
+  const int32_t first = s.group_size == 0 ? 0 : kRounderBits;
+  const int64_t groups = group_count(s), stop = end == a.rows ? round_up(end, 2) : end;
+  for (int64_t r = begin; r < stop; ++r) {
+    const int64_t tile = tiling.tile_of(r), top = tiling.first_row(tile),
+                  rows = tiling.first_row(tile + 1) - top;
+    const float* sums = x.sums + top * groups + (r - top);
+    int32_t* to = starts + top * groups * 2 + (r - top) / 2 * 4 + r % 2;
+    for (int64_t g = 0; g < groups; ++g) {
+      to[0] = to[2] = first - 128 * static_cast<int32_t>(sums[g * rows]);
+      to += rows * 2;
+    }
+  }
+}
+
+ARMLLM_INLINE int32x4_t add_product(int32x4_t sum, int8x16_t w, int8x16_t x) { return vmmlaq_s32(sum, w, x); }
+ARMLLM_INLINE int32x4_t add_product(int32x4_t sum, uint8x16_t w, int8x16_t x) {
+  return vusmmlaq_s32(sum, w, x);
+}
+
+template <int bits>
+struct Weights;
+template <>
+struct Weights<8> {
+  using Vector = int8x16_t;
+  static ARMLLM_MEMBER const uint8_t* load(const uint8_t* w, Vector (&block)[4]) {
+    ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
+      block[i] = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 16 * i);
+    return w + 64;
+  }
+};
+template <>
+struct Weights<4> {
+  using Vector = uint8x16_t;
+  static ARMLLM_MEMBER const uint8_t* load(const uint8_t* w, Vector (&block)[4]) {
+    ARMLLM_UNROLL for (int i = 0; i < 2; ++i) {
+      const uint8x16_t both = vld1q_u8(w + 16 * i);
+      block[i] = vshlq_n_u8(both, 4);
+      block[2 + i] = vandq_u8(both, vdupq_n_u8(0xf0));
+    }
+    return w + 32;
+  }
+};
+
+// 16 elements of four columns and of `pairs` pairs of rows.
+template <int bits, int pairs>
+ARMLLM_INLINE void add_products(int32x4_t (&sums)[pairs][2], const uint8_t*& w, const int8_t*& x) {
+  typename Weights<bits>::Vector block[4];
+  w = Weights<bits>::load(w, block);
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
+    const int8x16_t first = vld1q_s8(x + 16 * r), second = vld1q_s8(x + 16 * (pairs + r));
+    ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
+      sums[r][n] = add_product(sums[r][n], block[n], first);
+      sums[r][n] = add_product(sums[r][n], block[2 + n], second);
+    }
+  }
+  x += 32 * pairs;
+}
+
+ARMLLM_INLINE void store_pair(float* out, float32x4_t left, float32x4_t right) {
+  vst1q_f32(out, vuzp1q_f32(left, right));
+  vst1q_f32(out + 4, vuzp2q_f32(left, right));
+}
+
+template <int bits, int pairs>
+ARMLLM_INLINE void channel_tile(const Product& p) {
+  const uint8_t* w = p.weights;
+  const int8_t* x = p.q;
+  const int32_t* starts = reinterpret_cast<const int32_t*>(p.more) + p.first_row * 2;
+  int32x4_t sums[pairs][2];
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r)
+    sums[r][0] = sums[r][1] = bits == 4 ? vld1q_s32(starts + 4 * r) : vdupq_n_s32(0);
+  for (int64_t k = 0; k < p.features; k += 16) {
+    ARMLLM_LOOP("channel", 2 * pairs);
+    add_products<bits, pairs>(sums, w, x);
+  }
+  const float32x4_t scales = vld1q_f32(p.scales);
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
+    store_pair(p.out + 8 * r, vmulq_f32(vcvtq_f32_s32(sums[r][0]), vzip1q_f32(scales, scales)),
+               vmulq_f32(vcvtq_f32_s32(sums[r][1]), vzip2q_f32(scales, scales)));
+  }
+}
+
+template <int pairs, int length>
+ARMLLM_INLINE void grouped_tile(const Product& p) {
+  const uint8_t* w = p.weights;
+  const int8_t* x = p.q;
+  const int32_t* starts = reinterpret_cast<const int32_t*>(p.more) + p.first_row * p.groups * 2;
+  float32x4_t out[pairs][2];
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r)
+    out[r][0] = out[r][1] = vdupq_n_f32(0);
+  for (int64_t g = 0; g < p.groups; ++g) {
+    ARMLLM_LOOP("group", 2 * pairs * 1000 + length);
+    int32x4_t sums[pairs][2];
+    ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
+      sums[r][0] = reload(starts + 4 * r);
+      sums[r][1] = reload(starts + 4 * r);
+    }
+    starts += 4 * pairs;
+    ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
+      add_products<4, pairs>(sums, w, x);
+    const float32x4_t scales = vld1q_f32(p.scales + 4 * g), rounder = vdupq_n_f32(kRounder);
+    const float32x4_t left = vzip1q_f32(scales, scales), right = vzip2q_f32(scales, scales);
+    ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
+      out[r][0] = vfmaq_f32(out[r][0], vsubq_f32(vreinterpretq_f32_s32(sums[r][0]), rounder), left);
+      out[r][1] = vfmaq_f32(out[r][1], vsubq_f32(vreinterpretq_f32_s32(sums[r][1]), rounder), right);
+    }
+  }
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r)
+    store_pair(p.out + 8 * r, out[r][0], out[r][1]);
+}
+
+// A single row of int8: SDOT of 8 elements of two columns at a time, both halves of the sum apart.
+template <int panels>
+ARMLLM_INLINE void single_row_w8(const Product& p) {
+  const int8_t *w[panels], *x = p.q;
+  int32x4_t sums[panels][2][2];
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    w[j] = reinterpret_cast<const int8_t*>(p.weights + j * p.panel_bytes);
+    ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
+      sums[j][i / 2][i % 2] = vdupq_n_s32(0);
+  }
+  for (int64_t k = 0; k < p.features; k += 16) {
+    ARMLLM_LOOP("channel", 1);
+    const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
+        sums[j][n][0] = vdotq_s32(sums[j][n][0], vld1q_s8(w[j] + 16 * n), first);
+        sums[j][n][1] = vdotq_s32(sums[j][n][1], vld1q_s8(w[j] + 32 + 16 * n), second);
+      }
+      w[j] += 64;
+    }
+    x += 32;
+  }
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    const int32x4_t all =
+        vpaddq_s32(vaddq_s32(sums[j][0][0], sums[j][0][1]), vaddq_s32(sums[j][1][0], sums[j][1][1]));
+    vst1q_f32(p.out + 8 * j, vmulq_f32(vcvtq_f32_s32(all), vld1q_f32(of_panel(p.scales, p, j))));
+  }
+}
+
+// See order_single_row. length 0: one group of all features.
+template <int panels, int length>
+ARMLLM_INLINE void single_row_w4(const Product& p) {
+  const uint8_t* w[panels];
+  const int8_t* x = p.q;
+  const int32_t* starts = reinterpret_cast<const int32_t*>(p.more);
+  const uint8x16_t low = vdupq_n_u8(15);
+  const int32x4_t sixteen = vdupq_n_s32(16);
+  float32x4_t out[panels];
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+    w[j] = p.weights + j * p.panel_bytes;
+    out[j] = vdupq_n_f32(0);
+  }
+  const float* scales = p.scales;
+  const auto add_16 = [&](int32x4_t(&sums)[panels][2]) __attribute__((always_inline)) {
+    const int8x16_t of_bytes = vld1q_s8(x), of_low = vld1q_s8(x + 16);
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
+        const uint8x16_t bytes = vld1q_u8(w[j] + 16 * n);
+        sums[j][n] = vusmmlaq_s32(sums[j][n], bytes, of_bytes);
+        sums[j][n] = vusmmlaq_s32(sums[j][n], vandq_u8(bytes, low), of_low);
+      }
+      w[j] += 32;
+    }
+    x += 32;
+  };
+  const auto whole = [&](const int32x4_t(&sums)[2]) __attribute__((always_inline)) {
+    return vmlaq_s32(vuzp1q_s32(sums[0], sums[1]), vuzp2q_s32(sums[0], sums[1]), sixteen);
+  };
+  if constexpr (length == 0) {
+    int32x4_t sums[panels][2];
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
+      sums[j][0] = sums[j][1] = vld1q_s32(starts);
+    for (int64_t k = 0; k < p.features; k += 16) {
+      ARMLLM_LOOP("channel", 1);
+      add_16(sums);
+    }
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      out[j] = vmulq_f32(vcvtq_f32_s32(whole(sums[j])), vld1q_f32(of_panel(scales, p, j)));
+    }
+  } else {
+    for (int64_t g = 0; g < p.groups; ++g) {
+      ARMLLM_LOOP("group", 1000 + length);
+      int32x4_t sums[panels][2];
+      ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+        sums[j][0] = reload(starts);
+        sums[j][1] = reload(starts);
+      }
+      starts += 4;
+      ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
+        add_16(sums);
+      ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+        const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(whole(sums[j])), vdupq_n_f32(kRounder));
+        out[j] = vfmaq_f32(out[j], sum, vld1q_f32(of_panel(scales, p, j)));
+      }
+      scales += 4;
+    }
+  }
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
+    vst1q_f32(p.out + 8 * j, out[j]);
+}
+
+template <int bits, int panels>
+ARMLLM_INLINE void single_row(const Product& p) {
+  if constexpr (bits == 8) {
+    single_row_w8<panels>(p);
+  } else if (p.grouped) {
+    if (p.group == 32) {
+      single_row_w4<panels, 32>(p);
+    } else if (p.group == 64) {
+      single_row_w4<panels, 64>(p);
+    } else {
+      single_row_w4<panels, 128>(p);
+    }
+  } else {
+    single_row_w4<panels, 0>(p);
+  }
+}
+
+template <int bits, int pairs>
+ARMLLM_INLINE void tile_of(const Product& p) {
+  if constexpr (bits == 4 && pairs <= 6) {
+    if (p.grouped && p.group == 32) return grouped_tile<pairs, 32>(p);
+    if (p.grouped && p.group == 64) return grouped_tile<pairs, 64>(p);
+    if (p.grouped) return grouped_tile<pairs, 128>(p);
+  }
+  channel_tile<bits, pairs>(p);
+}
+
+template <int bits>
+ARMLLM_INLINE void any_tile(const Product& p) {
+  if (p.single) {
+    if (p.panels == 2) {
+      single_row<bits, 2>(p);
+    } else {
+      single_row<bits, 1>(p);
+    }
+  } else {
+    switch (p.rows) {
+      case 2:
+        tile_of<bits, 1>(p);
+        break;
+      case 4:
+        tile_of<bits, 2>(p);
+        break;
+      case 6:
+        tile_of<bits, 3>(p);
+        break;
+      case 8:
+        tile_of<bits, 4>(p);
+        break;
+      case 10:
+        tile_of<bits, 5>(p);
+        break;
+      case 12:
+        tile_of<bits, 6>(p);
+        break;
+      case 14:
+        tile_of<bits, 7>(p);
+        break;
+      default:
+        tile_of<bits, 8>(p);
+    }
+  }
+  add_zero_points(p, bits == 4 ? 16.0f : 1.0f);
+}
+
+static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }
+static ARMLLM_ENTRY void w4a8_tile(const Product& p) { any_tile<4>(p); }
+
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, starts_bytes, prepare)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, starts_bytes, prepare)
