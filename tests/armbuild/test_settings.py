@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from armbuild import settings
-from armbuild.cli import main, wheel
+from armbuild.cli import main, options, wheel
 from armbuild.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,7 @@ def test_variables_of_other_meaning_and_empty_ones_are_let_alone():
 
 
 def test_every_setting_is_an_option_of_the_wheel_command():
-    source = inspect.getsource(wheel.wheel)
+    source = inspect.getsource(wheel.wheel) + inspect.getsource(options)
     for key in sorted(settings.keys()):
         assert re.search(rf'"--(?:no-)?{key}"', source), key
 

@@ -201,8 +201,9 @@ def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(
         shutil.copytree(PROJECTS / "setuptools", project)
         # the project's own configuration makes a library in the container, and tests its extension there
         compile_own = "echo 'int own(void) { return 7; }' > own.c && cc -shared -fPIC -Wl,-soname,libown.so.3"
-        (project / "pyproject.toml").open("a").write(
-            "\n[tool.cibuildwheel]\nrepair-wheel-command = 'false'\n"
+        described = project / "pyproject.toml"
+        described.write_text(
+            described.read_text() + "\n[tool.cibuildwheel]\nrepair-wheel-command = 'false'\n"
             f'before-all = "mkdir /opt/own && cd /opt/own && {compile_own} -o libown.so own.c '
             '&& ln -s libown.so libown.so.3"\n'
             "test-command = 'python -c \"import fixture_setuptools\"'\n"
