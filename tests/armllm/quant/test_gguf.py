@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.models.test_gguf import gguf_name, permuted
+from tests.armllm.models.gguf_files import gguf_name, permuted
 
 from armllm import LLM
 from armllm.errors import CheckpointError
