@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from armllm.models.loader import Weights
 
 # Q4_0 is kept as it is. The kernels have one scale per row for 8 bits and whole zero points for 4.
-SCHEMES = {
+SCHEMES = {kind: Scheme(bits=8) for kind in BLOCKS} | {
     "Q4_0": Scheme(bits=4, group_size=32),
+    "Q4_1": Scheme(bits=4, group_size=32, symmetric=False),
     "Q4_K": Scheme(bits=4, group_size=32, symmetric=False),
-    "Q6_K": Scheme(bits=8),
-    "Q8_0": Scheme(bits=8),
 }
 
 
@@ -40,12 +39,12 @@ class GGUFFormat:
         weights.claim(f"{name}.weight", shape, dtypes=tuple(BLOCKS), num_bytes=scheme.num_bytes(*shape))
 
     def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
-        """Q4_0, Q6_K and Q8_0 exactly; Q4_K, whose minima are no multiples of its scales, rounded anew."""
+        """Types of integers exactly; others, whose minima are no multiples of their scales, rounded anew."""
         self.claim(weights, name, shape, scheme)
         checkpoint = cast("GGUFCheckpoint", weights.checkpoint)
         full_name = f"{weights.prefix}{name}.weight"
         kind, blocks = checkpoint.read_blocks(full_name)
-        if kind != "Q4_K":
+        if kind in gguf_blocks.INTEGERS:
             weight = gguf_blocks.integers(kind, blocks)
             if not weight.scales.isfinite().all():
                 raise weights.error(f"{name}.weight", "has scales that are NaN or infinite")

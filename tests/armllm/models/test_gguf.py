@@ -49,17 +49,18 @@ def test_weights_of_the_right_dtype_stay_mapped(llama_file):
     assert any(int(start, 16) <= address < int(end, 16) for start, end in spans)
 
 
-@pytest.mark.parametrize("kind", [KINDS.Q5_0, KINDS.Q5_1])
+@pytest.mark.parametrize("kind", [KINDS.TQ1_0, KINDS.TQ2_0])
 def test_quantised_tensors_are_refused_by_their_type(llama_file, kind):
     path, arch, _ = llama_file
     writer = gguf.GGUFWriter(path, arch)
-    writer.add_tensor("token_embd.weight", gguf.quantize(np.ones((8, 64), np.float32), kind), raw_dtype=kind)
+    writer.add_tensor("token_embd.weight", gguf.quantize(np.ones((8, 256), np.float32), kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     refused(
-        path, f"tensors of type {kind.name} are not supported, only F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K"
+        path,
+        f"tensors of type {kind.name} are not supported, only F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0",
     )
 
 

@@ -8,13 +8,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 from tests.armllm.models.gguf_files import gguf_name, permuted
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 
 from armllm import LLM
 from armllm.errors import CheckpointError
 from armllm.models.inspect import inspect
 from armllm.quant import gguf_blocks
+from armllm.quant.gguf_blocks import INTEGERS
 from armllm.quant.gguf_format import SCHEMES
 from armllm.quant.scheme import Scheme
 from armllm.quant.weight import fit, from_float, relative_error
@@ -28,10 +29,11 @@ def random_blocks(kind: str, rows: int, inputs: int, seed: int = 3) -> np.ndarra
     rng = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     octets = rng.integers(0, 256, (rows, inputs // block, size), dtype=np.uint8)
-    places = {"Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}[kind]
-    spread = {"Q4_0": 0.01, "Q8_0": 6e-4, "Q4_K": 3e-4, "Q6_K": 3e-5}[kind]
+    places = [208] if kind == "Q6_K" else [0] if kind in INTEGERS else [0, 2]
+    spread = {"Q8_0": 6e-4, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 3e-5}.get(kind, 0.01)
     for place in places:
-        scales = (spread * rng.uniform(0.5, 1.5, octets.shape[:2])).astype(np.float16)
+        sign = -8 if kind in {"Q4_1", "Q5_1"} and place else 1  # their least weight is added, not subtracted
+        scales = (sign * spread * rng.uniform(0.5, 1.5, octets.shape[:2])).astype(np.float16)
         octets[..., place : place + 2] = scales[..., None].view(np.uint8)
     return octets.reshape(rows, -1)
 
