@@ -69,9 +69,13 @@ class Container:
     overridden: Mapping[str, str]
     """Those that don't, each with what is used instead."""
 
-    def environment(self, version: str) -> dict[str, str]:
-        """Return all variables that cibuildwheel is given for Python ``version``."""
-        return {"CIBW_BUILD": identifier(version), **self.variables}
+    def environment(self, version: str, *arguments: str) -> dict[str, str]:
+        """Return all variables that cibuildwheel is given for Python ``version``.
+
+        ``arguments`` are further ones of ``ENGINE create``.
+        """
+        engine = _engine_text(self.engine, (*self.arguments, *arguments), host_mount=self.host_mount)
+        return {"CIBW_BUILD": identifier(version), **self.variables, "CIBW_CONTAINER_ENGINE": engine}
 
     @property
     def reference(self) -> str:
@@ -133,10 +137,8 @@ def compute(
         *_history(history),
         *shlex.split(environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
     )
-    host_mount = stated["host_mount"]
     variables = {
-        "CIBW_CONTAINER_ENGINE": f"{chosen}; create_args: {shlex.join(arguments)}; "
-        f"disable_host_mount: {str(not host_mount).lower()}",
+        "CIBW_CONTAINER_ENGINE": _engine_text(chosen, arguments, host_mount=stated["host_mount"]),
         "CIBW_REPAIR_WHEEL_COMMAND": COLLECT,
     }
     if named or "manylinux-aarch64-image" not in own:
@@ -160,7 +162,7 @@ def compute(
         engine=chosen,
         image=named or str(own.get("manylinux-aarch64-image", DEFAULT_IMAGE)),
         arguments=arguments,
-        host_mount=host_mount,
+        host_mount=stated["host_mount"],
         variables=variables,
         kept=tuple(sorted(key for key in own if key not in replaced and key not in SECTIONS)),
         overridden={key: value for key, value in replaced.items() if key in own},
@@ -210,6 +212,10 @@ def _installed(environ: Mapping[str, str]) -> str:
     if there == list(ENGINES) and not (environ.get("DOCKER_HOST") or DOCKER_SOCKET.exists()):
         return "podman"
     return there[0] if there else ENGINES[0]
+
+
+def _engine_text(name: str, arguments: Sequence[str], *, host_mount: bool) -> str:
+    return f"{name}; create_args: {shlex.join(arguments)}; disable_host_mount: {str(not host_mount).lower()}"
 
 
 def _engine(value: Any) -> dict[str, Any]:

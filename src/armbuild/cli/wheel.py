@@ -188,12 +188,13 @@ def _compiler_text(plan: Plan) -> str:
     return f"{plan.toolchain} for aarch64-linux-gnu, glibc and libstdc++ of an old Debian"
 
 
-def _container_rows(container: Container) -> list[tuple[str, str]]:
-    facts = container.as_dict(())
+def _container_rows(plan: Plan, container: Container) -> list[tuple[str, str]]:
+    facts = container.as_dict([python.version for python in plan.pythons])
     rows = [
         ("engine", container.engine),
         ("image", container.reference),
         ("command", " ".join(facts["command"])),
+        ("variable", f"CIBW_BUILD={' or '.join(facts['build'])}"),
     ]
     rows += [("variable", f"{name}={value}") for name, value in container.variables.items()]
     rows += [("kept", f"[tool.cibuildwheel] {key}") for key in container.kept]
@@ -213,7 +214,7 @@ def _plan_text(plan: Plan) -> str:
             "lane",
             f"cross: {_compiler_text(plan)}" if plan.lane == "cross" else plan.lane,
         ),
-        *(_container_rows(plan.container) if plan.container else ()),
+        *(_container_rows(plan, plan.container) if plan.container else ()),
         *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
         ("baseline", plan.baseline or "armv8-a"),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,9 +89,10 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
     if chosen is None:  # a plan of another lane
         raise UsageError(f"--lane {plan.lane} is not the container lane")
     check(chosen, asked=chosen.variables.get("CIBW_MANYLINUX_AARCH64_IMAGE"))
+    label = f"armbuild.build={uuid.uuid4()}"
     environment = {
         **container.clean(isolation.clean()),
-        **chosen.environment(python.version),
+        **chosen.environment(python.version, f"--label={label}"),
         "SOURCE_DATE_EPOCH": str(plan.epoch),
     }
     try:
@@ -103,6 +105,9 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
         )
     except BuildError as error:
         raise _explain(error, log.read_text(errors="replace"), chosen, python) from error
+    except BaseException:  # an interrupt ends cibuildwheel before it has removed its container
+        _remove(chosen.engine, label)
+        raise
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"cibuildwheel brought {len(wheels)} wheels\n  log: {log}")
@@ -113,6 +118,11 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
         compiler=f"{lines[0] if lines else 'no compiler'} in {chosen.reference}",
         libraries=(out / "libraries",),
     )
+
+
+def _remove(engine: str, label: str) -> None:
+    for name in (process.succeeds([engine, "ps", "-aq", "--filter", f"label={label}"]) or "").split():
+        process.succeeds([engine, "rm", "--force", "--volumes", name])
 
 
 def check(chosen: Container, *, asked: str | None) -> None:

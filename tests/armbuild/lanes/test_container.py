@@ -146,6 +146,27 @@ def test_a_python_that_the_projects_configuration_leaves_out_is_a_wrong_choice(m
         build(planned(tmp_path, tmp_path / "out"), tmp_path)
 
 
+def test_an_interrupted_build_removes_its_own_container_and_no_other(machine, tmp_path, monkeypatch):
+    machine(start="true")
+    (machine.programs / "podman").write_text(
+        '#!/bin/sh\n[ "$1" = image ] && echo linux/arm64\n[ "$1" = ps ] && echo one\n'
+        f'echo "$@" >>{tmp_path}/asked\n'
+    )
+    seen = {}
+
+    def interrupted(_command, *, env, **_rest):
+        seen.update(env)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(container.process, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+    *_, listed, removed = (tmp_path / "asked").read_text().splitlines()
+    label = listed.removeprefix("ps -aq --filter label=")
+    assert f"--label={label}" in seen["CIBW_CONTAINER_ENGINE"]
+    assert removed == "rm --force --volumes one"
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     """A real engine that runs AArch64 programs, and the variables that it needs."""
