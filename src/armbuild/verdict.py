@@ -134,12 +134,17 @@ def _left_out(report: Mapping[str, Any]) -> str:
     if not report.get("ops"):
         return "compare its ops with plain torch"
     runs = [run for run in report.get("runs", []) if run.get("ok")]
+    quantised = {run.get("quantization") or "" for run in runs}
+    runs = [run for run in runs if not run.get("quantization")]
     for dtype in ("float32", "bfloat16"):
         sizes = [run["requests"] for run in runs if run["dtype"] == dtype]
         if 1 not in sizes:
             return f"recite alone in {dtype}"
         if max(sizes) < 2:
             return f"recite in a batch in {dtype}"
+    for bits in (8, 4):
+        if not any(scheme.startswith(f"int{bits}") for scheme in quantised):
+            return f"recite with weights of {bits} bits"
     return ""
 
 

@@ -7,9 +7,15 @@ from armbuild import isa, smoke, verdict
 from armbuild.verdict import Run
 
 RUNS = [
-    {"dtype": dtype, "requests": requests, "ok": True}
-    for dtype in ("float32", "bfloat16")
-    for requests in (1, 3)
+    {"dtype": dtype, "requests": requests, "ok": True, "quantization": scheme}
+    for dtype, requests, scheme in (
+        ("float32", 1, None),
+        ("float32", 3, None),
+        ("bfloat16", 1, None),
+        ("bfloat16", 3, None),
+        ("bfloat16", 1, "int8"),
+        ("bfloat16", 1, "int4-g32"),
+    )
 ]
 
 
@@ -61,6 +67,8 @@ def test_a_wheel_without_a_target_must_choose_the_next_one(tmp_path):
         (RUNS[:2], "alone in bfloat16"),
         ([run for run in RUNS if run["requests"] == 1], "in a batch in float32"),
         ([RUNS[0], RUNS[1], RUNS[2], RUNS[3] | {"ok": False}], "in a batch in bfloat16"),
+        (RUNS[:4], "weights of 8 bits"),
+        ([*RUNS[:5], RUNS[5] | {"ok": False}], "weights of 4 bits"),
     ],
 )
 def test_a_yes_that_leaves_a_part_out_is_no_yes(tmp_path, runs, reason):

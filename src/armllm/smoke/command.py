@@ -9,11 +9,12 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
+from torch import Tensor
 
 import armllm
 from armllm import kernels
 from armllm.smoke.arguments import refuse
-from armllm.smoke.cases import batches, default_cases
+from armllm.smoke.cases import alone, batches, default_cases
 from armllm.smoke.ops import compare_ops
 from armllm.smoke.passages import Passage, load_passages
 from armllm.smoke.recite import Run, run
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from armllm.smoke.ops import OpResult
 
 OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_gpu_blocks_override")
+QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
+"""What the shortest text is recited with as well: each of the quantised products once."""
 
 
 class UsageError(Exception):
@@ -36,7 +39,7 @@ class UsageError(Exception):
 def recite(arguments: argparse.Namespace) -> int:
     """Compare every op, run every case in every dtype, print the report, return the exit status."""
     try:
-        cases = choose(arguments)
+        planned = plan(arguments)
     except UsageError as error:
         refuse(str(error), as_json=arguments.json)
         return 2
@@ -44,7 +47,7 @@ def recite(arguments: argparse.Namespace) -> int:
         spare_the_emulator()
     ops = compare_ops()
     show_ops(ops, sys.stderr if arguments.json else sys.stdout)
-    report = describe(list(run_all(cases, arguments)), ops)
+    report = describe(list(run_all(planned, arguments)), ops)
     if arguments.json:
         print(json.dumps(report))
     else:
@@ -65,19 +68,19 @@ def spare_the_emulator() -> None:
     zeros = ctypes.create_string_buffer(1024)
     product = torch.nn.functional.linear
 
-    def linear(*arguments: torch.Tensor | None) -> torch.Tensor:
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's name
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         ctypes.memset(zeros, 0, len(zeros))
-        result: torch.Tensor = product(*arguments)  # type: ignore[arg-type]
+        result = product(input, weight, bias)
         torch.set_num_threads(threads)
         return result
 
     torch.nn.functional.linear = linear
 
 
-def choose(arguments: argparse.Namespace) -> list[Case]:
-    """Return the cases asked for; raises UsageError for a text or a model folder that does not exist."""
+def plan(arguments: argparse.Namespace) -> list[tuple[str, str | None, Case]]:
+    """Return dtype, quantisation and case of each run; UsageError for a text or folder that is not there."""
     passages = read_passages(arguments.model)
     known = {passage.name: passage for passage in passages}
     names = arguments.prompts.split(",") if arguments.prompts else list(known)
@@ -86,7 +89,12 @@ def choose(arguments: argparse.Namespace) -> list[Case]:
         raise UsageError(f"--prompts: no text is called {unknown[0]!r}; there are {', '.join(known)}")
     chosen = [known[name] for name in names]
     options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
-    return batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
+    cases = batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
+    planned = list(itertools.product(arguments.dtype, arguments.quantization or (None,), cases))
+    if not arguments.quantization and not arguments.batch:
+        shortest = min(chosen, key=lambda passage: len(passage.token_ids))
+        planned += [(arguments.dtype[-1], scheme, alone(shortest, options)) for scheme in QUANTISED]
+    return planned
 
 
 def read_passages(folder: Path) -> Sequence[Passage]:
@@ -99,9 +107,9 @@ def read_passages(folder: Path) -> Sequence[Passage]:
         ) from None
 
 
-def run_all(cases: Sequence[Case], arguments: argparse.Namespace) -> Iterator[Run]:
+def run_all(planned: Sequence[tuple[str, str | None, Case]], arguments: argparse.Namespace) -> Iterator[Run]:
     """Run the cases, showing each verdict as it comes."""
-    for dtype, quantization, case in itertools.product(arguments.dtype, arguments.quantization, cases):
+    for dtype, quantization, case in planned:
         result = run(case, dtype, arguments.model, quantization)
         show(result, sys.stderr if arguments.json else sys.stdout)
         yield result
@@ -118,7 +126,7 @@ def show(result: Run, stream: TextIO) -> None:
     if result.preemptions:
         details += f", preemptions: {result.preemptions}"
     print(
-        f"{result.dtype:<9} {label(result):<12} {verdict}: {result.tokens} tokens"
+        f"{result.dtype:<9} {label(result):<22} {verdict}: {result.tokens} tokens"
         f" of {result.requests} requests in {result.seconds:.1f} s, {result.tokens_per_second:.1f} tokens/s,"
         f" {details}",
         file=stream,
