@@ -119,6 +119,7 @@ def _unstacked(weights: Weights, name: str, num_experts: int, rows: int, inputs:
     if scheme is None:
         return [dense(one) for one in weights.take(name, num_experts, rows, inputs)]
     weights.claim(name, (num_experts, rows, inputs), num_bytes=num_experts * scheme.num_bytes(rows, inputs))
+    weights.note_scheme(name, (num_experts, rows, inputs), scheme)
     if weights.device == "meta":
         return [DenseLinear(torch.empty(rows, inputs, device="meta"))] * num_experts
     stored = weights.read(name)

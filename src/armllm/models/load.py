@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import resource
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,6 +66,11 @@ def load_model(
         report.seconds,
         report.peak_bytes / GIB,
     )
+    if weights.schemes:
+        counts = Counter(map(str, weights.schemes.values()))
+        logger.info(
+            "%s: %s", quantization, ", ".join(f"{n} matrices {scheme}" for scheme, n in counts.items())
+        )
     if report.rounding_error is not None:
         logger.warning(
             "%d matrices of %s had to be rounded anew, relative error at most %.2g: see docs/quantization.md",

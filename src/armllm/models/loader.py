@@ -191,9 +191,13 @@ class Weights:
         """Note that the model uses a quantised matrix; `WeightFormat.claim` looks at its tensors."""
         if self.quantization is None:
             raise ValueError("the checkpoint is not quantised")
+        self.note_scheme(name, shape, scheme)
+        self.quantization.claim(self, name, shape, scheme)
+
+    def note_scheme(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> None:
+        """Keep what a quantised matrix is in memory."""
         self._root.schemes[self.prefix + name] = scheme
         self._root.num_parameters += torch.Size(shape).numel()
-        self.quantization.claim(self, name, shape, scheme)
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, mapped from its file."""

@@ -22,6 +22,7 @@ def read_integers(
         raise ValueError("the checkpoint is not quantised")
     runs: list[tuple[list[str], list[IntegerWeight]]] = []
     for name, rows in parts.items():
+        weights.note_scheme(name, (rows, in_features), scheme)
         weight = fitted(weights, form.read(weights, name, (rows, in_features), scheme))
         if runs and runs[-1][1][0].joins(weight):
             runs[-1][0].append(name)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +79,8 @@ def quantize_checkpoint(
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
-    counts: dict[str, int] = {}
-    for used in schemes.values():
-        counts[str(used)] = counts.get(str(used), 0) + 1
-    return Written(folder=output, matrices=counts, bytes_before=before, bytes_now=now)
+    counts = Counter(map(str, schemes.values()))
+    return Written(folder=output, matrices=dict(counts), bytes_before=before, bytes_now=now)
 
 
 def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpoint]:

@@ -131,6 +131,13 @@ def test_parts_of_several_forms_stand_side_by_side():
     assert torch.equal(SideBySide([first, second])(x), torch.cat([x + 1, x[:, :1]], 1))
 
 
+def test_the_log_says_what_int4_came_to(make_checkpoint, caplog):
+    """Groups of 128 for query, key, value, output, gate and up; 96 inputs of down take groups of 32."""
+    with caplog.at_level("INFO"):
+        LLM(make_checkpoint(hidden_size=128).folder, dtype="float32", quantization="int4")
+    assert "rounded to int4 while loading: 12 matrices int4-g128, 2 matrices int4-g32" in caplog.text
+
+
 def test_memory_is_counted_as_packed(make_checkpoint):
     """What a model takes decides whether it is loaded: not the size of its file."""
     config = {"hidden_size": 256, "intermediate_size": 1024}
