@@ -57,7 +57,8 @@ def quantize_checkpoint(
     """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
 
     Files keep their names; the folder appears when all is written. int8 becomes "int-quantized" W8A8 with
-    dynamic activations, int4 "pack-quantized" W4A16. RequestError and CheckpointError say what is wrong.
+    dynamic activations, int4 "pack-quantized" W4A16, with the largest groups that all layers have.
+    RequestError and CheckpointError say what is wrong.
     """
     check_scheme("--scheme", scheme)
     if output.exists():
@@ -66,13 +67,17 @@ def quantize_checkpoint(
     if folder.is_file():
         raise RequestError(f"{folder} is a GGUF file; give the folder of the model it was made from")
     schemes, checkpoint = find_matrices(folder, scheme)
+    sizes = {used.group_size for used in schemes.values()}
+    if len(sizes) > 1:  # of int4; transformers 5 reads a dense model by one scheme only
+        common = f"g{min(sizes)}" if min(sizes) else "channelwise"
+        schemes, checkpoint = find_matrices(folder, f"int4-{common}")
     output.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         _copy_others(folder, work)
         before, now = _write_files(checkpoint, schemes, work, told)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config["quantization_config"] = describe(schemes, checkpoint)
+        config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         work.chmod(0o755)
         work.rename(output)
@@ -103,20 +108,15 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
     return weights.schemes, checkpoint
 
 
-def describe(schemes: dict[str, Scheme], checkpoint: Checkpoint) -> dict[str, Any]:
-    """quantization_config: a group per scheme; where there are several, the rarer ones name their layers."""
-    found = sorted(set(schemes.values()), key=lambda one: -sum(used == one for used in schemes.values()))
-    groups = {}
-    for index, scheme in enumerate(found):
-        targets = ["Linear"] if index == 0 else [name for name, used in schemes.items() if used == scheme]
-        groups[f"group_{index}"] = {"targets": targets, **_arguments(scheme)}
+def describe(scheme: Scheme, checkpoint: Checkpoint) -> dict[str, Any]:
+    """quantization_config: one group for all linear layers but those left alone."""
     layers = {name.removesuffix(".weight") for name in checkpoint.names() if name.endswith(".weight")}
     alone = {name for name in layers if name.rpartition(".")[2] in LEFT_ALONE}
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized" if found[0].bits == 8 else "pack-quantized",
+        "format": "int-quantized" if scheme.bits == 8 else "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": groups,
+        "config_groups": {"group_0": {"targets": ["Linear"], **_arguments(scheme)}},
         "ignore": sorted(alone | {"lm_head"}),
         "kv_cache_scheme": None,
     }
