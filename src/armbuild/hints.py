@@ -29,6 +29,11 @@ RUST_SENTENCE = (
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
+ON_THE_TARGET = "--lane container can, or --lane native on an AArch64 machine"
+OUT_OF_REACH = (
+    "the build downloads sources that are out of reach here: --with the library's Debian package (libzmq3-dev "
+    "for pyzmq), where the project takes an installed one"
+)
 NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
 )
@@ -45,11 +50,15 @@ KNOWN = (
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
-        "the build runs an AArch64 program by itself, not through CMake or meson: it needs --lane native",
+        f"the build runs an AArch64 program by itself, not through CMake or meson: {ON_THE_TARGET}",
     ),
     (
-        r"OSError: .*\.so[\w.]*: cannot open shared object file",
-        "the build loads a library of the target into this machine's Python: it needs --lane native",
+        r"error: .*\.so[\w.]*: (?:cannot open shared object|wrong ELF class)|Unable to load dependency HDF5",
+        f"the build loads a library of the target into this machine's Python: {ON_THE_TARGET}",
+    ),
+    (
+        r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
+        OUT_OF_REACH,
     ),
 )
 """What a log says, and the sentence for it; the first that matches counts."""

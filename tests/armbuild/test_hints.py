@@ -33,6 +33,15 @@ def test_rust_is_told_before_anything_is_built(requirement):
         ("ld: cannot find -lrare: No such file", "rare is not among .* --with its Debian package"),
         ("-- Could NOT find ZLIB (missing: ZLIB_LIBRARY)", "--with zlib1g-dev"),
         ("OSError: [Errno 8] Exec format error: './configure-check'", "runs an AArch64 program"),
+        ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
+        (
+            "error: Unable to load dependency HDF5, make sure HDF5 is installed",
+            "loads a library of the target",
+        ),
+        (
+            "fc/download-bundled_libsodium.cmake:163 (message):\n\n  Each download failed!",
+            "--with the library's",
+        ),
         (
             "OSError: libhdf5.so: cannot open shared object file: No such file",
             "loads a library of the target",
