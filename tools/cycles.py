@@ -59,17 +59,43 @@ class Loop:
     entry: str
     marker: str
     rows: int = 0
-    """Attention: query rows of the register tile. 0: the loop goes through elements."""
+    """Rows of the register tile, in attention those of the query. 0: the loop goes through elements."""
+    length: int = 0
+    """Quantised products: elements of each row and column that an iteration takes. 0: another loop."""
+    bits: int = 0
+    panels: int = 1
+    """Quantised products: how many panels of four columns the tile meets."""
     cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")
 
     @property
     def title(self) -> str:
         rows = f", {self.rows} rows" if self.rows > 1 else ", 1 row" if self.rows else ""
-        return f"{self.entry}: {self.marker}{rows}"
+        length = f" of {self.length}" if self.length and self.marker == "group" else ""
+        return f"{self.entry}: {self.marker}{length}{rows}"
+
+    @property
+    def mark(self) -> int:
+        """The number in the mark of the loop, 0 for any."""
+        return self.rows * 1000 + self.length if self.length else self.rows
 
 
 ARMV9 = ("neoverse-n2", "neoverse-v1", "neoverse-v2")
 LOOPS = (
+    *(
+        Loop(
+            target=target, entry=f"w{bits}a8_tile", marker=marker, rows=rows, length=length, bits=bits,
+            panels=panels if rows == 1 else 1, cores=cores,
+        )
+        for target, panels, cores in (("dotprod", 4, ("neoverse-n1",)), ("i8mm", 2, ARMV9))
+        for bits, marker, length, tiles in (
+            (4, "group", 32, (12, 4, 2, 1)),
+            (4, "group", 64, (12, 1)),
+            (4, "group", 128, (12, 1)),
+            (4, "channel", 16, (16, 1)),
+            (8, "channel", 16, (16, 1)),
+        )
+        for rows in tiles
+    ),
     *(
         Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
         for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
@@ -203,7 +229,7 @@ def find_entry(loops: dict[tuple[str, str, int], list[str]], loop: Loop) -> list
     found = [
         body
         for (function, marker, n), body in loops.items()
-        if name.search(function) and marker == loop.marker and (loop.rows in (0, n))
+        if name.search(function) and marker == loop.marker and loop.mark in {0, n}
     ]
     if not found:
         raise BuildError(
@@ -311,6 +337,17 @@ def measure(tool: str, assembly: dict[str, list[str]]) -> list[Row]:
 
 def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> Row:
     """Put figures to a loop's cycles: multiply-accumulates or bytes of KV for attention, else per element."""
+    if loop.length:
+        times = int(body[-1].split()[-1]) // loop.mark
+        rate = times * loop.rows * loop.length * 4 * loop.panels / cycles
+        figures = f"{rate:.1f} MAC"
+        if loop.rows == 1:
+            figures += f", {rate * loop.bits / 8:.1f} bytes of weights"
+        peak = core.fmla * (8 if loop.target == "i8mm" else 4)
+        return Row(
+            title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
+            peak=f"{rate / peak:.0%}", limit=limit,
+        )  # fmt: skip
     if loop.rows:
         count, peak = macs(body, core)
         rate = count / cycles

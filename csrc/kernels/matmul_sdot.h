@@ -9,9 +9,12 @@ ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 
 
 #include "kernels/matmul.h"
 
+// A constant that is loaded where it is used: the tiles leave no register for it.
+alignas(16) static const int32_t kHighNibbles[4] = {-0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10};
+
 // 16 elements of four columns, four by four. Both nibbles of a byte are used 16 times too large, since a mask
 // or a shift alone gives that.
-template <int bits>
+template <int bits, bool crowded>
 ARMLLM_INLINE const uint8_t* load_block(const uint8_t* w, int8x16_t (&block)[4]) {
   const int8_t* p = reinterpret_cast<const int8_t*>(w);
   if constexpr (bits == 8) {
@@ -19,26 +22,43 @@ ARMLLM_INLINE const uint8_t* load_block(const uint8_t* w, int8x16_t (&block)[4])
       block[i] = vld1q_s8(p + 16 * i);
     return w + 64;
   } else {
+    const int8x16_t mask = crowded ? vreinterpretq_s8_s32(reload(kHighNibbles, 0)) : vdupq_n_s8(-16);
     ARMLLM_UNROLL for (int i = 0; i < 2; ++i) {
       const int8x16_t both = vld1q_s8(p + 16 * i);
       block[2 * i] = vshlq_n_s8(both, 4);
-      block[2 * i + 1] = vandq_s8(both, vdupq_n_s8(-16));
+      block[2 * i + 1] = vandq_s8(both, mask);
     }
     return w + 32;
   }
 }
 
-ARMLLM_INLINE int32x4_t add_products(int32x4_t sum, const int8x16_t (&block)[4], int8x16_t row) {
-  sum = vdotq_laneq_s32(sum, block[0], row, 0);
-  sum = vdotq_laneq_s32(sum, block[1], row, 1);
-  sum = vdotq_laneq_s32(sum, block[2], row, 2);
-  return vdotq_laneq_s32(sum, block[3], row, 3);
+// The 16 elements of a row at `x` + `offset`. The largest tiles leave a single register for them, while
+// compilers load many of them ahead, as if the core could not, and then spill sums.
+template <bool crowded>
+ARMLLM_INLINE int32x4_t add_products(int32x4_t sum, const int8x16_t (&block)[4], const int8_t* x,
+                                     int offset) {
+  int8x16_t row;
+  if constexpr (crowded) {
+    __asm__ volatile(
+        "ldr %q0, [%6, %7]\n\tsdot %1.4s, %2.16b, %0.4b[0]\n\tsdot %1.4s, %3.16b, %0.4b[1]\n\t"
+        "sdot %1.4s, %4.16b, %0.4b[2]\n\tsdot %1.4s, %5.16b, %0.4b[3]"
+        : "=&w"(row), "+w"(sum)
+        : "w"(block[0]), "w"(block[1]), "w"(block[2]), "w"(block[3]), "r"(x), "i"(offset));
+    return sum;
+  } else {
+    row = vld1q_s8(x + offset);
+    sum = vdotq_laneq_s32(sum, block[0], row, 0);
+    sum = vdotq_laneq_s32(sum, block[1], row, 1);
+    sum = vdotq_laneq_s32(sum, block[2], row, 2);
+    return vdotq_laneq_s32(sum, block[3], row, 3);
+  }
 }
 
 template <int bits, int rows, int panels>
 ARMLLM_INLINE void channel_tile(const Product& p) {
   // A single row has few sums: each gets four accumulators, so that SDOT need not wait for itself.
   constexpr int kParts = rows == 1 ? 4 : 1;
+  constexpr bool kCrowded = rows > 8;
   const uint8_t* w[panels];
   const int8_t* x = p.q;
   int32x4_t sums[panels][rows][kParts];
@@ -48,16 +68,16 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
       sums[j][r / kParts][r % kParts] = vdupq_n_s32(0);
   }
   for (int64_t k = 0; k < p.features; k += 16) {
-    ARMLLM_LOOP("channel", rows);
+    ARMLLM_LOOP("channel", rows * 1000 + 16);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       int8x16_t block[4];
-      w[j] = load_block<bits>(w[j], block);
+      w[j] = load_block<bits, kCrowded>(w[j], block);
       ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
-        const int8x16_t row = vld1q_s8(x + 16 * r);
         int32x4_t(&sum)[kParts] = sums[j][r];
         if constexpr (kParts == 1) {
-          sum[0] = add_products(sum[0], block, row);
+          sum[0] = add_products<kCrowded>(sum[0], block, x, 16 * r);
         } else {
+          const int8x16_t row = vld1q_s8(x + 16 * r);
           sum[0] = vdotq_laneq_s32(sum[0], block[0], row, 0);
           sum[1] = vdotq_laneq_s32(sum[1], block[1], row, 1);
           sum[2] = vdotq_laneq_s32(sum[2], block[2], row, 2);
@@ -85,6 +105,7 @@ alignas(16) static const int32_t kStart[4] = {kRounderBits, kRounderBits, kRound
 
 template <int rows, int panels, int length>
 ARMLLM_INLINE void grouped_tile(const Product& p) {
+  constexpr bool kCrowded = rows > 8;
   const uint8_t* w[panels];
   const int8_t* x = p.q;
   float32x4_t out[panels][rows];
@@ -98,20 +119,21 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     ARMLLM_LOOP("group", rows * 1000 + length);
     int32x4_t sums[panels][rows];
     ARMLLM_UNROLL for (int i = 0; i < panels * rows; ++i)
-      sums[i / rows][i % rows] = reload(kStart);
+      sums[i / rows][i % rows] = reload(kStart, 0);
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16) {
       ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
         int8x16_t block[4];
-        w[j] = load_block<4>(w[j], block);
+        w[j] = load_block<4, kCrowded>(w[j], block);
         ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
-          sums[j][r] = add_products(sums[j][r], block, vld1q_s8(x + 16 * r));
+          sums[j][r] = add_products<kCrowded>(sums[j][r], block, x, 16 * r);
       }
       x += 16 * rows;
     }
+    const float32x4_t rounder = kCrowded ? vreinterpretq_f32_s32(reload(kStart, 0)) : vdupq_n_f32(kRounder);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       const float32x4_t scale = vld1q_f32(of_panel(scales, p, j));
       ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
-        const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(sums[j][r]), vdupq_n_f32(kRounder));
+        const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(sums[j][r]), rounder);
         out[j][r] = vfmaq_f32(out[j][r], sum, scale);
       }
     }

@@ -76,11 +76,17 @@ ARMLLM_INLINE int32x4_t add_product(int32x4_t sum, uint8x16_t w, int8x16_t x) {
   return vusmmlaq_s32(sum, w, x);
 }
 
+// Constants that are loaded where they are used: the tiles leave no register for them.
+alignas(16) static const int32_t kHighNibbles[4] = {-0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10};
+alignas(16) static const int32_t kSixteen[4] = {16, 16, 16, 16};
+alignas(16) static const int32_t kRounders[4] = {kRounderBits, kRounderBits, kRounderBits, kRounderBits};
+
 template <int bits>
 struct Weights;
 template <>
 struct Weights<8> {
   using Vector = int8x16_t;
+  template <bool crowded>
   static ARMLLM_MEMBER const uint8_t* load(const uint8_t* w, Vector (&block)[4]) {
     ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
       block[i] = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 16 * i);
@@ -90,26 +96,54 @@ struct Weights<8> {
 template <>
 struct Weights<4> {
   using Vector = uint8x16_t;
+  template <bool crowded>
   static ARMLLM_MEMBER const uint8_t* load(const uint8_t* w, Vector (&block)[4]) {
+    const uint8x16_t mask = crowded ? vreinterpretq_u8_s32(reload(kHighNibbles, 0)) : vdupq_n_u8(0xf0);
     ARMLLM_UNROLL for (int i = 0; i < 2; ++i) {
       const uint8x16_t both = vld1q_u8(w + 16 * i);
       block[i] = vshlq_n_u8(both, 4);
-      block[2 + i] = vandq_u8(both, vdupq_n_u8(0xf0));
+      block[2 + i] = vandq_u8(both, mask);
     }
     return w + 32;
   }
 };
 
+// A pair's 8 elements at `x` + `offset` by those of four columns. The largest tiles leave a single register
+// for activations, while compilers load many of them ahead, as if the core could not, and then spill sums.
+#define ARMLLM_LOAD_AND_MULTIPLY(Weight, instruction)                                                   \
+  ARMLLM_INLINE void load_and_multiply(int32x4_t(&sums)[2], Weight left, Weight right, const int8_t* x, \
+                                       int offset) {                                                    \
+    int8x16_t row;                                                                                      \
+    __asm__ volatile("ldr %q0, [%5, %6]\n\t" instruction " %1.4s, %3.16b, %0.16b\n\t" instruction       \
+                     " %2.4s, %4.16b, %0.16b"                                                           \
+                     : "=&w"(row), "+w"(sums[0]), "+w"(sums[1])                                         \
+                     : "w"(left), "w"(right), "r"(x), "i"(offset));                                     \
+  }
+ARMLLM_LOAD_AND_MULTIPLY(int8x16_t, "smmla")
+ARMLLM_LOAD_AND_MULTIPLY(uint8x16_t, "usmmla")
+
 // 16 elements of four columns and of `pairs` pairs of rows.
 template <int bits, int pairs>
 ARMLLM_INLINE void add_products(int32x4_t (&sums)[pairs][2], const uint8_t*& w, const int8_t*& x) {
   typename Weights<bits>::Vector block[4];
-  w = Weights<bits>::load(w, block);
+  constexpr bool kCrowded = pairs > 4;
+  w = Weights<bits>::template load<kCrowded>(w, block);
   ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
-    const int8x16_t first = vld1q_s8(x + 16 * r), second = vld1q_s8(x + 16 * (pairs + r));
-    ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
-      sums[r][n] = add_product(sums[r][n], block[n], first);
-      sums[r][n] = add_product(sums[r][n], block[2 + n], second);
+    if constexpr (kCrowded) {
+      load_and_multiply(sums[r], block[0], block[1], x, 16 * r);
+    } else {
+      const int8x16_t first = vld1q_s8(x + 16 * r);
+      sums[r][0] = add_product(sums[r][0], block[0], first);
+      sums[r][1] = add_product(sums[r][1], block[1], first);
+    }
+  }
+  ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
+    if constexpr (kCrowded) {
+      load_and_multiply(sums[r], block[2], block[3], x, 16 * (pairs + r));
+    } else {
+      const int8x16_t second = vld1q_s8(x + 16 * (pairs + r));
+      sums[r][0] = add_product(sums[r][0], block[2], second);
+      sums[r][1] = add_product(sums[r][1], block[3], second);
     }
   }
   x += 32 * pairs;
@@ -129,7 +163,7 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
   ARMLLM_UNROLL for (int r = 0; r < pairs; ++r)
     sums[r][0] = sums[r][1] = bits == 4 ? vld1q_s32(starts + 4 * r) : vdupq_n_s32(0);
   for (int64_t k = 0; k < p.features; k += 16) {
-    ARMLLM_LOOP("channel", 2 * pairs);
+    ARMLLM_LOOP("channel", 2 * pairs * 1000 + 16);
     add_products<bits, pairs>(sums, w, x);
   }
   const float32x4_t scales = vld1q_f32(p.scales);
@@ -151,13 +185,15 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     ARMLLM_LOOP("group", 2 * pairs * 1000 + length);
     int32x4_t sums[pairs][2];
     ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
-      sums[r][0] = reload(starts + 4 * r);
-      sums[r][1] = reload(starts + 4 * r);
+      sums[r][0] = reload(starts, 16 * r);
+      sums[r][1] = reload(starts, 16 * r);
     }
     starts += 4 * pairs;
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
       add_products<4, pairs>(sums, w, x);
-    const float32x4_t scales = vld1q_f32(p.scales + 4 * g), rounder = vdupq_n_f32(kRounder);
+    const float32x4_t scales = vld1q_f32(p.scales + 4 * g);
+    const float32x4_t rounder =
+        pairs > 4 ? vreinterpretq_f32_s32(reload(kRounders, 0)) : vdupq_n_f32(kRounder);
     const float32x4_t left = vzip1q_f32(scales, scales), right = vzip2q_f32(scales, scales);
     ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
       out[r][0] = vfmaq_f32(out[r][0], vsubq_f32(vreinterpretq_f32_s32(sums[r][0]), rounder), left);
@@ -179,7 +215,7 @@ ARMLLM_INLINE void single_row_w8(const Product& p) {
       sums[j][i / 2][i % 2] = vdupq_n_s32(0);
   }
   for (int64_t k = 0; k < p.features; k += 16) {
-    ARMLLM_LOOP("channel", 1);
+    ARMLLM_LOOP("channel", 1016);
     const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
@@ -204,37 +240,42 @@ ARMLLM_INLINE void single_row_w4(const Product& p) {
   const int8_t* x = p.q;
   const int32_t* starts = reinterpret_cast<const int32_t*>(p.more);
   const uint8x16_t low = vdupq_n_u8(15);
-  const int32x4_t sixteen = vdupq_n_s32(16);
+  const int32x4_t sixteen = reload(kSixteen, 0);  // or it becomes a shift and an addition
   float32x4_t out[panels];
   ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
     w[j] = p.weights + j * p.panel_bytes;
     out[j] = vdupq_n_f32(0);
   }
   const float* scales = p.scales;
-  const auto add_16 = [&](int32x4_t(&sums)[panels][2]) __attribute__((always_inline)) {
-    const int8x16_t of_bytes = vld1q_s8(x), of_low = vld1q_s8(x + 16);
-    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
-      ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
-        const uint8x16_t bytes = vld1q_u8(w[j] + 16 * n);
-        sums[j][n] = vusmmlaq_s32(sums[j][n], bytes, of_bytes);
-        sums[j][n] = vusmmlaq_s32(sums[j][n], vandq_u8(bytes, low), of_low);
-      }
-      w[j] += 32;
-    }
-    x += 32;
-  };
+  const auto add_16 = [&](int32x4_t(&sums)[panels][2], int32x4_t(&more)[panels][2])
+                          __attribute__((always_inline)) {
+                            const int8x16_t of_bytes = vld1q_s8(x), of_low = vld1q_s8(x + 16);
+                            ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+                              ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
+                                const uint8x16_t bytes = vld1q_u8(w[j] + 16 * n);
+                                sums[j][n] = vusmmlaq_s32(sums[j][n], bytes, of_bytes);
+                                more[j][n] = vusmmlaq_s32(more[j][n], vandq_u8(bytes, low), of_low);
+                              }
+                              w[j] += 32;
+                            }
+                            x += 32;
+                          };
   const auto whole = [&](const int32x4_t(&sums)[2]) __attribute__((always_inline)) {
     return vmlaq_s32(vuzp1q_s32(sums[0], sums[1]), vuzp2q_s32(sums[0], sums[1]), sixteen);
   };
   if constexpr (length == 0) {
-    int32x4_t sums[panels][2];
-    ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
+    int32x4_t sums[panels][2], more[panels][2];
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       sums[j][0] = sums[j][1] = vld1q_s32(starts);
+      more[j][0] = more[j][1] = vdupq_n_s32(0);
+    }
     for (int64_t k = 0; k < p.features; k += 16) {
-      ARMLLM_LOOP("channel", 1);
-      add_16(sums);
+      ARMLLM_LOOP("channel", 1016);
+      add_16(sums, more);
     }
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+      ARMLLM_UNROLL for (int n = 0; n < 2; ++n)
+        sums[j][n] = vaddq_s32(sums[j][n], more[j][n]);
       out[j] = vmulq_f32(vcvtq_f32_s32(whole(sums[j])), vld1q_f32(of_panel(scales, p, j)));
     }
   } else {
@@ -242,12 +283,12 @@ ARMLLM_INLINE void single_row_w4(const Product& p) {
       ARMLLM_LOOP("group", 1000 + length);
       int32x4_t sums[panels][2];
       ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
-        sums[j][0] = reload(starts);
-        sums[j][1] = reload(starts);
+        sums[j][0] = reload(starts, 0);
+        sums[j][1] = reload(starts, 0);
       }
       starts += 4;
       ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
-        add_16(sums);
+        add_16(sums, sums);
       ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
         const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(whole(sums[j])), vdupq_n_f32(kRounder));
         out[j] = vfmaq_f32(out[j], sum, vld1q_f32(of_panel(scales, p, j)));

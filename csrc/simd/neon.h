@@ -56,10 +56,12 @@ ARMLLM_INLINE Vf addend(const float (&constant)[4], Vf after) {
   __asm__("ldr %q0, %1" : "=w"(x) : "m"(constant), "w"(after));
   return x;
 }
-// Integers loaded anew each time, for the same reason.
-ARMLLM_INLINE int32x4_t reload(const int32_t* p) {
+// 16 bytes at `p` + `offset` (a constant, 0 to 65520 in steps of 16), loaded just here and each time anew,
+// where the compiler would load ahead of time or copy registers until none is left. Nothing near may store
+// there.
+ARMLLM_INLINE int32x4_t reload(const void* p, int offset) {
   int32x4_t x;
-  __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(*reinterpret_cast<const int32_t(*)[4]>(p)));
+  __asm__ volatile("ldr %q0, [%1, %2]" : "=w"(x) : "r"(p), "i"(offset));
   return x;
 }
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return vmaxq_f32(a, b); }
