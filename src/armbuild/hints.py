@@ -31,7 +31,7 @@ FORTRAN_SENTENCE = (
 )
 ON_THE_TARGET = "--lane container can, or --lane native on an AArch64 machine"
 OUT_OF_REACH = (
-    "the build downloads sources that are out of reach here: --with the library's Debian package (libzmq3-dev "
+    "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
     "for pyzmq), where the project takes an installed one"
 )
 NO_EMULATOR = re.compile(

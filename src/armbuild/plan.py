@@ -258,7 +258,7 @@ def plan(
             link=("-Wl,-s", *(STATIC if described.is_armllm else ())),
             emulated=platform.machine() != "aarch64",
             test=bool(cpus),
-            history=history if (history := described.folder / ".git").is_dir() else None,
+            history=history.resolve() if (history := described.folder / ".git").is_dir() else None,
             environ=os.environ,
         ),
     )

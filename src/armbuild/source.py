@@ -65,7 +65,7 @@ def _link_history(project: Path, target: Path) -> None:
     link = target / ".git"
     link.unlink(missing_ok=True)
     if (project / ".git").is_dir():
-        link.symlink_to(project / ".git")
+        link.symlink_to((project / ".git").resolve())  # which may be a link to the folder itself
     elif (project / ".git").is_file():  # a work tree or submodule: the file names the real folder
         shutil.copyfile(project / ".git", link)
 
