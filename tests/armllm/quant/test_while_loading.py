@@ -95,6 +95,18 @@ def test_a_product_is_within_half_a_step_of_each_input(scheme, dtype):
         assert ((linear(x).double() - exact).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4-g32", "int4-channelwise"])
+def test_a_row_does_not_depend_on_the_rows_beside_it(scheme):
+    """Or tokens would depend on what else is in the batch."""
+    generator = torch.Generator().manual_seed(1)
+    linear = QuantizedLinear(from_float(torch.randn(40, 384, generator=generator), scheme_for(scheme, 384)))
+    x = torch.randn(17, 384, generator=generator)
+    together = linear(x)
+    for size in (1, 2, 3, 5, 8):
+        alone = torch.cat([linear(rows) for rows in x.split(size)])
+        assert torch.equal(alone, together)
+
+
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_logits_with_rounded_inputs_are_as_near_as_their_roundings(make_checkpoint, tmp_path, scheme):
     """Four products per layer round their inputs by up to half a step of max|x| / 127.
