@@ -80,14 +80,20 @@ def explain(log: str) -> str:
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
             return sentence
+    if found := missing(log):
+        what, package = found
+        return f"{what}: --with {package or 'the Debian package that brings it'}"
+    return ""
+
+
+def missing(log: str) -> tuple[str, str] | None:
+    """Return what a build found to be missing on the target, and the Debian package, empty where unknown."""
     if found := HEADER.search(log):
-        package = _packages()["headers"].get(found[1])
-        return f"the target has no {found[1]}: --with {package or 'the Debian package that brings it'}"
+        return f"the target has no {found[1]}", _packages()["headers"].get(found[1], "")
     if found := LIBRARY.search(log):
         name = next(filter(None, found.groups()))
-        package = _packages()["libraries"].get(name.lower())
-        return f"{name} is not among the target's libraries: --with {package or 'its Debian package'}"
-    return ""
+        return f"{name} is not among the target's libraries", _packages()["libraries"].get(name.lower(), "")
+    return None
 
 
 @functools.cache

@@ -30,7 +30,7 @@ def test_rust_is_told_before_anything_is_built(requirement):
             "error: unable to find dynamic system library 'z' using strategy",
             "z is not among .* --with zlib1g-dev",
         ),
-        ("ld: cannot find -lrare: No such file", "rare is not among .* --with its Debian package"),
+        ("ld: cannot find -lrare: No such file", "rare is not among .* --with the Debian package"),
         ("-- Could NOT find ZLIB (missing: ZLIB_LIBRARY)", "--with zlib1g-dev"),
         ("OSError: [Errno 8] Exec format error: './configure-check'", "runs an AArch64 program"),
         ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild import container, isolation, process
+from armbuild import container, hints, isolation, process
 from armbuild.container import PLATFORM
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 
@@ -218,4 +218,11 @@ def _explain(error: BuildError, said: str, chosen: Container, python: HostPython
             place = python.executable.parents[1]
             text = sentence.format(*found.groups(), image=image, version=python.version, place=place)
             return kind(f"{text}\n  {log}")
+    if lacking := hints.missing(said):
+        what, package = lacking
+        brings = f"with {package}" if package else "with the Debian package that brings it"
+        return BuildError(
+            f"{str(error).splitlines()[0]}\n  {what}: [tool.cibuildwheel] before-all installs it, or "
+            f"`armbuild manylinux-image --{brings}` ({log})"
+        )
     return error

@@ -139,6 +139,12 @@ def test_an_image_without_the_python_names_its_place(machine, tmp_path):
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
 
 
+def test_a_library_that_the_image_lacks_is_named_with_its_package(machine, tmp_path):
+    machine(start='echo "x.c:1:10: fatal error: zlib.h: No such file or directory" >&2; exit 1')
+    with pytest.raises(BuildError, match=r"no zlib\.h: .*`armbuild manylinux-image --with zlib1g-dev`"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
 def test_a_python_that_the_projects_configuration_leaves_out_is_a_wrong_choice(machine, tmp_path):
     text = '[project]\nname = "x"\nversion = "1"\n[tool.cibuildwheel]\nskip = "cp313-*"\n'
     (tmp_path / "pyproject.toml").write_text(text)
