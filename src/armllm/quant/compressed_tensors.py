@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from armllm.models.loader import Weights
 
 FORMATS = ("int-quantized", "pack-quantized")
+# actorder: columns belong to groups as g_idx says; or they were only calibrated in another order
+GROUP_ORDERS = (True, "group", "dynamic")
+WEIGHT_ORDERS = ("weight", "static")
 FLOATS = ("F16", "BF16", "F32")
 
 
@@ -224,14 +227,9 @@ def _group(reader: ConfigReader, form: str) -> Group:
     if reader.get("output_activations", None):
         raise reader.error("output_activations are not supported")
     strategy = weights.choice("strategy", "tensor", ("channel", "group", "tensor"))
-    size = weights.get("group_size", None)
-    group_size = 0
-    if strategy == "group":
-        group_size = weights.integer("group_size")
-        if group_size % 32:
-            raise weights.error(f"groups of {group_size} are not supported, only multiples of 32")
-    elif size not in (None, -1):
-        raise weights.error(f"group_size {size!r} with strategy {strategy!r} is not supported")
+    order = weights.get("actorder", False)
+    if order not in (False, *GROUP_ORDERS, *WEIGHT_ORDERS):
+        raise weights.error(f"actorder {order!r} is not supported")
     symmetric = weights.boolean("symmetric", default=True)
     if form == "int-quantized" and not symmetric:
         raise weights.error(f"{scheme}: int-quantized weights with zero points are not supported")
@@ -239,12 +237,25 @@ def _group(reader: ConfigReader, form: str) -> Group:
         targets=_names(reader, "targets", ["Linear"]),
         form=form,
         bits=bits,
-        group_size=group_size,
+        group_size=_group_size(weights, strategy),
         symmetric=symmetric,
         per_tensor=strategy == "tensor",
-        ordered=weights.get("actorder", None) in (True, "group", "dynamic"),
+        ordered=order in GROUP_ORDERS,
         activations=activations,
     )
+
+
+def _group_size(weights: ConfigReader, strategy: str) -> int:
+    """0 for one scale per row or matrix."""
+    size = weights.get("group_size", None)
+    if strategy != "group":
+        if size not in (None, -1):
+            raise weights.error(f"group_size {size!r} with strategy {strategy!r} is not supported")
+        return 0
+    size = weights.integer("group_size")
+    if size % 32:
+        raise weights.error(f"groups of {size} are not supported, only multiples of 32")
+    return size
 
 
 def _activations(reader: ConfigReader) -> int:

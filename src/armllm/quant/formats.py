@@ -6,15 +6,21 @@ import json
 from typing import TYPE_CHECKING, Protocol
 
 from armllm.errors import CheckpointError, RequestError
+from armllm.quant.awq import AWQ
+from armllm.quant.compressed_tensors import CompressedTensors
+from armllm.quant.gguf_format import GGUFFormat
+from armllm.quant.gptq import GPTQ
+from armllm.quant.round_to_nearest import RoundToNearest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from armllm.models.config import ConfigReader
     from armllm.models.loader import Weights
     from armllm.quant.scheme import Scheme
     from armllm.quant.weight import IntegerWeight
 
 KEYS = ("quantization_config", "compression_config")
-METHODS = ("awq", "compressed-tensors", "gguf", "gptq")
 
 
 class WeightFormat(Protocol):
@@ -35,35 +41,31 @@ class WeightFormat(Protocol):
         """The matrix ``[out_features, in_features]``; CheckpointError says what is wrong with its data."""
 
 
+READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {
+    AWQ.method: AWQ.of,
+    CompressedTensors.method: CompressedTensors.of,
+    GPTQ.method: GPTQ.of,
+}
+METHODS = (*READERS, GGUFFormat.method)
+
+
 def read_format(reader: ConfigReader) -> WeightFormat | None:
     """What config.json says about quantisation, None for a floating-point checkpoint.
 
     CheckpointError names a scheme that is not supported.
     """
     if reader.path.suffix == ".gguf":
-        from armllm.quant.gguf_format import GGUFFormat  # noqa: PLC0415 - formats load when they are met
-
         return GGUFFormat()
     section = _section(reader)
     if section is None:
         return None
-    method = section.get("quant_method", "?")
-    if method == "compressed-tensors":
-        from armllm.quant.compressed_tensors import CompressedTensors  # noqa: PLC0415
-
-        return CompressedTensors.of(section)
-    if method == "gptq":
-        from armllm.quant.gptq import GPTQ  # noqa: PLC0415
-
-        return GPTQ.of(section)
-    if method == "awq":
-        from armllm.quant.awq import AWQ  # noqa: PLC0415
-
-        return AWQ.of(section)
-    raise reader.error(
-        f"quantization_config ({method}) is not supported, only awq, compressed-tensors and gptq; take the"
-        " unquantised checkpoint, which --quantization rounds while loading"
-    )
+    method = str(section.get("quant_method", "?"))
+    if method not in READERS:
+        raise reader.error(
+            f"quantization_config ({method}) is not supported, only {', '.join(READERS)}; take the"
+            " unquantised checkpoint, which --quantization rounds while loading"
+        )
+    return READERS[method](section)
 
 
 def _section(reader: ConfigReader) -> ConfigReader | None:
@@ -88,9 +90,6 @@ def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat
 
     A checkpoint's own method may be named, as vLLM's users do; another one is a RequestError.
     """
-    from armllm.quant.gguf_format import GGUFFormat  # noqa: PLC0415
-    from armllm.quant.round_to_nearest import RoundToNearest  # noqa: PLC0415
-
     if asked is None or (found is not None and asked == found.method):
         return found
     if asked in METHODS:

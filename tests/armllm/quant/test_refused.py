@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -11,6 +12,8 @@ from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
 
 from armllm import LLM
 from armllm.errors import CheckpointError, RequestError
+from armllm.models.config import ConfigReader
+from armllm.quant.formats import read_format
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
@@ -56,6 +59,7 @@ def compressed(weights=(), inputs=None, **changes):
         (compressed(inputs=TOKENS | {"num_bits": 4}), "activations of type int with 4 bits"),
         (compressed(inputs=TOKENS | {"type": "float"}), "activations of type float with 8 bits"),
         (compressed(inputs=TOKENS | {"strategy": "group"}), "strategy 'group' is not supported for activ"),
+        (compressed({"actorder": "alphabetical"}), "actorder 'alphabetical' is not supported"),
         (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is not supported"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparse-24-bitmask'"),
         (compressed(config_groups={}), "there is no group"),
@@ -69,6 +73,36 @@ def test_a_scheme_that_is_not_here_is_named(make_checkpoint, tmp_path, settings,
     config = json.loads((make_checkpoint().folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     refused(tmp_path, words)
+
+
+ODD = [None, True, 0, -1, 7, 1e400, "", "x", "re:(", [], [1], [[]], {}, {"a": 1}, 2**70]
+
+
+def inner(settings, place=()):
+    """The places of all values in nested objects."""
+    for key, value in settings.items():
+        yield (*place, key)
+        if isinstance(value, dict):
+            yield from inner(value, (*place, key))
+
+
+@pytest.mark.parametrize(
+    "settings", [GPTQ, AWQ, compressed(inputs=TOKENS)], ids=lambda one: one["quant_method"]
+)
+def test_odd_values_are_read_or_named(tmp_path, settings):
+    """Whatever stands in config.json: an error that names the file, or a format; never another exception."""
+    path = tmp_path / "config.json"
+    for place in inner(settings):
+        for value in ODD:
+            changed = copy.deepcopy(settings)
+            scope = changed
+            for key in place[:-1]:
+                scope = scope[key]
+            scope[place[-1]] = value
+            try:
+                read_format(ConfigReader({"quantization_config": changed}, path))
+            except CheckpointError as error:
+                assert str(path) in str(error)  # noqa: PT017 - either is fine
 
 
 def refused(folder, words, error=CheckpointError, **options):
