@@ -172,6 +172,34 @@ def compute(
 SECTIONS = frozenset({"android", "ios", "linux", "macos", "pyodide", "windows"})
 
 
+def check_options(*, isolation: bool, lock: Path | None, packages: Sequence[str]) -> None:
+    """Raise UsageError for what cibuildwheel's front end and the image decide, with what to do instead."""
+    if not isolation:
+        raise UsageError(
+            "--no-isolation: in the container lane this is cibuildwheel's: "
+            '[tool.cibuildwheel] build-frontend = { name = "build", args = ["--no-isolation"] }'
+        )
+    if lock:
+        raise UsageError(
+            "--lock: the container lane installs build requirements inside the container: "
+            "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
+        )
+    if packages:
+        raise UsageError(
+            "--with: the container lane uses what is in the image: [tool.cibuildwheel] before-all installs, "
+            f"or `armbuild manylinux-image --with {','.join(packages)}`"
+        )
+
+
+def history(project: Path) -> Path | None:
+    """Return the folder with a project's git history, that of the repository for a work tree; else None."""
+    entry = project / ".git"
+    if entry.is_file():
+        named = Path(entry.read_text(errors="replace").partition("gitdir:")[2].strip())
+        return named.parents[1] if named.is_absolute() and named.parent.name == "worktrees" else None
+    return entry.resolve() if entry.is_dir() else None
+
+
 def identifier(version: str) -> str:
     """Return cibuildwheel's name for a build: ``cp313-manylinux_aarch64`` for "3.13"."""
     return f"cp{version.replace('.', '')}-manylinux_aarch64"

@@ -202,8 +202,9 @@ def plan(
     described = project.read(folder, origin)
     chosen = _lane(lane, platform.machine())
     _check_out(out)
+    listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if chosen == "container":
-        _check_container(isolation=isolation, lock=lock)
+        container.check_options(isolation=isolation, lock=lock, packages=listed)
         find = container.find
     elif engine or image:
         raise UsageError(
@@ -220,9 +221,10 @@ def plan(
     if chosen == "cross":
         hints.check_languages(described.name, described.requires)
     compiler = _toolchain(toolchain, chosen, described)
-    listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if listed and chosen != "cross":
-        raise UsageError(_no_packages(chosen, listed))
+        raise UsageError(
+            f"--with: the {chosen} lane uses what is installed: `apt-get install {' '.join(listed)}`"
+        )
     sysroot.check_names(listed)
     zig = chosen == "cross" and compiler == "zig"
     flags = isa.compiler_flags(core[1], "zig" if zig else "gcc") if core else ""
@@ -258,33 +260,10 @@ def plan(
             link=("-Wl,-s", *(STATIC if described.is_armllm else ())),
             emulated=platform.machine() != "aarch64",
             test=bool(cpus),
-            history=history.resolve() if (history := described.folder / ".git").is_dir() else None,
+            history=container.history(described.folder),
             environ=os.environ,
         ),
     )
-
-
-def _check_container(*, isolation: bool, lock: Path | None) -> None:
-    """Refuse what cibuildwheel's front end decides."""
-    if not isolation:
-        raise UsageError(
-            "--no-isolation: in the container lane this is cibuildwheel's: "
-            '[tool.cibuildwheel] build-frontend = { name = "build", args = ["--no-isolation"] }'
-        )
-    if lock:
-        raise UsageError(
-            "--lock: the container lane installs build requirements inside the container: "
-            "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
-        )
-
-
-def _no_packages(lane: str, packages: tuple[str, ...]) -> str:
-    if lane == "container":
-        return (
-            "--with: the container lane uses what is in the image: [tool.cibuildwheel] before-all installs, "
-            f"or `armbuild manylinux-image --with {','.join(packages)}`"
-        )
-    return f"--with: the {lane} lane uses what is installed: `apt-get install {' '.join(packages)}`"
 
 
 def _check_out(out: Path) -> None:

@@ -76,6 +76,15 @@ def test_what_the_plan_overrides_is_named():
     assert made.variables["CIBW_TEST_SKIP"] == "*"
 
 
+def test_a_git_work_tree_brings_the_repository_that_it_belongs_to(tmp_path):
+    run = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C"]
+    subprocess.run(["git", "init", "-q", tmp_path / "one"], check=True)
+    subprocess.run([*run, tmp_path / "one", "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    subprocess.run([*run, tmp_path / "one", "worktree", "add", "-q", tmp_path / "two"], check=True)
+    assert container.history(tmp_path / "two") == container.history(tmp_path / "one") == tmp_path / "one/.git"
+    assert container.history(tmp_path) is None
+
+
 def test_passwords_in_index_addresses_are_passed_by_name_only():
     made = computed(environ={"PIP_INDEX_URL": "https://user:secret@index.example/simple"})
     assert "--env=PIP_INDEX_URL" in made.arguments

@@ -39,6 +39,8 @@ def run(capsys, *arguments):
         (["--cpu", "neoverse-v2"], 2, "QEMU has no model"),
         (["--lane", "container", "--engine", "buildah"], 2, "--engine buildah: cibuildwheel drives docker"),
         (["--lane", "cross", "--image", "x"], 2, "--image is for the container lane"),
+        (["--lane", "container", "--no-isolation"], 2, "build-frontend = { name"),
+        (["--lane", "container", "--lock", "x"], 2, "--lock: the container lane installs"),
         (["--lane", "container", "--with", "zlib1g-dev"], 2, "armbuild manylinux-image --with zlib1g-dev"),
         (["--baseline", "z80"], 2, "z80"),
         (["--no-smoke", "--cpu", "max"], 2, "--no-smoke"),
