@@ -62,6 +62,13 @@ def test_the_ops_of_a_kv_cache_come_together(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_products_of_all_storage_types_come_together(tmp_path):
+    done = make_table(tmp_path, SCALAR.format(ops='"matmul_w4a8_f32", "matmul_w4a8_bf16"'))
+    assert done.returncode != 0
+    assert "scalar lacks matmul_w4a8_f16" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_target_to_build_must_be_in_the_table(tmp_path):
     done = make_table(tmp_path, SCALAR.format(ops='"rms_norm_f32"'), compiled="scalar,warp9")
     assert done.returncode != 0

@@ -83,6 +83,8 @@ def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
     assert ran("paged_attention_f32", "neon")
     assert ran("paged_attention_bf16", "bf16") is newer
     assert ran("paged_attention_f16", "fhm") is newer
+    assert ran("matmul_w4a8_f32", "i8mm") is newer
+    assert ran("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert ran("silu_and_mul_f32", "sve") is (cpu in {"neoverse-v1", "a64fx"})
 
 
@@ -101,6 +103,16 @@ MUTANTS = {
         "csrc/kernels/rotary.h",
         "a = sub(mul(x, cosine), mul(b, sine));",
         "a = add(mul(x, cosine), mul(b, sine));",
+    ),
+    "a group's scale is that of the first": (
+        "csrc/kernels/matmul_plain.h",
+        "p.scales[g * 16 + n]",
+        "p.scales[n]",
+    ),
+    "an activation is rounded down": (
+        "csrc/kernels/quantize.h",
+        "sub(add(div(x, scale), splat(kRounder)), splat(kRounder));",
+        "sub(add(sub(div(x, scale), splat(0.5f)), splat(kRounder)), splat(kRounder));",
     ),
     "a norm reads one element too far": (
         "csrc/kernels/norm.h",
