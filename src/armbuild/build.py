@@ -123,7 +123,12 @@ def _build_in_container(
         made = container.build(plan, python, sources, work / f"built-{python.version}", log=log)
     check(made.path, log)
     return BuiltWheel(
-        plan=plan, python=python, path=made.path, compiler=made.compiler, libraries=made.libraries
+        plan=plan,
+        python=python,
+        path=made.path,
+        compiler=made.compiler,
+        libraries=made.libraries,
+        tools=made.tools,
     )
 
 

@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
+
 from armbuild import container, hints, isolation, process
 from armbuild.container import PLATFORM
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from armbuild.container import Container
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
@@ -77,6 +81,8 @@ class Made:
     compiler: str
     libraries: tuple[Path, ...]
     """A folder with the image's libraries that the wheel needs."""
+    tools: Mapping[str, str]
+    """The build requirements, with their versions, where the front end tells them."""
 
 
 def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path) -> Made:
@@ -117,7 +123,15 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
         path=wheels[0],
         compiler=f"{lines[0] if lines else 'no compiler'} in {chosen.reference}",
         libraries=(out / "libraries",),
+        tools=requirements(log.read_text(errors="replace")),
     )
+
+
+def requirements(said: str) -> dict[str, str]:
+    """Return the build requirements that `python -m build` reports as installed; older ones report none."""
+    listed = re.findall(r"(?m)^\* Installed build dependency versions:\n((?:  - .*\n)+)", said)
+    lines = re.findall(r"(?m)^  - ([\w.-]+)==(\S+)$", "".join(listed))
+    return {canonicalize_name(name): version for name, version in lines}
 
 
 def _remove(engine: str, label: str) -> None:

@@ -173,6 +173,15 @@ def test_an_interrupted_build_removes_its_own_container_and_no_other(machine, tm
     assert removed == "rm --force --volumes one"
 
 
+def test_build_requirements_reach_the_bill_of_materials_with_the_versions_that_were_installed():
+    said = (
+        "* Installing packages in isolated environment:\n  - pybind11>=3.0\n  - Cython==0.1\n"
+        "* Installed build dependency versions:\n  - pybind11==3.1.0\n  - Scikit_Build.core==1.1\n"
+        "* Building wheel...\n"
+    )
+    assert container.requirements(said) == {"pybind11": "3.1.0", "scikit-build-core": "1.1"}
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     """A real engine that runs AArch64 programs, and the variables that it needs."""
@@ -252,6 +261,8 @@ def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(
     (result,) = json.loads(done.stdout)["wheels"]
     assert (result["lane"], result["verdict"]) == ("container", "proven")
     assert "10.2" in result["compiler"]
+    used = json.loads(Path(result["provenance"]).read_text())["predicate"]["buildDefinition"]
+    assert "setuptools" in {item["name"] for item in used["resolvedDependencies"]}
     wheel = wheelfile.read(Path(result["path"]))
     assert "manylinux" in wheel.path.name
     assert wheelfile.mismatches(wheel) == []
