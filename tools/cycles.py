@@ -83,8 +83,14 @@ ARMV9 = ("neoverse-n2", "neoverse-v1", "neoverse-v2")
 LOOPS = (
     *(
         Loop(
-            target=target, entry=f"w{bits}a8_tile", marker=marker, rows=rows, length=length, bits=bits,
-            panels=panels if rows == 1 else 1, cores=cores,
+            target=target,
+            entry=f"w{bits}a8_tile",
+            marker=marker,
+            rows=rows,
+            length=length,
+            bits=bits,
+            panels=panels if rows == 1 else 1,
+            cores=cores,
         )
         for target, panels, cores in (("dotprod", 4, ("neoverse-n1",)), ("i8mm", 2, ARMV9))
         for bits, marker, length, tiles in (
