@@ -196,9 +196,9 @@ EMULATED = {
     # smoke test proves, so torch's NEON code does it; oneDNN has no switch but --emulated.
     "OPENBLAS_CORETYPE": "ARMV8",
     "ATEN_CPU_CAPABILITY": "default",
-    # For QEMU's own C library: a memset without AVX-512 ends with the VZEROUPPER that --emulated counts on.
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW",
 }
+# For QEMU's own C library: a memset without AVX-512 ends with the VZEROUPPER that --emulated counts on.
+QEMU = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW"}
 
 
 def environment(own: Path, site: Path, work: Path, *, emulated: bool) -> dict[str, str]:
@@ -213,7 +213,7 @@ def environment(own: Path, site: Path, work: Path, *, emulated: bool) -> dict[st
         "PYTHONPATH": os.pathsep.join((str(own), str(site))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "2",
-        **(EMULATED if emulated else {}),
+        **(EMULATED | QEMU if emulated else {}),
     }
 
 

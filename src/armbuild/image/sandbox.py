@@ -62,14 +62,18 @@ class Sandbox:
         if self.emulator is None:
             return [*self._enter(), *words], dict(environment)
         words = without_init(words)
-        variables = [part for name, value in environment.items() for part in ("-E", f"{name}={value}")]
+        # -E keeps a variable from the programs that start QEMU, but would cut its value at each comma
+        outer = {name: value for name, value in environment.items() if "," in value}
+        inner = [f"{name}={value}" for name, value in environment.items() if name not in outer]
+        variables = [part for variable in inner for part in ("-E", variable)]
         options = [*(("-cpu", cpu) if cpu else ()), *variables]
         if self.isolated:
             return [*self._enter(), f"/{EMULATOR}", *options, *words], {
-                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"
+                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                **outer,
             }
         inside = str(self.root / words[0].lstrip("/"))
-        return [str(self.emulator), "-L", str(self.root), *options, inside, *words[1:]], {}
+        return [str(self.emulator), "-L", str(self.root), *options, inside, *words[1:]], outer
 
     def _enter(self) -> list[str]:
         outer = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", ENTER, "sh"]
