@@ -22,6 +22,8 @@ MODELS = frozenset(
     }
 )  # fmt: skip
 """The AArch64 CPUs of QEMU 10.0 (`qemu-aarch64 -cpu help`), to name before any emulator is there."""
+NEWER = "neoverse-v1"
+"""Known to QEMU 8.1 and newer, which show /proc/cpuinfo of the emulated CPU."""
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64", "ppc64le": "ppc64el"}
 
 
@@ -31,7 +33,7 @@ def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
     Raises MissingError when there is none and none can be had, with what to do.
     """
     seen = []
-    for program in (*_installed(), *_cached()):
+    for program in _present():
         missing = set(cpus) - known_cpus(program)
         if not missing:
             return program
@@ -70,7 +72,12 @@ def known_cpus(program: Path) -> frozenset[str]:
 
 def installed(cpus: tuple[str, ...] = ()) -> Path | None:
     """Return the emulator that ``find`` would take without downloading anything, or None."""
-    return next((path for path in (*_installed(), *_cached()) if set(cpus) <= known_cpus(path)), None)
+    return next((path for path in _present() if set(cpus) <= known_cpus(path)), None)
+
+
+def _present() -> list[Path]:
+    """The system's emulators, then those fetched; behind all of them, ones that show the host's cpuinfo."""
+    return sorted((*_installed(), *_cached()), key=lambda program: NEWER not in known_cpus(program))
 
 
 def _installed() -> list[Path]:

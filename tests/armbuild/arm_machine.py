@@ -32,8 +32,7 @@ def make(folder: Path) -> "ArmMachine":
     root, site = folder / "root", folder / "site"
     shutil.copytree(arm64_root.make("3.11", packages=COMPILER), root, symlinks=True)
     target_packages.install(TOOLS, "3.11", site, log=folder / "site.log")
-    newer = ("neoverse-n1", "neoverse-v1")  # older ones show the host's /proc/cpuinfo
-    emulator = [str(qemu.find(newer)), "-L", str(root), "-cpu", "neoverse-n1"]
+    emulator = [str(qemu.find(("neoverse-n1", qemu.NEWER))), "-L", str(root), "-cpu", "neoverse-n1"]
     for place in (root / "usr/bin", root / "usr/lib/gcc", site):
         for path in place.rglob("*"):
             if (

@@ -38,6 +38,15 @@ def test_an_emulator_that_lacks_a_cpu_is_passed_over(machine):
     assert qemu.installed(("neoverse-v1",)) == fetched
 
 
+def test_an_old_emulator_that_shows_the_hosts_cpuinfo_is_the_last_choice(machine):
+    old = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-n1"])
+    assert qemu.find(("neoverse-n1",)) == old
+    newer = emulator(
+        machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-n1", "neoverse-v1"]
+    )
+    assert qemu.find(("neoverse-n1",)) == qemu.installed(("neoverse-n1",)) == newer
+
+
 def test_without_any_the_reasons_and_the_way_out_are_named(machine):
     emulator(machine / "bin/test-qemu-aarch64", ["max"])
     with pytest.raises(MissingError) as caught:
