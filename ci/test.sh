@@ -5,7 +5,7 @@ need_packages 'command -v git' git ca-certificates
 need_packages 'command -v g++' g++
 need_packages "${PYTHON:-python3} -c 'import pathlib, sysconfig; pathlib.Path(sysconfig.get_path(\"include\"), \"Python.h\").stat()'" python3-dev
 need_packages 'command -v llvm-mc-19' llvm-19
-need_packages 'command -v aarch64-linux-gnu-gcc' gcc-aarch64-linux-gnu
+need_packages 'command -v aarch64-linux-gnu-g++' g++-aarch64-linux-gnu
 need_packages 'docker info || command -v podman' podman runc # runc where crun may not set limits
 aarch64_in_containers
 environment
