@@ -74,7 +74,7 @@ def docker(
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.image import engines  # noqa: PLC0415
     from armbuild.image import plan as planning  # noqa: PLC0415
     from armbuild.image.build import build  # noqa: PLC0415
@@ -108,22 +108,15 @@ def docker(
         return 0
     engines.check(chosen)
     progress = Progress()
-    with cache.work_folder("image") as work:
-        try:
-            if chosen.builder == "oci":
-                result = _told(
-                    build(chosen, work, mirror=mirror, step=progress.step, note=progress.note), chosen
-                )
-            else:
-                with progress.step(chosen.builder, "docker/Dockerfile"):
-                    result = engines.build(chosen, work)
-            if push:
-                with progress.step("push", chosen.tag):
-                    engines.push(chosen, work)
-        finally:
-            if verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+    with cache.work_folder("image") as work, logs(work, shown=verbose):
+        if chosen.builder == "oci":
+            result = _told(build(chosen, work, mirror=mirror, step=progress.step, note=progress.note), chosen)
+        else:
+            with progress.step(chosen.builder, "docker/Dockerfile"):
+                result = engines.build(chosen, work)
+        if push:
+            with progress.step("push", chosen.tag):
+                engines.push(chosen, work)
     if as_json:
         print(json.dumps({**result, "pushed": push, "seconds": progress.seconds}, indent=2))
     return 0

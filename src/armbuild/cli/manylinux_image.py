@@ -48,7 +48,7 @@ def manylinux_image(
 ) -> int:
     """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.image import manylinux  # noqa: PLC0415
 
     if mirror:
@@ -63,16 +63,11 @@ def manylinux_image(
         print(json.dumps(image.as_dict(), indent=2) if as_json else _plan_text(image))
         return 0
     progress = Progress()
-    with cache.work_folder("manylinux") as work:
-        try:
-            written = manylinux.build(image, work, mirror=mirror, step=progress.step)
-            if load:
-                with progress.step("load", load):
-                    manylinux.load(image, load, work)
-        finally:
-            if verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+    with cache.work_folder("manylinux") as work, logs(work, shown=verbose):
+        written = manylinux.build(image, work, mirror=mirror, step=progress.step)
+        if load:
+            with progress.step("load", load):
+                manylinux.load(image, load, work)
     print(
         f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
         f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}",

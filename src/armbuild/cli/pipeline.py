@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from armbuild.cli.progress import Progress, logs
 
+if TYPE_CHECKING:
     from armbuild.audit import AuditReport
-    from armbuild.cli.progress import Progress
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
     from armbuild.repair import RepairedWheel
@@ -33,11 +31,9 @@ class Pipeline:
         provenance: bool = True,
         check_reproducible: bool = False,
     ) -> None:
-        from armbuild.cli.progress import Progress  # noqa: PLC0415
-
         self.plan, self.mirror, self.verbose = plan, mirror, verbose
         self.provenance, self.check_reproducible = provenance, check_reproducible
-        self.progress: Progress = Progress()
+        self.progress = Progress()
 
     def all(self, *, as_json: bool) -> int:
         """Build every wheel of the plan; one that fails does not keep the others from being built.
@@ -93,7 +89,7 @@ class Pipeline:
         plan, progress = self.plan, self.progress
         print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
         with cache.work_folder(f"wheel-{plan.project.name}") as work:
-            with self._verbosely(work):
+            with logs(work, shown=self.verbose):
                 waiting = "another build of this project is running: waiting for it"
                 built = build(
                     plan,
@@ -191,15 +187,6 @@ class Pipeline:
             "audit": report.as_dict() | {"path": str(path)},
             "smoke": proof.as_dict() if proof else None,
         }
-
-    @contextlib.contextmanager
-    def _verbosely(self, work: Path) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self.verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
 
 
 def _result_line(result: CpuResult) -> str:

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def logs(work: Path, *, shown: bool) -> Iterator[None]:
+    """Show the logs that the tools left in ``work`` when the block ends, however it ends."""
+    try:
+        yield
+    finally:
+        for log in sorted(work.glob("*.log")) if shown else ():
+            print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
 
 
 class Progress:

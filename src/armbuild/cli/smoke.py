@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +46,7 @@ def smoke(
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
     from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild import smoke as smoking  # noqa: PLC0415
-    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
     from armbuild.image.smoke import is_image  # noqa: PLC0415
     from armbuild.user_tests import UserTests  # noqa: PLC0415
@@ -68,18 +67,13 @@ def smoke(
         return smoke_image(wheel, names, mirror=mirror, as_json=as_json, verbose=verbose)
     smoking.check(wheel, tests)
     smoking.check_names(names)
-    with cache.work_folder("smoke") as work:
-        try:
-            with progress.step("smoke", ", ".join(names)):
-                report = smoking.smoke(
-                    wheel, names, work, tests=tests, mirror=mirror, timeout=timeout, on_step=progress.note
-                )
-            if not report.ok:
-                cache.keep(work)
-        finally:
-            if verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+    with cache.work_folder("smoke") as work, logs(work, shown=verbose):
+        with progress.step("smoke", ", ".join(names)):
+            report = smoking.smoke(
+                wheel, names, work, tests=tests, mirror=mirror, timeout=timeout, on_step=progress.note
+            )
+        if not report.ok:
+            cache.keep(work)
     print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
     return 0 if report.ok else 1
 

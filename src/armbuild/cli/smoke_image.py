@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,20 +14,17 @@ def smoke_image(
 ) -> int:
     """Serve from an image on each core and print the verdicts; the rest of `armbuild smoke`."""
     from armbuild import cache  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild.cli.progress import Progress  # noqa: PLC0415
+    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.image import smoke  # noqa: PLC0415
 
     progress = Progress()
-    with cache.work_folder("smoke-image") as work:
+    with cache.work_folder("smoke-image") as work, logs(work, shown=verbose):
         try:
             with progress.step("smoke", ", ".join(names)):
                 report = smoke.smoke(path, names, work, mirror=mirror, on_step=progress.note)
             if not report.ok:
                 cache.keep(work)
         finally:
-            if verbose:
-                for log in sorted(work.glob("*.log")):
-                    print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
             smoke.discard(work)
     print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
     return 0 if report.ok else 1
