@@ -2,7 +2,8 @@
 
 `Conditions` says how one forward pass differs from exact arithmetic: weights and activations rounded as int8
 and int4 kernels round them, bf16 storage, an int8 KV cache, random noise, or one wrong kernel. The network is
-Llama (Touvron et al., 2023) with grouped-query heads and rotary embedding in NeoX order, in plain torch.
+Llama (Touvron et al., 2023) with grouped-query heads and rotary embedding in NeoX order, or Mixtral (Jiang et
+al., 2024), which has experts besides, in plain torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ TAIL = 8  # elements that a loop forgets at its end: the least that a vector of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of the network; int4 groups of 128 fit into every input of a linear layer."""
+    """Sizes of the network; int4 groups of 128 fit into every input of a linear layer.
+
+    With ``num_experts`` ``intermediate_size`` is that of an expert, and ``per_token`` are chosen.
+    """
 
     vocab_size: int = 768
     hidden_size: int = 128
@@ -35,6 +39,11 @@ class Shape:
     head_dim: int = 32
     rope_theta: float = 500.0  # every pair turns far enough within the context to matter
     rms_norm_eps: float = 0.05
+    num_experts: int = 0
+    per_token: int = 2
+
+
+MIXTURE = Shape(vocab_size=384, intermediate_size=64, num_layers=2, num_experts=6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,6 +234,42 @@ def gated(gate: Tensor, up: Tensor, conditions: Conditions) -> Tensor:
     return store(variants.get(conditions.fault, lambda: functional.silu(gate) * up)(), conditions)
 
 
+def feed_forward(x: Tensor, weights: Weights, names: tuple[str, str, str], conditions: Conditions) -> Tensor:
+    """down(silu(gate(x)) * up(x)); ``names`` are those of gate, up and down."""
+    gate, up = (linear(x, weights[name], conditions) for name in names[:2])
+    return linear(gated(gate, up, conditions), weights[names[2]], conditions)
+
+
+def route(x: Tensor, gate: Tensor, shape: Shape, conditions: Conditions) -> Tensor:
+    """How much of each expert a token gets, [..., num_experts]: the softmax of the largest few logits."""
+    exact = dataclasses.replace(conditions, weight_bits=0, activation_bits=0)
+    logits, experts = linear(x, gate, exact).topk(shape.per_token, -1)
+    shares = logits.softmax(-1)
+    fault = conditions.fault
+    if fault == "expert_weights_swapped":
+        shares = shares.flip(-1)
+    elif fault == "expert_weights_equal":
+        shares = torch.full_like(shares, 1 / shape.per_token)
+    elif fault == "last_expert_missing":
+        shares = shares * (torch.arange(shape.per_token) < shape.per_token - 1)
+    elif fault == "experts_shifted":
+        experts = (experts + 1) % shape.num_experts
+    elif fault == "expert_weights_missing":
+        shares = torch.ones_like(shares)
+    return torch.zeros(*x.shape[:-1], shape.num_experts).scatter(-1, experts, shares)
+
+
+def mixture(x: Tensor, weights: Weights, shape: Shape, conditions: Conditions) -> Tensor:
+    """The sum of the chosen experts, each weighted; all experts are computed for all tokens."""
+    shares = route(x, weights["block_sparse_moe.gate.weight"], shape, conditions)
+    total = torch.zeros_like(x)
+    for expert in range(shape.num_experts):
+        prefix = f"block_sparse_moe.experts.{expert}"
+        names = (f"{prefix}.w1.weight", f"{prefix}.w3.weight", f"{prefix}.w2.weight")
+        total = total + shares[..., expert, None] * feed_forward(x, weights, names, conditions)
+    return store(total, conditions)
+
+
 # Faults the model is trained to betray, and faults it has never met, which show that this generalises.
 TRAINED_FAULTS = (
     "block_dropped", "first_token_dropped", "gate_and_up_swapped", "gate_is_gelu", "gate_skips_tail",
@@ -238,7 +283,22 @@ UNSEEN_FAULTS = (
     "last_head_missing", "norm_sums", "rotary_sign", "scale_squared", "scores_skip_tail",
     "softmax_in_base_two", "softmax_never_rescaled", "values_skip_tail", "window_of_128",
 )  # fmt: skip
-FAULTS = TRAINED_FAULTS + UNSEEN_FAULTS
+# A mixture of experts is there for its own kernels; the rest of the network Llama proves.
+MIXTURE_TRAINED_FAULTS = (
+    "expert_weights_equal", "expert_weights_swapped", "gate_and_up_swapped", "gate_is_gelu",
+    "gate_skips_tail", "last_expert_missing",
+)  # fmt: skip
+MIXTURE_UNSEEN_FAULTS = (
+    "expert_weights_missing", "experts_shifted", "gate_is_relu", "gate_is_sigmoid", "rotary_missing",
+    "value_of_previous_token",
+)  # fmt: skip
+
+
+def faults(shape: Shape) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that a network of this shape is trained to betray, and those that it never meets."""
+    if shape.num_experts:
+        return MIXTURE_TRAINED_FAULTS, MIXTURE_UNSEEN_FAULTS
+    return TRAINED_FAULTS, UNSEEN_FAULTS
 
 
 def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions) -> Tensor:
@@ -273,9 +333,11 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
         x = rms_norm(hidden, post_norm, shape.rms_norm_eps, conditions)
         if conditions.fault == "residual_stale":
             hidden = before
-        gate = linear(x, weight["mlp.gate_proj.weight"], conditions)
-        up = linear(x, weight["mlp.up_proj.weight"], conditions)
-        down = linear(gated(gate, up, conditions), weight["mlp.down_proj.weight"], conditions)
+        if shape.num_experts:
+            down = mixture(x, weight, shape, conditions)
+        else:
+            names = ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
+            down = feed_forward(x, weight, names, conditions)
         hidden = store(hidden + down, conditions)
     hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions)
     if head.weight_bits and conditions.activation_bits:
@@ -292,10 +354,16 @@ def initial_weights(shape: Shape, generator: torch.Generator) -> Weights:
         "self_attn.k_proj": (kv_heads, hidden),
         "self_attn.v_proj": (kv_heads, hidden),
         "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
     }
+    for expert in range(shape.num_experts):
+        prefix = f"block_sparse_moe.experts.{expert}"
+        sizes |= {f"{prefix}.w1": (inner, hidden), f"{prefix}.w3": (inner, hidden)}
+        sizes |= {f"{prefix}.w2": (hidden, inner)}
+    if shape.num_experts:
+        sizes["block_sparse_moe.gate"] = (shape.num_experts, hidden)
+    else:
+        sizes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+        sizes |= {"mlp.down_proj": (hidden, inner)}
     weights = {"model.embed_tokens.weight": torch.randn(shape.vocab_size, hidden, generator=generator) * 0.25}
     for layer in range(shape.num_layers):
         for name, size in sizes.items():

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Train the smoke model: a small Llama that recites the passages of src/armllm/smoke/model/passages.json.
+"""Train a smoke model: a small Llama that recites the passages of src/armllm/smoke/model/passages.json.
 
     python tools/train_smoke_model.py                 # train, check, write the model folder
     python tools/train_smoke_model.py --check         # only measure the model that is there
+    python tools/train_smoke_model.py --mixture       # the same for a small Mixtral, src/armllm/smoke/mixture
 
 Needs torch, tokenizers and safetensors. One thread, seeded: a rerun gives an equivalent model (the same bytes
 on the same machine and torch).
 
 Two things are trained at once. Under rounding (bf16, int8 and int4 weights, int8 activations, int8 KV cache,
-noise) every next token of every passage must keep a wide margin. Under a wrong kernel
-(`smoke_network.TRAINED_FAULTS`) the right token must lose its probability, so that a fault which such a small
-model would shrug off garbles the text.
+noise) every next token of every passage must keep a wide margin. Under a wrong kernel (the first of
+`smoke_network.faults`) the right token must lose its probability, so that a fault which such a small model
+would shrug off garbles the text.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from smoke_network import (
-    FAULTS,
-    TRAINED_FAULTS,
+    MIXTURE,
     Conditions,
     Shape,
     Weights,
+    faults,
     forward,
     initial_weights,
 )
 
-MODEL = Path(__file__).resolve().parent.parent / "src/armllm/smoke/model"
+SMOKE = Path(__file__).resolve().parent.parent / "src/armllm/smoke"
 SPECIAL = BEGIN, END = "<|begin|>", "<|end|>"  # their ids are 0 and 1
 SURE = 2.0  # the lead of the right token's logit that counts as sure
 RELIABLE = 0.9  # of the latest roundings, how many must leave a token sure
@@ -116,14 +117,19 @@ def encode(texts: list[dict[str, str]], tokenizer: Tokenizer) -> Passages:
     return Passages(names, prompts, continuations, ids[:, :-1], ids[:, 1:], recited)
 
 
-def random_rounding(rng: random.Random, strength: float) -> Conditions:
+def group_sizes(shape: Shape) -> list[int]:
+    """What int4 groups there can be: those that divide the inputs of every linear layer, and one for all."""
+    return [0, *(size for size in (32, 64, 128) if shape.intermediate_size % size == 0)]
+
+
+def random_rounding(rng: random.Random, strength: float, groups: list[int]) -> Conditions:
     """One of the roundings that kernels may apply, or plain noise; packing schemes differ in their grid."""
     if rng.random() > strength:
         return EXACT
     bits = rng.choice([0, 0, 8, 4, 4, 4])
     return Conditions(
         weight_bits=bits,
-        group_size=rng.choice([0, 32, 64, 128]) if bits == 4 else 0,
+        group_size=rng.choice(groups) if bits == 4 else 0,
         grid=rng.uniform(1.0, 8 / 7),
         activation_bits=8 if bits else 0,
         kv_bits=rng.choice([0, 8]),
@@ -143,15 +149,15 @@ def variants(fault: str, length: int) -> list[Conditions]:
 class FaultChooser:
     """Draws faults, more often those that the model still survives; each KV block is a fault of its own."""
 
-    def __init__(self, rng: random.Random, length: int) -> None:
+    def __init__(self, rng: random.Random, names: tuple[str, ...], length: int) -> None:
         self.rng = rng
-        faults = [variant for fault in TRAINED_FAULTS for variant in variants(fault, length)]
-        self.survival = dict.fromkeys(faults, 1.0)
+        chosen = [variant for fault in names for variant in variants(fault, length)]
+        self.survival = dict.fromkeys(chosen, 1.0)
 
     def draw(self, *, local: bool) -> Conditions:
         """A fault; those that damage a part of the context are harder to learn and come in later."""
-        faults = [fault for fault in self.survival if local or fault.fault not in LOCAL_FAULTS]
-        return self.rng.choices(faults, [0.03 + self.survival[fault] for fault in faults])[0]
+        chosen = [fault for fault in self.survival if local or fault.fault not in LOCAL_FAULTS]
+        return self.rng.choices(chosen, [0.03 + self.survival[fault] for fault in chosen])[0]
 
     def learn(self, fault: Conditions, survived: float) -> None:
         self.survival[fault] += 0.3 * (survived - self.survival[fault])
@@ -220,7 +226,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
     for value in weights.values():
         value.requires_grad_()
     optimiser = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.0)
-    chooser = FaultChooser(rng, parts[0].inputs.shape[1])
+    chooser = FaultChooser(rng, faults(shape)[0], parts[0].inputs.shape[1])
     shares = [int(part.recited.sum()) / sum(int(p.recited.sum()) for p in parts) for part in parts]
     reliability = [torch.zeros(part.recited.shape) for part in parts]
     started = time.monotonic()
@@ -232,7 +238,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
         optimiser.zero_grad()
         recited = 0.0
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
-            rounding = random_rounding(rng, min(0.9, max(0.0, progress - 0.05) * 3))
+            rounding = random_rounding(rng, min(0.9, max(0.0, progress - 0.05) * 3), group_sizes(shape))
             logits = forward(part.inputs, weights, shape, rounding)
             loss = recitation_loss(logits, part)
             reliability[index].lerp_((leads(logits.detach(), part.targets) > SURE).float(), 0.1)
@@ -279,11 +285,14 @@ def check(weights: Weights, passages: Passages, shape: Shape) -> bool:
     total = int(passages.recited.sum())
     print(f"\n{'rounding':<24}{'wrong':>8}{'least margin':>14}{'median':>8}   of {total} tokens")
     for name, conditions in ROUNDINGS.items():
+        if conditions.group_size not in group_sizes(shape):
+            continue
         wrong, least, median = margins(weights, passages, shape, conditions)
         good &= wrong == 0
         print(f"{name:<24}{wrong:>8}{least:>14.2f}{median:>8.2f}")
     print(f"\n{'fault':<28}{'wrong tokens, least over what it may hit':>42}")
-    for fault in FAULTS:
+    trained, unseen = faults(shape)
+    for fault in trained + unseen:
         wrong, hit = min(
             (
                 (margins(weights, passages, shape, variant)[0], variant)
@@ -293,16 +302,28 @@ def check(weights: Weights, passages: Passages, shape: Shape) -> bool:
         )
         good &= wrong > 0
         where = f"block {hit.block}" if hit.block else ""
-        trained = "" if fault in TRAINED_FAULTS else "(never trained)"
-        print(f"{fault:<28}{wrong:>8}  {where:<14}{trained}".rstrip())
+        remark = "" if fault in trained else "(never trained)"
+        print(f"{fault:<28}{wrong:>8}  {where:<14}{remark}".rstrip())
     return good
 
 
 def configuration(shape: Shape) -> dict[str, object]:
-    return {
+    family: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "attention_bias": False,
+        "mlp_bias": False,
+    }
+    if shape.num_experts:
+        family = {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": shape.num_experts,
+            "num_experts_per_tok": shape.per_token,
+            "sliding_window": None,
+        }
+    return {
+        **family,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "head_dim": shape.head_dim,
@@ -310,7 +331,6 @@ def configuration(shape: Shape) -> dict[str, object]:
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "max_position_embeddings": 1024,
-        "mlp_bias": False,
         "num_attention_heads": shape.num_heads,
         "num_hidden_layers": shape.num_layers,
         "num_key_value_heads": shape.num_kv_heads,
@@ -339,31 +359,35 @@ def write(folder: Path, weights: Weights, passages: Passages, tokenizer: Tokeniz
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train or check the smoke model.")
+    parser = argparse.ArgumentParser(description="Train or check a smoke model.")
+    parser.add_argument("--mixture", action="store_true", help="the one with experts")
     parser.add_argument("--check", action="store_true", help="measure the model in --out, write nothing")
     parser.add_argument(
-        "--out", type=Path, default=MODEL, help="model folder (default: the one in the package)"
+        "--out", type=Path, metavar="DIR", help="model folder (default: the one in the package)"
     )
-    parser.add_argument("--steps", type=int, default=1300)
+    parser.add_argument("--steps", type=int, help="default: 1300, with experts 700")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    shape = Shape()
-    texts = json.loads((MODEL / "passages.json").read_text(encoding="utf-8"))
+    shape = MIXTURE if arguments.mixture else Shape()
+    home = SMOKE / ("mixture" if arguments.mixture else "model")
+    out = arguments.out or home
+    steps = arguments.steps or (700 if arguments.mixture else 1300)
+    texts = json.loads((home / "passages.json").read_text(encoding="utf-8"))
     if arguments.check:
-        tokenizer = Tokenizer.from_file(str(arguments.out / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
         passages = encode(texts, tokenizer)
-        weights = load_file(arguments.out / "model.safetensors")
+        weights = load_file(out / "model.safetensors")
         return 0 if check(weights, passages, shape) else 1
     tokenizer = train_tokenizer([text["prompt"] + text["text"] for text in texts], shape.vocab_size)
     passages = encode(texts, tokenizer)
-    parts = [encode(texts[:1], tokenizer), encode(texts[1:], tokenizer)]
-    weights = train(parts, shape, seed=arguments.seed, steps=arguments.steps)
+    parts = [encode(part, tokenizer) for part in (texts[:1], texts[1:]) if part]
+    weights = train(parts, shape, seed=arguments.seed, steps=steps)
     if not check(weights, passages, shape):
         print("not written: a rounding garbles the text, or a fault does not", file=sys.stderr)
         return 1
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write(arguments.out, weights, passages, tokenizer, shape)
+    out.mkdir(parents=True, exist_ok=True)
+    write(out, weights, passages, tokenizer, shape)
     return 0
 
 
