@@ -44,6 +44,13 @@ def _engine(  # noqa: PLR0917 - a list of options
             rich_help_panel="Engine",
         ),
     ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help="Text of the kind that the model will see, by which --quantization scales inputs first.",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Of requests that bring no seed of their own.", rich_help_panel="Engine")
     ] = 0,

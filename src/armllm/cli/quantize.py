@@ -20,19 +20,25 @@ def register(app: typer.Typer) -> None:
     app.command(name="quantize")(quantize)
 
 
-def quantize(
+def quantize(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
     scheme: Annotated[
         str, typer.Option(help="int8, int4, int4-g32, int4-g64, int4-g128 or int4-channelwise.")
     ],
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="A text of the kind that the model will see, by which inputs are scaled first."),
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Round the weights of a checkpoint to nearest, and write it as compressed-tensors."""
+    """Round the weights of a checkpoint, and write it as compressed-tensors."""
     from armllm.quant.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
-    written = quantize_checkpoint(model, output, scheme, told=lambda line: print(line, file=sys.stderr))
+    written = quantize_checkpoint(
+        model, output, scheme, calibrate, told=lambda line: print(line, file=sys.stderr)
+    )
     if as_json:
         facts = {"folder": str(written.folder), "matrices": written.matrices}
         sizes = {"bytes_before": written.bytes_before, "bytes_now": written.bytes_now}

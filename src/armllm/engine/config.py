@@ -11,7 +11,7 @@ import torch
 from armllm.errors import RequestError
 from armllm.models.hub import resolve_model
 from armllm.quant.formats import METHODS
-from armllm.quant.scheme import check_scheme
+from armllm.quant.scheme import SCHEMES, check_scheme
 
 DTYPES = {
     "float32": torch.float32,
@@ -44,6 +44,8 @@ class EngineConfig:
     dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
     quantization: round weights while loading: "int8", "int4", "int4-g32", "int4-g64", "int4-g128" or
     "int4-channelwise". A checkpoint that is quantised says so itself; its method may be named all the same.
+    calibration: a text of the kind that the model will see, by which inputs of products are scaled before
+    their weights are rounded (``quantization``).
     seed: of the seeds of requests that bring none.
     max_model_len: prompt and output together; by default as much as the checkpoint allows, and as
     num_gpu_blocks_override holds where that is given.
@@ -58,6 +60,7 @@ class EngineConfig:
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
     quantization: str | None = None
+    calibration: str | None = None
     seed: int = 0
     max_model_len: int | None = None
     block_size: int = 16
@@ -102,6 +105,10 @@ class EngineConfig:
             )
         if self.quantization is not None and self.quantization not in METHODS:
             check_scheme("quantization", self.quantization)
+        if self.calibration is not None and self.quantization not in SCHEMES:
+            raise RequestError(
+                "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
+            )
         self.torch_dtype  # noqa: B018 - refuse an unknown one now
 
     @staticmethod

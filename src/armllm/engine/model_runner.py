@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,9 @@ from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models.load import load_model
 from armllm.models.loader import Weights, open_checkpoint
+from armllm.quant.calibration import calibrated
 from armllm.quant.formats import choose_format
+from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from armllm.models import Model
     from armllm.models.config import ModelConfig
     from armllm.models.gguf import GGUFCheckpoint
-    from armllm.models.loader import Checkpoint
+    from armllm.models.loader import Checkpoint, Tensors
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +73,14 @@ class ModelRunner:
         self.quantization = choose_format(config.quantization, model_config.quantization)
         checkpoint = open_checkpoint(config.model_folder)
         layouts = self._check(config, architecture, checkpoint)
+        source: Tensors = checkpoint
+        if config.calibration is not None and config.quantization is not None:
+            tokenizer, text = Tokenizer(config.tokenizer_folder), Path(config.calibration)
+            source, _ = calibrated(config.model_folder, config.quantization, text, tokenizer, self.dtype)
         self.model, self.load_report = load_model(
             architecture,
             model_config,
-            checkpoint,
+            source,
             self.dtype,
             max_positions=self.max_model_len,
             quantization=self.quantization,

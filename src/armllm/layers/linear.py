@@ -17,7 +17,7 @@ from armllm import kernels
 from armllm.quant.load import check_idle_biases, read_integers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from armllm.models.loader import Weights
     from armllm.quant.scheme import Scheme
@@ -81,6 +81,20 @@ class QuantizedLinear:
         return out
 
 
+class Watched:
+    """A product that shows its inputs to ``watch``, by the name of each of its parts."""
+
+    def __init__(self, product: Linear, names: list[str], watch: Callable[[str, Tensor], None]) -> None:
+        self.product = product
+        self.names = names
+        self.watch = watch
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for name in self.names:
+            self.watch(name, x)
+        return self.product(x)
+
+
 class SideBySide:
     """Several products of the same inputs, their results beside one another."""
 
@@ -115,6 +129,13 @@ def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *,
 
     Parts that are stored alike become one matrix; quantised and other ones, for instance, are several.
     """
+    product = _load(weights, parts, in_features, bias=bias)
+    if weights.watch is None:
+        return product
+    return Watched(product, [weights.prefix + name for name in parts], weights.watch)
+
+
+def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
     form = weights.quantization
     if form is None:
         return _load_dense(weights, parts, in_features, bias=bias)

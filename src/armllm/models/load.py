@@ -17,8 +17,7 @@ from armllm.models.loader import Weights
 if TYPE_CHECKING:
     from armllm.models import Model
     from armllm.models.config import ModelConfig
-    from armllm.models.gguf import GGUFCheckpoint
-    from armllm.models.loader import Checkpoint
+    from armllm.models.loader import Tensors
     from armllm.quant.formats import WeightFormat
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class LoadReport:
 def load_model(
     architecture: type[Model],
     config: ModelConfig,
-    checkpoint: Checkpoint | GGUFCheckpoint,
+    checkpoint: Tensors,
     dtype: torch.dtype,
     *,
     max_positions: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import safetensors
 import torch
@@ -16,7 +16,7 @@ from armllm.models.gguf import GGUFCheckpoint
 from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from armllm.quant.formats import WeightFormat
     from armllm.quant.scheme import Scheme
@@ -26,6 +26,24 @@ SINGLE = "model.safetensors"
 FLOATING = ("F32", "F16", "BF16")
 READABLE = (*FLOATING, *BLOCKS)  # GGUF's blocks come as fp32
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+class Tensors(Protocol):
+    """Named tensors, wherever they come from; ``folder`` is named in errors."""
+
+    folder: Path
+
+    def names(self) -> set[str]:
+        """All tensors."""
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """A tensor's dtype, as safetensors writes it, and shape."""
+
+    def read(self, name: str) -> Tensor:
+        """A tensor."""
+
+    def where(self, name: str) -> Path:
+        """The file that holds a tensor."""
 
 
 class Checkpoint:
@@ -89,26 +107,29 @@ def open_checkpoint(path: Path) -> Checkpoint | GGUFCheckpoint:
 class Weights:
     """Tensors of one checkpoint in one dtype, by names under a prefix.
 
-    quantization: how matrices of linear layers are stored, or are to be; None: in floating point. A model is
-    built twice from these: once by `check`, on torch's meta device, which finds all that is
-    missing or wrong without reading any data; then for real.
+    quantization: how matrices of linear layers are stored, or are to be; None: in floating point. watch:
+    called with the full name of each part of a product and its inputs, whenever the model computes it. A
+    model is built twice from these: once by `check`, on torch's meta device, which finds all that is missing
+    or wrong without reading any data; then for real.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint | GGUFCheckpoint,
+        checkpoint: Tensors,
         dtype: torch.dtype,
         device: str = "cpu",
         *,
         root: Weights | None = None,
         prefix: str = "",
         quantization: WeightFormat | None = None,
+        watch: Callable[[str, Tensor], None] | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.device = device
         self.prefix = prefix
         self.quantization = quantization
+        self.watch = watch
         self._root = root or self
         if root is None:
             self.problems: list[str] = []
@@ -130,6 +151,7 @@ class Weights:
             root=self._root,
             prefix=prefix,
             quantization=self.quantization,
+            watch=self.watch,
         )
 
     def has(self, name: str) -> bool:

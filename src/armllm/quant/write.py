@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
+from armllm.engine.config import cpu_computes_bfloat16
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.models.hub import resolve_model
 from armllm.models.loader import INDEX, SINGLE, Checkpoint, Weights
+from armllm.quant.calibration import calibrated
 from armllm.quant.round_to_nearest import LEFT_ALONE, RoundToNearest, rounded
 from armllm.quant.scheme import check_scheme
 from armllm.quant.words import pack_signed
+from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from armllm.models.loader import Tensors
     from armllm.quant.scheme import Scheme
 
 # Beside these, everything in the folder is copied: tokenizer, chat template, generation_config.json.
@@ -52,12 +56,17 @@ class Written:
 
 
 def quantize_checkpoint(
-    model: str, output: Path, scheme: str, told: Callable[[str], object] = str
+    model: str,
+    output: Path,
+    scheme: str,
+    calibrate: Path | None = None,
+    told: Callable[[str], object] = str,
 ) -> Written:
     """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
 
     Files keep their names; the folder appears when all is written. int8 becomes "int-quantized" W8A8 with
     dynamic activations, int4 "pack-quantized" W4A16, with the largest groups that all layers have.
+    ``calibrate``: a text by which inputs of products are scaled first (`armllm.quant.calibration`).
     RequestError and CheckpointError say what is wrong.
     """
     check_scheme("--scheme", scheme)
@@ -70,12 +79,18 @@ def quantize_checkpoint(
     sizes = {used.group_size for used in schemes.values()}
     if len(sizes) > 1:  # of int4; transformers 5 reads a dense model by one scheme only
         common = f"g{min(sizes)}" if min(sizes) else "channelwise"
-        schemes, checkpoint = find_matrices(folder, f"int4-{common}")
+        scheme = f"int4-{common}"
+        schemes, checkpoint = find_matrices(folder, scheme)
+    source: Tensors = checkpoint
+    if calibrate is not None:
+        dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
+        source, report = calibrated(folder, scheme, calibrate, Tokenizer(folder), dtype)
+        told(str(report))
     output.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         _copy_others(folder, work)
-        before, now = _write_files(checkpoint, schemes, work, told)
+        before, now = _write_files(source, schemes, work, told)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -140,7 +155,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 
 def _write_files(
-    checkpoint: Checkpoint, schemes: dict[str, Scheme], work: Path, told: Callable[[str], object]
+    checkpoint: Tensors, schemes: dict[str, Scheme], work: Path, told: Callable[[str], object]
 ) -> tuple[int, int]:
     """One file for each that was there, maybe an index; the bytes of all tensors before and now."""
     before = now = 0
@@ -166,7 +181,7 @@ def _write_files(
     return before, now
 
 
-def _rounded(checkpoint: Checkpoint, name: str, stored: Tensor, scheme: Scheme) -> dict[str, Tensor]:
+def _rounded(checkpoint: Tensors, name: str, stored: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     """The tensors that take a matrix's place; scales keep its dtype."""
     weight = rounded(Weights(checkpoint, torch.float32), name, stored, scheme)
     scale = {f"{name}_scale": weight.scales.to(stored.dtype)}
