@@ -79,8 +79,14 @@ def _toolchain(folder: Path) -> Path:
     return file
 
 
-def configure(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> list[str]:
-    """Return CMake's command line for the runner. Raises MissingError."""
+def configure(
+    folder: Path,
+    *options: str,
+    arm64: bool = False,
+    sanitize: bool = False,
+    source: Path = ROOT,
+) -> list[str]:
+    """Return CMake's command line, with further ``options``, for the runner. Raises MissingError."""
     _require("cmake")
     _require("ninja")
     command = [
@@ -88,6 +94,7 @@ def configure(folder: Path, *, arm64: bool = False, sanitize: bool = False, sour
         f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or Path(sys.executable).parent / 'ninja'}",
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DCMAKE_BUILD_TYPE=Release", "-DARMLLM_PYTHON=OFF", "-DARMLLM_CONFORMANCE=ON", "-DARMLLM_WERROR=ON",
+        *options,
     ]  # fmt: skip
     if arm64:
         command.append(f"-DCMAKE_TOOLCHAIN_FILE={_toolchain(folder)}")
@@ -97,10 +104,16 @@ def configure(folder: Path, *, arm64: bool = False, sanitize: bool = False, sour
     return command
 
 
-def build(folder: Path, *, arm64: bool = False, sanitize: bool = False, source: Path = ROOT) -> Path:
+def build(
+    folder: Path,
+    *options: str,
+    arm64: bool = False,
+    sanitize: bool = False,
+    source: Path = ROOT,
+) -> Path:
     """Build the runner of ``source`` in ``folder`` and return its path. Raises BuildError, MissingError."""
     folder.mkdir(parents=True, exist_ok=True)
-    command_line = configure(folder, arm64=arm64, sanitize=sanitize, source=source)
+    command_line = configure(folder, *options, arm64=arm64, sanitize=sanitize, source=source)
     for command in (command_line, [sys.executable, "-m", "cmake", "--build", str(folder), "--parallel", "2"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -42,6 +42,7 @@ def make(folder: Path) -> "ArmMachine":
                 and ".so" not in path.name
             ):
                 _wrap(path, emulator)
+    _borrow_cc1plus(root)
     return ArmMachine(folder, root, site)
 
 
@@ -53,6 +54,37 @@ def _wrap(path: Path, emulator: list[str]) -> None:
         words = " ".join(f"'{word}'" for word in emulator)
         path.write_text(f'#!/bin/sh\nexec {words} -0 "$0" \'{real}\' "$@"\n')
         path.chmod(0o755)
+
+
+def _borrow_cc1plus(root: Path) -> None:
+    """Where this machine has a cross compiler of the same GCC, let its C++ pass replace the emulated one.
+
+    It writes the same assembly, ten times sooner. Driver, assembler and linker stay emulated, the headers are
+    the Arm machine's.
+    """
+    cross = shutil.which("aarch64-linux-gnu-g++")
+    if cross is None:
+        return
+
+    def ask(compiler: str | Path, question: str) -> str:
+        return subprocess.run([compiler, question], capture_output=True, text=True, check=True).stdout.strip()
+
+    version = ask(root / "usr/bin/g++", "-dumpfullversion")
+    if ask(cross, "-dumpfullversion") != version:
+        return
+    cc1plus = ask(cross, "-print-prog-name=cc1plus")
+    major = version.partition(".")[0]
+    headers = (
+        f"include/c++/{major}",
+        f"include/aarch64-linux-gnu/c++/{major}",
+        f"include/c++/{major}/backward",
+        f"lib/gcc/aarch64-linux-gnu/{major}/include",
+        "include/aarch64-linux-gnu",
+        "include",
+    )
+    words = " ".join(f"-isystem '{root}/usr/{folder}'" for folder in headers)
+    path = root / "usr/lib/gcc/aarch64-linux-gnu" / major / "cc1plus"
+    path.write_text(f"#!/bin/sh\nexec '{cc1plus}' \"$@\" -nostdinc -nostdinc++ {words}\n")
 
 
 class ArmMachine:

@@ -47,11 +47,11 @@ const std::vector<Case>& cases() {
 }
 
 template <class T>
-Result test_paged_attention(const Context& context) {
+Result attention_cases(const Context& context, armllm::KvCacheType cache) {
   Result result;
   Random random(context.seed);
   for (const Case& c : cases()) {
-    const Problem<T> problem(context.table, c, random);
+    const Problem<T> problem(context.table, c, random, cache);
     problem.run(context.table);
     problem.check(result);
   }
@@ -70,7 +70,7 @@ Result test_paged_attention(const Context& context) {
     c.alibi = random.integer(0, 2) == 1;
     c.sinks = random.integer(0, 2) == 1;
     c.poison = random.integer(0, 3) == 1;
-    const Problem<T> problem(context.table, c, random);
+    const Problem<T> problem(context.table, c, random, cache);
     problem.run(context.table);
     problem.check(result);
   }
@@ -78,10 +78,21 @@ Result test_paged_attention(const Context& context) {
 }
 
 template <class T>
-void compare_thread_counts(Result& result, const Case& c, uint64_t seed, bool bits_of_one_sequence) {
+Result test_paged_attention(const Context& context) {
+  return attention_cases<T>(context, armllm::KvCacheType::plain);
+}
+
+template <class T>
+Result test_paged_attention_int8(const Context& context) {
+  return attention_cases<T>(context, armllm::KvCacheType::int8);
+}
+
+template <class T>
+void compare_thread_counts(Result& result, const Case& c, uint64_t seed,
+                           armllm::KvCacheType cache = armllm::KvCacheType::plain) {
   const armllm::KernelTable& table = armllm::chosen().table;
   Random random(seed);
-  const Problem<T> problem(table, c, random);
+  const Problem<T> problem(table, c, random, cache);
   std::vector<char> first;
   for (const int threads : {1, 2, 3, 8}) {
     armllm::set_num_threads(threads);
@@ -96,11 +107,11 @@ void compare_thread_counts(Result& result, const Case& c, uint64_t seed, bool bi
     ++result.cases;
   }
   problem.check(result);
-  if (!bits_of_one_sequence) return;
   // Alone, the first sequence gives the bits that it gives in company.
   armllm::PagedAttentionArgs alone = problem.args();
   alone.num_seqs = 1;
-  armllm::paged_attention(table, Type<T>::kStorage, alone, problem.num_blocks, problem.query_start_loc[1]);
+  armllm::paged_attention(table, Type<T>::kStorage, cache, alone, problem.num_blocks,
+                          problem.query_start_loc[1]);
   if (memcmp(first.data(), problem.out.data(), first.size()) != 0) {
     result.fail("paged_attention gives a sequence other bits when it is alone");
   }
@@ -116,9 +127,10 @@ Result test_threads(uint64_t seed) {
   const Case window{4, 1, 32, 16, {{1800, 1}, {700, 2}}, 1.0f, 1.0f, 1000, 9.0f, true, true};
   const Case many{8, 2, 64, 32, {{700, 1}, {40, 40}, {513, 4}, {40, 1}, {1, 1}, {600, 20}}};
   for (const Case& c : {few_long, many, window}) {
-    compare_thread_counts<float>(result, c, seed, true);
-    compare_thread_counts<float16>(result, c, seed, true);
-    compare_thread_counts<bfloat16>(result, c, seed, true);
+    compare_thread_counts<float>(result, c, seed);
+    compare_thread_counts<float16>(result, c, seed);
+    compare_thread_counts<bfloat16>(result, c, seed);
+    compare_thread_counts<bfloat16>(result, c, seed, armllm::KvCacheType::int8);
   }
   // Every item once, whatever the number of threads; nested regions too.
   for (const int threads : {1, 2, 7}) {
@@ -141,7 +153,9 @@ Result test_threads(uint64_t seed) {
 }
 
 const std::vector<NamedTest>& attention_tests() {
-  static const std::vector<NamedTest> tests = {CONFORMANCE_STORAGES(paged_attention, test_paged_attention)};
+  static const std::vector<NamedTest> tests = {
+      CONFORMANCE_STORAGES(paged_attention, test_paged_attention),
+      CONFORMANCE_STORAGES(paged_attention_int8, test_paged_attention_int8)};
   return tests;
 }
 

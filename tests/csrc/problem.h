@@ -26,9 +26,29 @@ struct Case {
   bool poison = false;  // the last token of every sequence with several queries is NaN and infinity
 };
 
+// Numbers as the kernel sees them: dequantised where the cache is int8.
+struct HeadVector {
+  std::vector<double> x;
+  double scale;      // int8: of the integers; else 0
+  double magnitude;  // sum of |x|
+};
+template <class T>
+HeadVector seen_as(const T* x, int64_t n, bool rounded) {
+  HeadVector v{std::vector<double>(static_cast<size_t>(n)), 0, 0};
+  const QuantizedVector quantized = quantize_vector(x, n);
+  v.scale = static_cast<double>(quantized.scale);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    v.x[at] = rounded ? v.scale * quantized.q[at] : to_double(x[i]);
+    v.magnitude += fabs(v.x[at]);
+  }
+  return v;
+}
+
 template <class T>
 struct Problem {
   Case shape;
+  armllm::KvCacheType cache_type;
   armllm::KvCacheShape cache_shape;
   armllm::KvCacheLayout layout{};
   int64_t tokens = 0, num_blocks = 0, max_blocks = 0;
@@ -57,10 +77,12 @@ struct Problem {
     return n == 0 ? 0 : (n - 1) * stride + width;
   }
 
-  Problem(const armllm::KernelTable& table, const Case& c, Random& random)
+  Problem(const armllm::KernelTable& table, const Case& c, Random& random,
+          armllm::KvCacheType type = armllm::KvCacheType::plain)
       : shape(c),
+        cache_type(type),
         cache_shape{c.kv_heads, c.head_dim, c.block_size},
-        layout(armllm::kv_cache_layout(table, Type<T>::kStorage, cache_shape)),
+        layout(armllm::kv_cache_layout(table, Type<T>::kStorage, type, cache_shape)),
         tokens(total(c, true)),
         num_blocks(total(c, false) + 1),  // one block that nobody uses
         max_blocks(most_blocks(c) + 1),
@@ -146,7 +168,7 @@ struct Problem {
       memcpy(&value[place * stride], &values.back()[static_cast<size_t>(t * row)],
              static_cast<size_t>(row) * sizeof(T));
     }
-    armllm::write_kv_cache(table, Type<T>::kStorage,
+    armllm::write_kv_cache(table, Type<T>::kStorage, cache_type,
                            {key.data(), value.data(), cache.data(), slots.data(), cache_shape, layout, count,
                             stride, shape.head_dim, stride, shape.head_dim},
                            num_blocks);
@@ -177,10 +199,15 @@ struct Problem {
   }
 
   void run(const armllm::KernelTable& table) const {
-    armllm::paged_attention(table, Type<T>::kStorage, args(), num_blocks, tokens);
+    armllm::paged_attention(table, Type<T>::kStorage, cache_type, args(), num_blocks, tokens);
   }
 
-  void check(Result& result) const;
+  // Against what the cache holds, and with an int8 cache also against the keys and values it was made from.
+  void check(Result& result) const {
+    compare(result, cache_type == armllm::KvCacheType::int8);
+    if (cache_type == armllm::KvCacheType::int8) compare(result, false);
+  }
+  void compare(Result& result, bool rounded) const;
 };
 
 // A logit is a sum of head_dim products and a product with the scale; the dot-product instructions round to
@@ -189,37 +216,48 @@ struct Problem {
 // of weights and of values, add theirs; each split of 512 keys two products with an exp. With a cache of 16
 // bits weights may be rounded to that type. A soft cap's tanh is off by an exp and 8 roundings of its result,
 // ALiBi adds a rounding, a sink is one more weight.
+//
+// With an int8 cache logits are exact but for four roundings, and weights times their value's scale are
+// integers up to 127 * 128 in every chunk, so each is off by half of that part of the largest (0.01 more: the
+// roundings of the quotient). Against the numbers before they were `rounded`, every element of a query, key
+// or value is off by half of its vector's scale besides.
 template <class T>
-void Problem<T>::check(Result& result) const {
+void Problem<T>::compare(Result& result, bool rounded) const {
   const int64_t group = shape.query_heads / shape.kv_heads, head_dim = shape.head_dim;
-  const int64_t row = shape.kv_heads * head_dim;
-  char what[160];
-  snprintf(what, sizeof what, "heads %d/%d, head_dim %d, block_size %d, window %lld, cap %g%s%s%s",
+  const bool int8 = cache_type == armllm::KvCacheType::int8;
+  char what[200];
+  snprintf(what, sizeof what, "heads %d/%d, head_dim %d, block_size %d, window %lld, cap %g%s%s%s%s",
            static_cast<int>(shape.query_heads), static_cast<int>(shape.kv_heads), static_cast<int>(head_dim),
            static_cast<int>(shape.block_size), static_cast<long long>(shape.window),
            static_cast<double>(shape.soft_cap), shape.alibi ? ", ALiBi" : "", shape.sinks ? ", sinks" : "",
-           shape.poison ? ", poison" : "");
+           shape.poison ? ", poison" : "",
+           !int8     ? ""
+           : rounded ? ", int8"
+                     : ", int8 against the exact numbers");
   int64_t token = 0;
-  std::vector<double> x(static_cast<size_t>(head_dim)), logits, value(static_cast<size_t>(head_dim)),
-      magnitude(static_cast<size_t>(head_dim));
+  std::vector<double> logits, value(static_cast<size_t>(head_dim)), magnitude(static_cast<size_t>(head_dim)),
+      integers(static_cast<size_t>(head_dim));
   for (size_t s = 0; s < shape.sequences.size(); ++s) {
     const Sequence& sequence = shape.sequences[s];
+    std::vector<HeadVector> all_keys, all_values;  // [length, kv_heads]
+    for (int64_t i = 0; i < sequence.length * shape.kv_heads && sequence.queries > 0; ++i) {
+      all_keys.push_back(seen_as(keys[s].data() + i * head_dim, head_dim, rounded));
+      all_values.push_back(seen_as(values[s].data() + i * head_dim, head_dim, rounded));
+    }
     for (int64_t q = 0; q < sequence.queries; ++q, ++token) {
       if (is_poisoned(sequence) && q == sequence.queries - 1) continue;
       const int64_t end = sequence.length - sequence.queries + q + 1;
       const int64_t begin = end <= shape.window ? 0 : end - shape.window;
       for (int64_t h = 0; h < shape.query_heads; ++h) {
-        for (int64_t d = 0; d < head_dim; ++d) {
-          x[static_cast<size_t>(d)] = to_double(query[token * query_token_stride + h * head_dim + d]);
-        }
-        const T* k = keys[s].data() + h / group * head_dim;
-        const T* v = values[s].data() + h / group * head_dim;
+        const HeadVector x = seen_as(&query[token * query_token_stride + h * head_dim], head_dim, rounded);
+        const auto at = [&](int64_t t) { return static_cast<size_t>(t * shape.kv_heads + h / group); };
         logits.clear();
-        double largest = -INFINITY, spread = 0;
+        double largest = -INFINITY, spread = 0, rounding = 0;
         for (int64_t t = begin; t < end; ++t) {
+          const HeadVector& k = all_keys[at(t)];
           double sum = 0, absolute = 0;
-          for (int64_t d = 0; d < head_dim; ++d) {
-            const double product = x[static_cast<size_t>(d)] * to_double(k[t * row + d]);
+          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
+            const double product = x.x[d] * k.x[d];
             sum += product;
             absolute += fabs(product);
           }
@@ -232,9 +270,14 @@ void Problem<T>::check(Result& result) const {
           logits.push_back(logit);
           largest = std::max(largest, logit);
           spread = std::max(spread, absolute * static_cast<double>(scale));
+          rounding = std::max(rounding, (k.scale * x.magnitude + x.scale * k.magnitude +
+                                         static_cast<double>(head_dim) * x.scale * k.scale / 2) /
+                                            2 * static_cast<double>(scale));
         }
         const auto n = static_cast<double>(end - begin);
-        double logit_error = (2 * sum_error(static_cast<double>(head_dim)) + 2 * kFloatRound) * spread;
+        double logit_error = int8 ? 4 * kFloatRound * spread
+                                  : (2 * sum_error(static_cast<double>(head_dim)) + 2 * kFloatRound) * spread;
+        if (int8 && !rounded) logit_error += 1.001 * rounding;
         if (shape.soft_cap > 0)
           logit_error += std::min<double>(shape.soft_cap, 2 * spread) * (kExpError + 8 * kFloatRound);
         double reach = spread;  // of any logit, for the roundings of their differences
@@ -251,13 +294,19 @@ void Problem<T>::check(Result& result) const {
         }
         std::fill(value.begin(), value.end(), 0.0);
         std::fill(magnitude.begin(), magnitude.end(), 0.0);
+        std::fill(integers.begin(), integers.end(), 0.0);
+        double largest_weight = 0, value_rounding = 0;
         for (int64_t t = begin; t < end; ++t) {
+          const HeadVector& v = all_values[at(t)];
           const double weight = exp(logits[static_cast<size_t>(t - begin)] - largest);
           total += weight;
-          for (int64_t d = 0; d < head_dim; ++d) {
-            const double product = weight * to_double(v[t * row + d]);
-            value[static_cast<size_t>(d)] += product;
-            magnitude[static_cast<size_t>(d)] += fabs(product);
+          largest_weight = std::max(largest_weight, weight * v.scale);
+          value_rounding += weight * v.scale / 2;
+          for (size_t d = 0; d < static_cast<size_t>(head_dim); ++d) {
+            const double product = weight * v.x[d];
+            value[d] += product;
+            magnitude[d] += fabs(product);
+            if (v.scale > 0) integers[d] += fabs(v.x[d]) / v.scale + (rounded ? 0 : 0.5);
           }
         }
         const double splits = n / 512 + (shape.sinks ? 2 : 0);
@@ -266,11 +315,17 @@ void Problem<T>::check(Result& result) const {
             expm1(logit_error + 2 * reach * kFloatRound) + kExpError + 2 * sum_error(n) +
             splits * (kExpError + 4 * kFloatRound + (shape.sinks ? 2 * reach * kFloatRound : 0)) +
             2 * kFloatRound;
-        if (sizeof(T) == 2) weight_error += Type<T>::kRound / 2;
+        if (sizeof(T) == 2 && !int8) weight_error += Type<T>::kRound / 2;
         for (int64_t d = 0; d < head_dim; ++d) {
           const double expected = value[static_cast<size_t>(d)] / total;
-          const double bound = magnitude[static_cast<size_t>(d)] / total * weight_error * 2 +
-                               fabs(expected) * Type<T>::kRound * 1.01 + Type<T>::kTiny;
+          double bound = magnitude[static_cast<size_t>(d)] / total * weight_error * 2 +
+                         fabs(expected) * Type<T>::kRound * 1.01 + Type<T>::kTiny;
+          if (int8) {
+            const double part = std::max(largest_weight * 0.51 / (127 * 128), 0x1p-110);
+            bound += integers[static_cast<size_t>(d)] * part * exp(2 * logit_error) / total;
+            if (!rounded) bound += value_rounding * (1 + 2 * weight_error) / total;
+            bound *= 1 + Type<T>::kRound;
+          }
           result.compare_stored(out[token * out_token_stride + h * head_dim + d], expected, bound, what,
                                 token, h * head_dim + d);
         }

@@ -146,6 +146,7 @@ Result test_dispatch() {
 
 // Bad indices are refused with the argument's name, and nothing is written.
 Result test_rejects() {
+  constexpr auto kPlain = armllm::KvCacheType::plain;
   Result result;
   const armllm::KernelTable& table = armllm::chosen().table;
   const auto refused = [&](const char* argument, auto call) {
@@ -166,22 +167,22 @@ Result test_rejects() {
     const char* name = bad.num_kv_heads == 0  ? "num_kv_heads"
                        : bad.block_size != 16 ? "block_size"
                                               : "head_dim";
-    refused(name, [&] { armllm::kv_cache_layout(table, Storage::f32, bad); });
+    refused(name, [&] { armllm::kv_cache_layout(table, Storage::f32, kPlain, bad); });
   }
-  const armllm::KvCacheLayout layout = armllm::kv_cache_layout(table, Storage::f32, shape);
+  const armllm::KvCacheLayout layout = armllm::kv_cache_layout(table, Storage::f32, kPlain, shape);
   Array<char> cache(2 * layout.block_bytes);
   Array<float> x(16), angles(8);
   for (const int64_t bad : {int64_t{32}, INT64_MAX}) {
     int64_t slots[2] = {0, bad};
     refused("slot_mapping[1]", [&] {
-      armllm::write_kv_cache(table, Storage::f32,
+      armllm::write_kv_cache(table, Storage::f32, kPlain,
                              {x.data(), x.data(), cache.data(), slots, shape, layout, 2, 8, 8, 8, 8}, 2);
     });
   }
   int64_t twice[4] = {3, -1, 0, 3};
   refused("slot_mapping[3] is 3, as slot_mapping[0]", [&] {
     Array<float> four(32);
-    armllm::write_kv_cache(table, Storage::f32,
+    armllm::write_kv_cache(table, Storage::f32, kPlain,
                            {four.data(), four.data(), cache.data(), twice, shape, layout, 4, 8, 8, 8, 8}, 2);
   });
   for (const int64_t bad : {int64_t{-1}, int64_t{1}, INT64_MIN}) {
@@ -205,13 +206,13 @@ Result test_rejects() {
   };
   for (const Bad& bad : all) {
     refused(bad.argument, [&] {
-      armllm::paged_attention(table, Storage::f32, {x.data(),   x.data(),   cache.data(),
-                                                    bad.blocks, bad.starts, bad.lengths,
-                                                    shape,      layout,     2,
-                                                    1,          1,          1,
-                                                    8,          8,          8,
-                                                    8,          1.0f,       INT64_MAX,
-                                                    0,          nullptr,    nullptr},
+      armllm::paged_attention(table, Storage::f32, kPlain, {x.data(),   x.data(),   cache.data(),
+                                                            bad.blocks, bad.starts, bad.lengths,
+                                                            shape,      layout,     2,
+                                                            1,          1,          1,
+                                                            8,          8,          8,
+                                                            8,          1.0f,       INT64_MAX,
+                                                            0,          nullptr,    nullptr},
                               2, 2);
     });
   }

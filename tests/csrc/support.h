@@ -95,6 +95,30 @@ struct Type<bfloat16> {
   static constexpr double kLargest = 0x1.fep127;
 };
 inline constexpr double kFloatRound = 0x1p-24;
+
+// A vector as quantize_rows makes it, symmetric: integers and their scale, written apart from the kernels.
+struct QuantizedVector {
+  float scale;
+  std::vector<int8_t> q;
+};
+template <class T>
+QuantizedVector quantize_vector(const T* x, int64_t n) {
+  QuantizedVector result{0, std::vector<int8_t>(static_cast<size_t>(n))};
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!isfinite(to_float(x[i]))) {
+      result.scale = NAN;
+      return result;
+    }
+    most = fmaxf(most, fabsf(to_float(x[i])));
+  }
+  if (most < 0x1p-100f) return result;
+  result.scale = most / 127.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    result.q[static_cast<size_t>(i)] = static_cast<int8_t>(nearbyintf(to_float(x[i]) / result.scale));
+  }
+  return result;
+}
 // By how much the rounding of a sum of n products may change it, as a share of the sum of their magnitudes.
 // The worst case is n; roundings that don't conspire give 6 sqrt(n) but for odds of 3e-8 (Higham & Mary 2019,
 // A New Approach to Probabilistic Rounding Error Analysis, theorem 2.4).

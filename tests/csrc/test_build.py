@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+GCC = shutil.which("aarch64-linux-gnu-g++") or "aarch64-linux-gnu-g++"
+ZIG = f'"{sys.executable}" -m ziglang c++'
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "problem"),
+    ("call", "problem"),
     [
-        ("aarch64_be-linux-musl", "needs a little-endian target"),
-        ("arm-linux-musleabihf", "needs a 64-bit target"),
-        ("riscv64-linux-musl", "builds for AArch64 and x86-64 Linux"),
+        (f"{GCC} -mbig-endian", "needs a little-endian target"),
+        (f"{GCC} -mabi=ilp32", "needs a 64-bit target"),
+        (f"{ZIG} -target riscv64-linux-musl", "builds for AArch64 and x86-64 Linux"),
     ],
+    ids=["big-endian", "32-bit", "riscv64"],
 )
-def test_an_unsupported_machine_is_refused_in_a_sentence(tmp_path, target, problem):
+def test_an_unsupported_machine_is_refused_in_a_sentence(tmp_path, call, problem):
     compiler = tmp_path / "c++"
-    compiler.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m ziglang c++ -target {target} "$@"\n', encoding="utf-8"
-    )
+    # There is no C library for these machines, and zig would take its time to make one.
+    compiler.write_text(f'#!/bin/sh\nexec {call} -nostdlib "$@"\n', encoding="utf-8")
     compiler.chmod(0o755)
     done = subprocess.run(
         [
