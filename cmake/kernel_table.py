@@ -22,13 +22,15 @@ STORAGES = ("f32", "f16", "bf16")
 def check(target: dict[str, Any], path: Path) -> None:
     """Refuse a target that has only some of the ops that share a layout which only they know.
 
-    A KV cache is written and read by the ops of one storage type, a packed weight by a matmul of each.
+    A KV cache is written and read by the ops of one storage type, or of all of them if it is int8; a packed
+    weight is read by a matmul of each.
     """
     ops = set(target["ops"])
-    for storage in {op.rpartition("_")[2] for op in ops}:
-        present = {name for name in KV_CACHE_OPS if f"{name}_{storage}" in ops}
-        if present and len(present) != len(KV_CACHE_OPS):
-            missing = ", ".join(f"{name}_{storage}" for name in KV_CACHE_OPS if name not in present)
+    caches = [{f"{name}_{storage}" for name in KV_CACHE_OPS} for storage in STORAGES]
+    caches.append({f"{name}_int8_{storage}" for name in KV_CACHE_OPS for storage in STORAGES})
+    for cache in caches:
+        if ops & cache and cache - ops:
+            missing = ", ".join(sorted(cache - ops))
             sys.exit(f"{path}: target {target['name']} lacks {missing}: a KV cache's ops come together")
     for name in {op.rpartition("_")[0] for op in ops if op.startswith("matmul_")}:
         missing = ", ".join(f"{name}_{storage}" for storage in STORAGES if f"{name}_{storage}" not in ops)

@@ -89,7 +89,8 @@ std::vector<Work> plan(const PagedAttentionArgs& a, int64_t tile_rows) {
 
 }  // namespace
 
-KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const KvCacheShape& shape) {
+KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, KvCacheType cache,
+                              const KvCacheShape& shape) {
   if (shape.num_kv_heads < 1) throw std::invalid_argument("num_kv_heads must be at least 1");
   if (shape.head_dim < 8 || shape.head_dim % 8 != 0 || shape.head_dim > 1024) {
     throw std::invalid_argument("head_dim must be a multiple of 8, at most 1024, not " +
@@ -100,14 +101,14 @@ KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const K
                                 std::to_string(shape.block_size));
   }
   KvCacheLayout layout{};
-  ARMLLM_OF_STORAGE(table, kv_cache_layout, storage)(shape, layout);
+  ARMLLM_OF_CACHE(table, kv_cache_layout, storage, cache)(shape, layout);
   return layout;
 }
 
-void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
-                     int64_t num_blocks, int64_t num_tokens) {
+void paged_attention(const KernelTable& table, Storage storage, KvCacheType cache,
+                     const PagedAttentionArgs& args, int64_t num_blocks, int64_t num_tokens) {
   check(args, num_blocks, num_tokens);
-  const AttentionKernel& kernel = *ARMLLM_OF_STORAGE(table, paged_attention, storage);
+  const AttentionKernel& kernel = *ARMLLM_OF_CACHE(table, paged_attention, storage, cache);
   const std::vector<Work> work = plan(args, kernel.tile_rows);
   if (work.empty()) return;
 

@@ -120,8 +120,8 @@ void convert(const KernelTable& table, Storage to, Storage from, const Activatio
   run_chunks(kernel, args, 1);
 }
 
-void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCacheArgs& args,
-                    int64_t num_blocks) {
+void write_kv_cache(const KernelTable& table, Storage storage, KvCacheType cache,
+                    const WriteKvCacheArgs& args, int64_t num_blocks) {
   const int64_t slots = num_blocks * args.shape.block_size;
   for (int64_t t = 0; t < args.tokens; ++t) {
     if (args.slot_mapping[t] >= slots) {
@@ -131,7 +131,7 @@ void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCach
     }
   }
   check_distinct(args.slot_mapping, args.tokens);
-  run(ARMLLM_OF_STORAGE(table, write_kv_cache, storage), args, args.tokens * args.shape.num_kv_heads,
+  run(ARMLLM_OF_CACHE(table, write_kv_cache, storage, cache), args, args.tokens * args.shape.num_kv_heads,
       2 * args.shape.head_dim);
 }
 

@@ -288,24 +288,17 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     const T* q = static_cast<const T*>(a.query) +
                  row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
     widen_row(q, s.query + r * head_dim, head_dim, a.scale);
-    state.largest[r] = -INFINITY;
-    state.sum[r] = 0;
-    memset(state.values + r * head_dim, 0, static_cast<size_t>(head_dim) * sizeof(float));
   }
+  memset(state.values, 0, static_cast<size_t>(rows * head_dim) * sizeof(float));
   // With more than one register tile of rows, a panel is converted to float once for all of them.
   const bool widen = !is_float(T{}) && rows > kRowTile;
-  const int64_t end = split_end(a, tile, split);
-  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
-  const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
+  const T* values[kChunk / kPanel];
+  const float* wide_values[kChunk / kPanel];
 
-  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += kChunk) {
-    const int64_t n = end - begin < kChunk ? end - begin : kChunk;
-    const T* values[kChunk / kPanel];
-    const float* wide_values[kChunk / kPanel];
+  const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     for (int64_t j = 0; j < n; j += kPanel) {
-      const int64_t token = begin + j;
-      const char* block = head + blocks[token / block_size] * a.layout.block_bytes;
-      const int64_t offset = token % block_size * head_dim;
+      const char* block = block_of(a, tile, begin + j);
+      const int64_t offset = (begin + j) % block_size * head_dim;
       const T* keys = reinterpret_cast<const T*>(block) + offset;
       values[j / kPanel] = reinterpret_cast<const T*>(block + a.layout.value_offset_bytes) + offset;
       wide_values[j / kPanel] = s.wide_values + j * head_dim;
@@ -318,18 +311,13 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
         rows_logits<T>(s, rows, keys, j, head_dim);
       }
     }
-    const int64_t padded = (n + kPanel - 1) / kPanel * kPanel;
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = tile.row_begin + r;
-      float* logits = s.logits + r * kChunk;
-      adjust_logits(a, tile, row, begin, padded, logits);
-      s.factor[r] =
-          softmax_row(logits, seen_by(a, tile, row, begin, n), padded, state.largest[r], state.sum[r]);
-    }
+  };
+  const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     if (widen) {
       tile_values<float>(a, tile, s, wide_values, begin, n, state.values);
     } else {
       tile_values<T>(a, tile, s, values, begin, n, state.values);
     }
-  }
+  };
+  online_softmax<kChunk, kPanel>(a, tile, split, state, s.logits, s.factor, fill, add);
 }

@@ -274,26 +274,16 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
                      : nullptr;
     pack_query(upper, lower, head_dim, s.query + r * head_dim);
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    state.largest[r] = -INFINITY;
-    state.sum[r] = 0;
-  }
   s.factor[2 * pairs - 1] = 0;
   memset(s.values, 0, static_cast<size_t>(2 * pairs * head_dim) * sizeof(float));
+  const bfloat16* groups[kChunk / 4];
 
-  const int64_t end = split_end(a, tile, split);
-  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
-  const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
-
-  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += kChunk) {
-    const int64_t n = end - begin < kChunk ? end - begin : kChunk;
+  const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     const bfloat16* keys[kChunk / 2];
-    const bfloat16* groups[kChunk / 4];
     const int64_t key_pairs = (n + 7) / 8 * 4, num_groups = (n + 3) / 4;
     for (int64_t j = 0; j < 2 * key_pairs; j += 8) {
-      const int64_t token = begin + j;
-      const char* block = head + blocks[token / block_size] * a.layout.block_bytes;
-      const int64_t offset = token % block_size * head_dim;
+      const char* block = block_of(a, tile, begin + j);
+      const int64_t offset = (begin + j) % block_size * head_dim;
       const bfloat16* k = reinterpret_cast<const bfloat16*>(block) + offset;
       const bfloat16* v = reinterpret_cast<const bfloat16*>(block + a.layout.value_offset_bytes) + offset;
       for (int64_t i = 0; i < 4; ++i) keys[j / 2 + i] = k + i * 2 * head_dim;
@@ -305,27 +295,20 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       for (int64_t i = 0; i < 4 * head_dim; ++i) s.last_values[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
       groups[num_groups - 1] = s.last_values;
     }
-
     int64_t pair = 0;
     for (; pair + kPairTile < pairs; pair += kPairTile) {
       logits_rows<kPairTile>(s, pair, keys, key_pairs, head_dim, a.scale);
     }
     rest_logits<kPairTile>(s, pair, pairs - pair, keys, key_pairs, head_dim, a.scale);
-
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = tile.row_begin + r;
-      float* logits = s.logits + r * kChunk;
-      adjust_logits(a, tile, row, begin, 4 * num_groups, logits);
-      s.factor[r] = softmax_row(logits, seen_by(a, tile, row, begin, n), 4 * num_groups, state.largest[r],
-                                state.sum[r]);
-    }
+  };
+  const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     for (int64_t r = 0; r < rows; r += 2) {
       const float* upper = s.logits + r * kChunk;
       pack_weights(upper, r + 1 < rows ? upper + kChunk : nullptr, n, s.weights + r * kChunk);
     }
-
     tile_values(a, tile, s, groups, begin, n);
-  }
+  };
+  online_softmax<kChunk, 4>(a, tile, split, state, s.logits, s.factor, fill, add);
 
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = s.values + r / 2 * 2 * head_dim + r % 2 * 2;

@@ -164,40 +164,31 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     const float16* q = static_cast<const float16*>(a.query) +
                        row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
     memcpy(s.query + r * head_dim, q, static_cast<size_t>(head_dim) * sizeof(float16));
-    state.largest[r] = -INFINITY;
-    state.sum[r] = 0;
-    memset(state.values + r * head_dim, 0, static_cast<size_t>(head_dim) * sizeof(float));
   }
-  const int64_t end = split_end(a, tile, split);
-  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
-  const char* head = static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes;
+  memset(state.values, 0, static_cast<size_t>(rows * head_dim) * sizeof(float));
+  const float16* values[kChunk / kPanel];
 
-  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += kChunk) {
-    const int64_t n = end - begin < kChunk ? end - begin : kChunk;
-    const float16* values[kChunk / kPanel];
+  const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     for (int64_t j = 0; j < n; j += kPanel) {
-      const int64_t token = begin + j;
-      const char* block = head + blocks[token / block_size] * a.layout.block_bytes;
-      const int64_t offset = token % block_size * head_dim;
+      const char* block = block_of(a, tile, begin + j);
+      const int64_t offset = (begin + j) % block_size * head_dim;
       values[j / kPanel] = reinterpret_cast<const float16*>(block + a.layout.value_offset_bytes) + offset;
       rows_logits<kRowTile>(s, 0, rows, reinterpret_cast<const float16*>(block) + offset, j, head_dim,
                             a.scale);
     }
+  };
+  const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     const int64_t padded = (n + kPanel - 1) / kPanel * kPanel;
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = tile.row_begin + r;
-      float* logits = s.base.logits + r * kChunk;
-      adjust_logits(a, tile, row, begin, padded, logits);
-      s.base.factor[r] =
-          softmax_row(logits, seen_by(a, tile, row, begin, n), padded, state.largest[r], state.sum[r]);
-      scale_weights(logits, padded, s.weights + r * kChunk);
+      scale_weights(s.base.logits + r * kChunk, padded, s.weights + r * kChunk);
     }
     if (unseen_are_finite(a, tile, values, begin, n)) {
       rows_values<kRowTile>(s, 0, rows, values, n, head_dim, state.values);
     } else {
       each_row_values(a, tile, s.base, values, begin, n, state.values);
     }
-  }
+  };
+  online_softmax<kChunk, kPanel>(a, tile, split, state, s.base.logits, s.base.factor, fill, add);
   for (int64_t i = 0; i < rows * head_dim; i += kLanes) {
     store(state.values + i, mul(load(state.values + i), splat(1 / kWeightScale)));
   }

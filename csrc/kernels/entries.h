@@ -48,9 +48,9 @@
   ARMLLM_CONVERT_ENTRY(bfloat16, bf16, float16, f16)
 
 // The KV cache of one storage type, given the functions that know its layout.
-#define ARMLLM_ATTENTION_ENTRIES(T, suffix, write, scratch, split, rows)                                     \
+#define ARMLLM_ATTENTION_ENTRIES(T, suffix, layout_of, write, scratch, split, rows)                          \
   ARMLLM_ENTRY void kv_cache_layout_##suffix(const KvCacheShape& shape, KvCacheLayout& layout) {             \
-    kv_cache_layout<T>(shape, layout);                                                                       \
+    layout_of(shape, layout);                                                                                \
   }                                                                                                          \
   ARMLLM_ENTRY void write_kv_cache_##suffix(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {         \
     write(a, begin, end);                                                                                    \
@@ -78,8 +78,16 @@
                                                     attention_finish_##suffix};
 
 #define ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)                                                       \
-  ARMLLM_ATTENTION_ENTRIES(T, suffix, write_kv_cache<T>, attention_scratch_bytes, attention_split<T>, \
-                           kTileRows)
+  ARMLLM_ATTENTION_ENTRIES(T, suffix, kv_cache_layout<T>, write_kv_cache<T>, attention_scratch_bytes, \
+                           attention_split<T>, kTileRows)
+
+#define ARMLLM_INT8_ATTENTION_ENTRY(T, suffix)                                                    \
+  ARMLLM_ATTENTION_ENTRIES(T, suffix, int8_cache::kv_cache_layout, int8_cache::write_kv_cache<T>, \
+                           int8_cache::scratch_bytes, int8_cache::attention_split<T>, int8_cache::kTileRows)
+#define ARMLLM_INT8_ATTENTION_ENTRIES            \
+  ARMLLM_INT8_ATTENTION_ENTRY(float, int8_f32)   \
+  ARMLLM_INT8_ATTENTION_ENTRY(float16, int8_f16) \
+  ARMLLM_INT8_ATTENTION_ENTRY(bfloat16, int8_bf16)
 
 #define ARMLLM_QUANTIZE_ENTRY(T, suffix)                                                            \
   ARMLLM_ENTRY void quantize_rows_##suffix(const QuantizeRowsArgs& a, int64_t begin, int64_t end) { \
@@ -95,6 +103,7 @@
   ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)     \
   ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16)   \
   ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16) \
+  ARMLLM_INT8_ATTENTION_ENTRIES                \
   ARMLLM_QUANTIZE_ENTRY(float, f32)            \
   ARMLLM_QUANTIZE_ENTRY(float16, f16)          \
   ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)

@@ -9,6 +9,7 @@ ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& lay
   const int64_t elements = shape.block_size * shape.head_dim;
   layout.value_offset_bytes = elements * static_cast<int64_t>(sizeof(T));
   layout.head_stride_bytes = 2 * layout.value_offset_bytes;
+  layout.scale_offset_bytes = 0;
   layout.block_bytes = shape.num_kv_heads * layout.head_stride_bytes;
 }
 

@@ -56,25 +56,30 @@ ARMLLM_INLINE Vf quantized(Vf x, RowScale row, Vf scale) {
 // The int8 of each lane, which holds a small integer.
 ARMLLM_INLINE void store_bytes(int8_t* p, Vf x) { store_low_bytes(p, bits(add(x, splat(kRounder)))); }
 
+// Zeros where the scale is 0 or a NaN.
+template <class T>
+ARMLLM_INLINE void quantize_row(const T* x, int64_t n, RowScale row, int8_t* q) {
+  if (!(row.scale > 0)) {
+    for (int64_t i = 0; i < n; ++i) q[i] = 0;
+    return;
+  }
+  const Vf scale = splat(row.scale);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store_bytes(q + i, quantized(load(x + i), row, scale));
+  if (i < n) {
+    int8_t last[kLanes];
+    store_bytes(last, quantized(load_first(x + i, n - i), row, scale));
+    for (int64_t j = 0; i + j < n; ++j) q[i + j] = last[j];
+  }
+}
+
 template <class T>
 ARMLLM_INLINE void quantize_rows(const QuantizeRowsArgs& a, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
-    int8_t* q = a.q + r * a.q_stride;
     const RowScale row = row_scale(x, a.width, a.zeros != nullptr);
     a.scales[r] = row.scale;
     if (a.zeros != nullptr) a.zeros[r] = static_cast<int32_t>(row.zero);
-    if (!(row.scale > 0)) {
-      memset(q, 0, static_cast<size_t>(a.width));
-      continue;
-    }
-    const Vf scale = splat(row.scale);
-    int64_t i = 0;
-    for (; i + kLanes <= a.width; i += kLanes) store_bytes(q + i, quantized(load(x + i), row, scale));
-    if (i < a.width) {
-      int8_t last[kLanes];
-      store_bytes(last, quantized(load_first(x + i, a.width - i), row, scale));
-      for (int64_t j = 0; i + j < a.width; ++j) q[i + j] = last[j];
-    }
+    quantize_row(x, a.width, row, a.q + r * a.q_stride);
   }
 }

@@ -165,6 +165,39 @@ ARMLLM_INLINE void attention_merge(const PagedAttentionArgs& a, const AttentionT
   }
 }
 
+// Where the block of a token begins, for the tile's head.
+ARMLLM_INLINE const char* block_of(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t token) {
+  const int32_t* blocks = a.block_tables + tile.sequence * a.block_table_stride;
+  return static_cast<const char*>(a.cache) + tile.kv_head * a.layout.head_stride_bytes +
+         blocks[token / a.shape.block_size] * a.layout.block_bytes;
+}
+
+// One split, `chunk` keys at a time: fill(begin, n) writes the rows' logits of the keys [begin, begin + n),
+// which become weights, zero up to a multiple of `padding`; add(begin, n) adds what they weigh to the values,
+// after these have been multiplied by `factor`.
+template <int64_t chunk, int64_t padding, class Fill, class Add>
+ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
+                                  const AttentionState& state, float* logits, float* factor, const Fill& fill,
+                                  const Add& add) {
+  const int64_t rows = tile.row_end - tile.row_begin, end = split_end(a, tile, split);
+  for (int64_t r = 0; r < rows; ++r) {
+    state.largest[r] = -INFINITY;
+    state.sum[r] = 0;
+  }
+  for (int64_t begin = split_begin(a, tile, split); begin < end; begin += chunk) {
+    const int64_t n = end - begin < chunk ? end - begin : chunk;
+    const int64_t padded = (n + padding - 1) / padding * padding;
+    fill(begin, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = tile.row_begin + r;
+      adjust_logits(a, tile, row, begin, padded, logits + r * chunk);
+      factor[r] = softmax_row(logits + r * chunk, seen_by(a, tile, row, begin, n), padded, state.largest[r],
+                              state.sum[r]);
+    }
+    add(begin, n);
+  }
+}
+
 template <class T>
 ARMLLM_INLINE void attention_finish(const PagedAttentionArgs& a, const AttentionTile& tile,
                                     const AttentionState& state) {

@@ -105,42 +105,45 @@ void py_convert(Storage to, Storage from, Address out, Address x, int64_t rows, 
 }
 
 // (block_bytes, head_stride_bytes, value_offset_bytes, name of the target that owns the layout)
-py::tuple py_kv_cache_layout(Storage storage, int64_t num_kv_heads, int64_t head_dim, int64_t block_size) {
-  const KvCacheLayout layout = kv_cache_layout(chosen().table, storage, {num_kv_heads, head_dim, block_size});
-  const Op op = storage == Storage::f32   ? Op::kv_cache_layout_f32
-                : storage == Storage::f16 ? Op::kv_cache_layout_f16
-                                          : Op::kv_cache_layout_bf16;
+py::tuple py_kv_cache_layout(Storage storage, KvCacheType cache, int64_t num_kv_heads, int64_t head_dim,
+                             int64_t block_size) {
+  const KvCacheLayout layout =
+      kv_cache_layout(chosen().table, storage, cache, {num_kv_heads, head_dim, block_size});
+  constexpr Op kOps[2][3] = {
+      {Op::kv_cache_layout_f32, Op::kv_cache_layout_f16, Op::kv_cache_layout_bf16},
+      {Op::kv_cache_layout_int8_f32, Op::kv_cache_layout_int8_f16, Op::kv_cache_layout_int8_bf16}};
+  const Op op = kOps[static_cast<int>(cache)][static_cast<int>(storage)];
   return py::make_tuple(layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes,
                         chosen().target[static_cast<size_t>(op)]);
 }
 
-void py_write_kv_cache(Storage storage, Address key, Address value, Address cache, Address slot_mapping,
-                       int64_t tokens, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                       int64_t num_blocks, int64_t key_token_stride, int64_t key_head_stride,
-                       int64_t value_token_stride, int64_t value_head_stride) {
+void py_write_kv_cache(Storage storage, KvCacheType cache_type, Address key, Address value, Address cache,
+                       Address slot_mapping, int64_t tokens, int64_t num_kv_heads, int64_t head_dim,
+                       int64_t block_size, int64_t num_blocks, int64_t key_token_stride,
+                       int64_t key_head_stride, int64_t value_token_stride, int64_t value_head_stride) {
   const KvCacheShape shape{num_kv_heads, head_dim, block_size};
   const WriteKvCacheArgs args{pointer<void>(key),
                               pointer<void>(value),
                               pointer<void>(cache),
                               pointer<const int64_t>(slot_mapping),
                               shape,
-                              kv_cache_layout(chosen().table, storage, shape),
+                              kv_cache_layout(chosen().table, storage, cache_type, shape),
                               tokens,
                               key_token_stride,
                               key_head_stride,
                               value_token_stride,
                               value_head_stride};
   const py::gil_scoped_release release;
-  write_kv_cache(chosen().table, storage, args, num_blocks);
+  write_kv_cache(chosen().table, storage, cache_type, args, num_blocks);
 }
 
-void py_paged_attention(Storage storage, Address out, Address query, Address cache, Address block_tables,
-                        Address query_start_loc, Address seq_lens, int64_t num_tokens, int64_t num_seqs,
-                        int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
-                        int64_t num_blocks, int64_t max_blocks, int64_t block_table_stride,
-                        int64_t out_token_stride, int64_t out_head_stride, int64_t query_token_stride,
-                        int64_t query_head_stride, float scale, int64_t sliding_window, float logit_soft_cap,
-                        Address alibi_slopes, Address sinks) {
+void py_paged_attention(Storage storage, KvCacheType cache_type, Address out, Address query, Address cache,
+                        Address block_tables, Address query_start_loc, Address seq_lens, int64_t num_tokens,
+                        int64_t num_seqs, int64_t num_query_heads, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t block_size, int64_t num_blocks, int64_t max_blocks,
+                        int64_t block_table_stride, int64_t out_token_stride, int64_t out_head_stride,
+                        int64_t query_token_stride, int64_t query_head_stride, float scale,
+                        int64_t sliding_window, float logit_soft_cap, Address alibi_slopes, Address sinks) {
   const KvCacheShape shape{num_kv_heads, head_dim, block_size};
   const PagedAttentionArgs args{pointer<void>(out),
                                 pointer<void>(query),
@@ -149,7 +152,7 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                                 pointer<const int32_t>(query_start_loc),
                                 pointer<const int32_t>(seq_lens),
                                 shape,
-                                kv_cache_layout(chosen().table, storage, shape),
+                                kv_cache_layout(chosen().table, storage, cache_type, shape),
                                 num_seqs,
                                 num_query_heads,
                                 max_blocks,
@@ -164,7 +167,7 @@ void py_paged_attention(Storage storage, Address out, Address query, Address cac
                                 pointer<const float>(alibi_slopes),
                                 pointer<const float>(sinks)};
   const py::gil_scoped_release release;
-  paged_attention(chosen().table, storage, args, num_blocks, num_tokens);
+  paged_attention(chosen().table, storage, cache_type, args, num_blocks, num_tokens);
 }
 
 void py_quantize_rows(Storage storage, Address q, Address scales, Address zeros, Address x, int64_t rows,
@@ -249,6 +252,9 @@ PYBIND11_MODULE(_kernels, m) {
       .value("f32", Storage::f32)
       .value("f16", Storage::f16)
       .value("bf16", Storage::bf16);
+  py::enum_<KvCacheType>(m, "KvCacheType")
+      .value("plain", KvCacheType::plain)
+      .value("int8", KvCacheType::int8);
   m.def("rms_norm", py_rms_norm);
   m.def("fused_add_rms_norm", py_fused_add_rms_norm);
   m.def("rotary_embedding", py_rotary_embedding);

@@ -11,6 +11,7 @@ namespace armllm::avx512 {
 #include "simd/scalar.h"
 #include "kernels/fma.h"
 //
+#include "kernels/attention_int8.h"
 #include "kernels/matmul_plain.h"
 
 ARMLLM_ALL_ENTRIES

@@ -28,8 +28,8 @@ namespace armllm::bf16 {
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
-ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, mmla::write_kv_cache, mmla::scratch_bytes, mmla::attention_split,
-                         mmla::kTileRows)
+ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, kv_cache_layout<bfloat16>, mmla::write_kv_cache, mmla::scratch_bytes,
+                         mmla::attention_split, mmla::kTileRows)
 
 }  // namespace armllm::bf16
 

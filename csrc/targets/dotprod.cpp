@@ -1,9 +1,10 @@
-// FEAT_DotProd (Neoverse-N1 and later): SDOT for quantised products.
+// FEAT_DotProd (Neoverse-N1 and later): SDOT for quantised products and attention on an int8 cache.
 
 #include <arm_neon.h>
 
 #define ARMLLM_SECTION "armllm.dotprod"
 #define ARMLLM_LANES 4
+#define ARMLLM_INT8_SDOT
 #include "targets/target.h"
 
 // Unless the baseline has it; see bf16.cpp.
@@ -19,9 +20,16 @@ namespace armllm::dotprod {
 
 // clang-format off
 #include "simd/neon.h"
+#include "kernels/exp.h"
+#include "kernels/tanh.h"
+#include "kernels/softmax.h"
 #include "kernels/quantize.h"
+#include "kernels/attention_int8.h"
+#include "kernels/entries.h"
 #include "kernels/matmul_sdot.h"
 // clang-format on
+
+ARMLLM_INT8_ATTENTION_ENTRIES
 
 }  // namespace armllm::dotprod
 

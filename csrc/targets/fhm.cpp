@@ -22,8 +22,8 @@ namespace armllm::fhm {
 //
 #include "kernels/attention_fhm.h"
 
-ARMLLM_ATTENTION_ENTRIES(float16, f16, write_kv_cache<float16>, fmlal::scratch_bytes, fmlal::attention_split,
-                         kTileRows)
+ARMLLM_ATTENTION_ENTRIES(float16, f16, kv_cache_layout<float16>, write_kv_cache<float16>,
+                         fmlal::scratch_bytes, fmlal::attention_split, kTileRows)
 
 }  // namespace armllm::fhm
 

@@ -1,9 +1,11 @@
-// FEAT_I8MM (Neoverse-V1, N2 and later): SMMLA and USMMLA for quantised products, SDOT for a single row.
+// FEAT_I8MM (Neoverse-V1, N2 and later): SMMLA and USMMLA for quantised products, SDOT for a single row;
+// SMMLA for attention on an int8 cache.
 
 #include <arm_neon.h>
 
 #define ARMLLM_SECTION "armllm.i8mm"
 #define ARMLLM_LANES 4
+#define ARMLLM_INT8_SMMLA
 #include "targets/target.h"
 
 // Unless the baseline has it; see bf16.cpp.
@@ -19,9 +21,16 @@ namespace armllm::i8mm {
 
 // clang-format off
 #include "simd/neon.h"
+#include "kernels/exp.h"
+#include "kernels/tanh.h"
+#include "kernels/softmax.h"
 #include "kernels/quantize.h"
+#include "kernels/attention_int8.h"
+#include "kernels/entries.h"
 #include "kernels/matmul_smmla.h"
 // clang-format on
+
+ARMLLM_INT8_ATTENTION_ENTRIES
 
 }  // namespace armllm::i8mm
 

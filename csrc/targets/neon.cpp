@@ -11,6 +11,7 @@ namespace armllm::neon {
 #include "simd/neon.h"
 #include "kernels/fma.h"
 //
+#include "kernels/attention_int8.h"
 #include "kernels/matmul_smull.h"
 
 ARMLLM_ALL_ENTRIES

@@ -9,6 +9,7 @@ namespace armllm::scalar {
 #include "simd/scalar.h"
 #include "kernels/fma.h"
 //
+#include "kernels/attention_int8.h"
 #include "kernels/matmul_plain.h"
 
 ARMLLM_ALL_ENTRIES

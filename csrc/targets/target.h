@@ -15,6 +15,7 @@
 
 #define ARMLLM_INLINE static inline __attribute__((always_inline))
 #define ARMLLM_MEMBER inline __attribute__((always_inline))
+#define ARMLLM_LAMBDA __attribute__((always_inline))
 #define ARMLLM_ENTRY __attribute__((section(ARMLLM_SECTION), noinline))
 // Names an inner loop for tools/cycles.py: once per `n` vectors of elements, or with the number of rows.
 // Nothing in a build for use.

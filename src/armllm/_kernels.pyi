@@ -7,6 +7,10 @@ class Storage(enum.Enum):
     f16 = 1
     bf16 = 2
 
+class KvCacheType(enum.Enum):
+    plain = 0
+    int8 = 1
+
 def rms_norm(
     storage: Storage,
     out: int,
@@ -91,10 +95,11 @@ def convert(
     to: Storage, from_: Storage, out: int, x: int, rows: int, width: int, out_stride: int, x_stride: int, /
 ) -> None: ...
 def kv_cache_layout(
-    storage: Storage, num_kv_heads: int, head_dim: int, block_size: int, /
+    storage: Storage, cache_type: KvCacheType, num_kv_heads: int, head_dim: int, block_size: int, /
 ) -> tuple[int, int, int, str]: ...
 def write_kv_cache(
     storage: Storage,
+    cache_type: KvCacheType,
     key: int,
     value: int,
     cache: int,
@@ -112,6 +117,7 @@ def write_kv_cache(
 ) -> None: ...
 def paged_attention(
     storage: Storage,
+    cache_type: KvCacheType,
     out: int,
     query: int,
     cache: int,

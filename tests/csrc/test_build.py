@@ -67,6 +67,14 @@ def test_the_ops_of_a_kv_cache_come_together(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_the_ops_of_an_int8_kv_cache_come_for_all_storage_types(tmp_path):
+    names = ("kv_cache_layout", "write_kv_cache", "paged_attention")
+    present = [f'"{name}_int8_{storage}"' for name in names for storage in ("f32", "f16")]
+    done = make_table(tmp_path, SCALAR.format(ops=", ".join(present)))
+    assert done.returncode != 0
+    assert "scalar lacks kv_cache_layout_int8_bf16, paged_attention_int8_bf16, write" in done.stderr
+
+
 def test_the_products_of_all_storage_types_come_together(tmp_path):
     done = make_table(tmp_path, SCALAR.format(ops='"matmul_w4a8_f32", "matmul_w4a8_bf16"'))
     assert done.returncode != 0

@@ -96,6 +96,10 @@ using Activation = void(const ActivationArgs&, int64_t begin, int64_t end);
 // The KV cache is an array of blocks; what is inside a block belongs to the attention kernel that reads it,
 // so kv_cache_layout, write_kv_cache and paged_attention of one storage type always come from the same
 // target. A block holds the heads one after the other, a head its keys and then its values.
+//
+// The ops named _int8_ keep a cache of integers for keys, values and queries of a storage type: every head
+// vector of a key or value is scale * q as by quantize_rows (symmetric), which write_kv_cache rounds to and
+// paged_attention reads. All storage types share one layout.
 struct KvCacheShape {
   int64_t num_kv_heads, head_dim, block_size;  // head_dim a multiple of 8; block_size of 16
 };
@@ -103,6 +107,8 @@ struct KvCacheLayout {
   int64_t block_bytes;         // a multiple of 64
   int64_t head_stride_bytes;   // from one KV head to the next inside a block
   int64_t value_offset_bytes;  // from a head's keys to its values
+  int64_t scale_offset_bytes;  // int8: from a head's keys to their scales, block_size floats, which those of
+                               // the values follow; else 0
 };
 using KvCacheLayoutOf = void(const KvCacheShape&, KvCacheLayout&);
 
@@ -238,23 +244,26 @@ struct MatmulKernel {
 using Matmul = const MatmulKernel;
 
 // Every op: its contract and its name in kernels.toml.
-#define ARMLLM_OPS_OF(X, storage)                  \
-  X(RmsNorm, rms_norm_##storage)                   \
-  X(FusedAddRmsNorm, fused_add_rms_norm_##storage) \
-  X(LayerNorm, layer_norm_##storage)               \
-  X(RotaryEmbedding, rotary_embedding_##storage)   \
-  X(Activation, silu_and_mul_##storage)            \
-  X(Activation, gelu_and_mul_##storage)            \
-  X(Activation, gelu_tanh_and_mul_##storage)       \
-  X(Activation, gelu_##storage)                    \
-  X(Activation, gelu_tanh_##storage)               \
-  X(Activation, quick_gelu_##storage)              \
-  X(Activation, relu_##storage)                    \
-  X(KvCacheLayoutOf, kv_cache_layout_##storage)    \
-  X(WriteKvCache, write_kv_cache_##storage)        \
-  X(PagedAttention, paged_attention_##storage)     \
-  X(QuantizeRows, quantize_rows_##storage)         \
-  X(Matmul, matmul_w8a8_##storage)                 \
+#define ARMLLM_OPS_OF(X, storage)                    \
+  X(RmsNorm, rms_norm_##storage)                     \
+  X(FusedAddRmsNorm, fused_add_rms_norm_##storage)   \
+  X(LayerNorm, layer_norm_##storage)                 \
+  X(RotaryEmbedding, rotary_embedding_##storage)     \
+  X(Activation, silu_and_mul_##storage)              \
+  X(Activation, gelu_and_mul_##storage)              \
+  X(Activation, gelu_tanh_and_mul_##storage)         \
+  X(Activation, gelu_##storage)                      \
+  X(Activation, gelu_tanh_##storage)                 \
+  X(Activation, quick_gelu_##storage)                \
+  X(Activation, relu_##storage)                      \
+  X(KvCacheLayoutOf, kv_cache_layout_##storage)      \
+  X(WriteKvCache, write_kv_cache_##storage)          \
+  X(PagedAttention, paged_attention_##storage)       \
+  X(KvCacheLayoutOf, kv_cache_layout_int8_##storage) \
+  X(WriteKvCache, write_kv_cache_int8_##storage)     \
+  X(PagedAttention, paged_attention_int8_##storage)  \
+  X(QuantizeRows, quantize_rows_##storage)           \
+  X(Matmul, matmul_w8a8_##storage)                   \
   X(Matmul, matmul_w4a8_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \

@@ -22,11 +22,17 @@ enum class Function : int {
   relu
 };
 
+// What keys and values are kept in: their own storage type, or int8.
+enum class KvCacheType : int { plain, int8 };
+
 // The entry of `op` for a storage type.
 #define ARMLLM_OF_STORAGE(table, op, storage)               \
   ((storage) == ::armllm::Storage::f32   ? (table).op##_f32 \
    : (storage) == ::armllm::Storage::f16 ? (table).op##_f16 \
                                          : (table).op##_bf16)
+#define ARMLLM_OF_CACHE(table, op, storage, cache)                                       \
+  ((cache) == ::armllm::KvCacheType::int8 ? ARMLLM_OF_STORAGE(table, op##_int8, storage) \
+                                          : ARMLLM_OF_STORAGE(table, op, storage))
 
 void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args);
 void fused_add_rms_norm(const KernelTable& table, Storage storage, const FusedAddRmsNormArgs& args);
@@ -38,14 +44,15 @@ void activation(const KernelTable& table, Function function, Storage storage, co
 // The storage types must differ.
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args);
 
-KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, const KvCacheShape& shape);
+KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, KvCacheType cache,
+                              const KvCacheShape& shape);
 // Slots must be below num_blocks * block_size; each slot stands at most once in slot_mapping.
-void write_kv_cache(const KernelTable& table, Storage storage, const WriteKvCacheArgs& args,
-                    int64_t num_blocks);
+void write_kv_cache(const KernelTable& table, Storage storage, KvCacheType cache,
+                    const WriteKvCacheArgs& args, int64_t num_blocks);
 // query has num_tokens rows; query_start_loc must rise from 0 to num_tokens, and every block that seq_lens
 // needs must be in [0, num_blocks). Block table entries behind the last block needed are not read.
-void paged_attention(const KernelTable& table, Storage storage, const PagedAttentionArgs& args,
-                     int64_t num_blocks, int64_t num_tokens);
+void paged_attention(const KernelTable& table, Storage storage, KvCacheType cache,
+                     const PagedAttentionArgs& args, int64_t num_blocks, int64_t num_tokens);
 
 void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args);
 

@@ -14,7 +14,7 @@ from armllm.kernels._extension import extension
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm._kernels import Storage
+    from armllm._kernels import KvCacheType, Storage
 
 ALIGNMENT = 64  # bytes: a cache line
 NO_WINDOW = 2**63 - 1
@@ -26,10 +26,12 @@ class KVCacheLayout:
 
     A block holds ``block_size`` tokens of all KV heads: per head, ``head_stride_bytes`` apart, first the
     keys and ``value_offset_bytes`` further on the values. The order inside keys and values is the business
-    of ``target``.
+    of ``target``. ``dtype`` is that of keys, values and queries; ``cache_dtype`` is the same, or int8: then
+    every token's head vector has a float scale, behind the values.
     """
 
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -39,19 +41,34 @@ class KVCacheLayout:
     target: str
 
 
-def kv_cache_layout(
-    dtype: torch.dtype, *, num_kv_heads: int, head_dim: int, block_size: int
-) -> KVCacheLayout:
-    """Ask for the layout of a KV cache of ``dtype`` (float32, float16 or bfloat16).
+def _cache_type(dtype: torch.dtype, cache_dtype: torch.dtype) -> KvCacheType:
+    if cache_dtype not in (dtype, torch.int8):
+        raise ValueError(f"cache_dtype is {cache_dtype}; keys and values of {dtype} are kept so or as int8")
+    return extension.KvCacheType.plain if cache_dtype is dtype else extension.KvCacheType.int8
 
-    ``head_dim`` is a multiple of 8, at most 1024; ``block_size`` (tokens) is 16, 32, 64 or 128. Raises
-    ValueError.
+
+def kv_cache_layout(
+    dtype: torch.dtype,
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    cache_dtype: torch.dtype | None = None,
+) -> KVCacheLayout:
+    """Ask for the layout of a KV cache for keys and values of ``dtype`` (float32, float16 or bfloat16).
+
+    ``cache_dtype`` is what they are kept in, ``dtype`` by default; torch.int8 rounds every head vector to
+    scale * q with scale = max|x| / 127. ``head_dim`` is a multiple of 8, at most 1024; ``block_size``
+    (tokens) is 16, 32, 64 or 128. Raises ValueError.
     """
+    kind = _check.storage("dtype", dtype)
+    cache_dtype = cache_dtype or dtype
     block_bytes, head_stride_bytes, value_offset_bytes, target = extension.kv_cache_layout(
-        _check.storage("dtype", dtype), num_kv_heads, head_dim, block_size
+        kind, _cache_type(dtype, cache_dtype), num_kv_heads, head_dim, block_size
     )
     return KVCacheLayout(
         dtype=dtype,
+        cache_dtype=cache_dtype,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         block_size=block_size,
@@ -83,10 +100,12 @@ def _check_cache(cache: Tensor, layout: KVCacheLayout) -> None:
         raise ValueError(f"cache must start at a multiple of {ALIGNMENT} bytes; use allocate_kv_cache")
 
 
-def _check_layout(layout: KVCacheLayout, kind: Storage) -> None:
-    now = extension.kv_cache_layout(kind, layout.num_kv_heads, layout.head_dim, layout.block_size)
+def _check_layout(layout: KVCacheLayout, kind: Storage) -> KvCacheType:
+    cache_type = _cache_type(layout.dtype, layout.cache_dtype)
+    now = extension.kv_cache_layout(kind, cache_type, layout.num_kv_heads, layout.head_dim, layout.block_size)
     if now != (layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes, layout.target):
         raise ValueError(f"layout was made for target {layout.target}; this process uses {now[3]}")
+    return cache_type
 
 
 def write_kv_cache(
@@ -96,7 +115,8 @@ def write_kv_cache(
 
     ``key`` and ``value`` are [tokens, num_kv_heads, head_dim] of the layout's dtype; ``cache`` comes from
     ``allocate_kv_cache``; ``slot_mapping`` is int64 [tokens]: block * block_size + offset, or negative to
-    skip the token. No slot may stand twice. Raises ValueError naming the argument that doesn't fit; nothing
+    skip the token. No slot may stand twice. In an int8 cache a head vector with an infinity or a NaN makes a
+    NaN of what attends to it. Raises ValueError naming the argument that doesn't fit; nothing
     is written then.
     """
     kind = _check.storage("layout", layout.dtype)
@@ -104,10 +124,11 @@ def write_kv_cache(
     tokens = key.shape[0]
     _check.tensor("value", value, layout.dtype, key.shape)
     _check.tensor("slot_mapping", slot_mapping, torch.int64, (tokens,))
-    _check_layout(layout, kind)
+    cache_type = _check_layout(layout, kind)
     _check_cache(cache, layout)
     extension.write_kv_cache(
         kind,
+        cache_type,
         key.data_ptr(),
         value.data_ptr(),
         cache.data_ptr(),
@@ -162,6 +183,9 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     p - w + 1 .. p (block table entries before the first block seen may then hold anything). ``sinks``
     (float32 [query heads]) are one more logit per head that takes its share of the probability and gives no
     value. Raises ValueError naming the argument that doesn't fit, indices included; nothing is written then.
+
+    With an int8 cache the query's head vectors are rounded to int8 as the keys were, and the products of
+    integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among 64 keys.
     """
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))
@@ -180,10 +204,11 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         raise ValueError(f"sliding_window is {sliding_window}, expected at least 1, or None")
     if logit_soft_cap is not None and not 0 < logit_soft_cap < math.inf:
         raise ValueError(f"logit_soft_cap is {logit_soft_cap}, expected a positive number, or None")
-    _check_layout(layout, kind)
+    cache_type = _check_layout(layout, kind)
     _check_cache(cache, layout)
     extension.paged_attention(
         kind,
+        cache_type,
         out.data_ptr(),
         query.data_ptr(),
         cache.data_ptr(),

@@ -2,12 +2,13 @@
 
 Arithmetic is fp32 whatever the storage type, and results are rounded once, when they are stored. The KV cache
 layout is the plainest there is: per block, all keys then all values, each ``[num_kv_heads, block_size,
-head_dim]``.
+head_dim]``; with int8, behind them the scales of both, each float32 ``[num_kv_heads, block_size]``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -72,6 +73,7 @@ class KVCacheLayout:
     """One layer's cache: ``block_bytes`` for ``block_size`` tokens of keys and values in every head."""
 
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -81,7 +83,14 @@ class KVCacheLayout:
     def views(self, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, views ``[num_blocks, num_kv_heads, block_size, head_dim]`` of the cache."""
         shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size, self.head_dim)
-        both = cache.view(self.dtype).view(shape)
+        size = math.prod(shape[1:]) * self.cache_dtype.itemsize
+        both = cache[:, :size].view(self.cache_dtype).view(shape)
+        return both[:, 0], both[:, 1]
+
+    def scales(self, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Of an int8 cache the scales of keys and values, ``[num_blocks, num_kv_heads, block_size]``."""
+        shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size)
+        both = cache[:, -math.prod(shape[1:]) * 4 :].view(torch.float32).view(shape)
         return both[:, 0], both[:, 1]
 
 
@@ -157,12 +166,20 @@ def convert(out: Tensor, x: Tensor) -> None:
 
 
 def kv_cache_layout(
-    dtype: torch.dtype, *, num_kv_heads: int, head_dim: int, block_size: int
+    dtype: torch.dtype,
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    cache_dtype: torch.dtype | None = None,
 ) -> KVCacheLayout:
     """Sizes of one layer's cache for this model shape."""
-    block_bytes = 2 * num_kv_heads * block_size * head_dim * dtype.itemsize
+    cache_dtype = cache_dtype or dtype
+    scales = 4 if cache_dtype is torch.int8 else 0
+    block_bytes = 2 * num_kv_heads * block_size * (head_dim * cache_dtype.itemsize + scales)
     return KVCacheLayout(
         dtype=dtype,
+        cache_dtype=cache_dtype,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         block_size=block_size,
@@ -184,9 +201,19 @@ def write_kv_cache(
     if len(set(slots.tolist())) != slots.numel():
         raise ValueError("slot_mapping has a slot twice: each takes one token")
     blocks, offsets = slots // layout.block_size, slots % layout.block_size
-    keys, values = layout.views(cache)
-    keys[blocks, :, offsets] = key[wanted]
-    values[blocks, :, offsets] = value[wanted]
+    for cached, scales, x in zip(layout.views(cache), layout.scales(cache), (key, value), strict=True):
+        if layout.cache_dtype is torch.int8:
+            cached[blocks, :, offsets], scales[blocks, :, offsets] = _rounded(x[wanted])
+        else:
+            cached[blocks, :, offsets] = x[wanted]
+
+
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 of the shape of ``x``, and the scale of each of its last dimension's vectors."""
+    rows = x.reshape(-1, x.shape[-1])
+    q, scales = torch.empty(rows.shape, dtype=torch.int8), torch.empty(len(rows))
+    quantize_rows(q, scales, rows)
+    return q.view(x.shape), scales.view(x.shape[:-1])
 
 
 def paged_attention(  # noqa: PLR0917 - the kernels take what they take
@@ -209,9 +236,17 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
     ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
     The logit of query position p and key position k is cap * tanh(query . key * scale / cap) + slope *
-    (k - p); only keys above p - window are seen; a sink is a further logit without a value.
+    (k - p); only keys above p - window are seen; a sink is a further logit without a value. With an int8
+    cache the query is rounded as the keys are.
     """
     keys, values = layout.views(cache)
+    if layout.cache_dtype is torch.int8:
+        keys, values = (
+            cached * scales[..., None]
+            for cached, scales in zip((keys, values), layout.scales(cache), strict=True)
+        )
+        q, query_scales = _rounded(query)
+        query = q * query_scales[..., None]
     group = query.shape[1] // layout.num_kv_heads
     starts = query_start_loc.tolist()
     for sequence, length in enumerate(seq_lens.tolist()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,8 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
     """What runs the op, its storage type, and the error allowed.
 
     Both sides compute in fp32 and round once to the storage type, which may fall to either side: one unit in
-    the last place. Attention in bf16 also rounds its weights, before they are multiplied and when summed.
+    the last place. Attention in bf16 also rounds its weights, before they are multiplied and when summed, and
+    that on an int8 cache by up to 2^-9 of the largest.
     """
     if op.startswith("convert_"):
         source, target = op.removeprefix("convert_").split("_to_")
@@ -88,6 +90,8 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
         return _activation(*ACTIVATIONS[name]), dtype, unit + 1e-6
     if name == "paged_attention":
         return _attention, dtype, 4 * unit + 1e-5
+    if name == "paged_attention_int8":
+        return functools.partial(_attention, cache_dtype=torch.int8), dtype, unit + 2**-9
     return OTHERS[name], dtype, unit + 1e-5
 
 
@@ -193,7 +197,7 @@ OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
 }
 
 
-def _attention(ops: Any, dtype: torch.dtype) -> Tensor:
+def _attention(ops: Any, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> Tensor:
     """A prompt's chunk, a decode over several splits, and one token alone; every option, alone."""
     heads = 6
     options: list[dict[str, Any]] = [
@@ -205,16 +209,25 @@ def _attention(ops: Any, dtype: torch.dtype) -> Tensor:
     ]
     return torch.cat(
         [
-            _attend(ops, dtype, head_dim, heads, given).flatten()
+            _attend(ops, dtype, cache_dtype, head_dim, heads, given).flatten()
             for head_dim in (64, 40)
             for given in (options if head_dim == 64 else options[:1])
         ]
     )
 
 
-def _attend(ops: Any, dtype: torch.dtype, head_dim: int, heads: int, options: dict[str, Any]) -> Tensor:
+def _attend(  # noqa: PLR0917 - what attention depends on
+    ops: Any,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+    head_dim: int,
+    heads: int,
+    options: dict[str, Any],
+) -> Tensor:
     lengths, queries, block_size = [37, 530, 1], [21, 1, 1], 16
-    layout = ops.kv_cache_layout(dtype, num_kv_heads=2, head_dim=head_dim, block_size=block_size)
+    layout = ops.kv_cache_layout(
+        dtype, num_kv_heads=2, head_dim=head_dim, block_size=block_size, cache_dtype=cache_dtype
+    )
     tables = torch.zeros(len(lengths), -(-max(lengths) // block_size), dtype=torch.int32)
     free = iter(torch.randperm(64, generator=torch.Generator().manual_seed(1)).tolist())
     slots = []

@@ -1,0 +1,266 @@
+// Attention on an int8 cache: keys and values are vectors of integers, each with a scale of its own, and all
+// products are sums of integers, exact in int32.
+//
+//   logit = (q . k) * query scale * key scale       the query's head vectors are rounded to int8
+//   value = sum of weights * v                      a weight is exp(logit - largest) * value scale
+//
+// Eight bits are too few for weights: one key that takes half of the probability would round those of a
+// thousand others to 0. So a row's weights of a chunk become integers up to 127 * 128 of two digits, to base
+// 128, and each digit is a row of int8. A weight is off by 2^-15 of the chunk's largest: over 64 keys at most
+// 2^-9 of it, what rounding to bfloat16 costs.
+//
+// A block of a head: keys, values, a float per token for the keys, a float per token for the values. Keys are
+// [block_size / 4][head_dim / 8] cells of four tokens by eight elements, values [block_size / 8][head_dim /
+// 4] cells of four elements by eight tokens: either way the sum runs along a cell's eight.
+
+#include "kernels/int8_products.h"
+
+namespace int8_cache {
+
+inline constexpr int64_t kChunk = 64, kTileRows = 48, kCell = 32, kMaxHeadDim = 1024;
+inline constexpr float kLargestWeight = 127 * 128;
+
+ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& layout) {
+  layout.value_offset_bytes = shape.block_size * shape.head_dim;
+  layout.scale_offset_bytes = 2 * layout.value_offset_bytes;
+  layout.head_stride_bytes =
+      layout.scale_offset_bytes + 2 * shape.block_size * static_cast<int64_t>(sizeof(float));
+  layout.block_bytes = shape.num_kv_heads * layout.head_stride_bytes;
+}
+
+// Byte of element k of column c in a cell.
+ARMLLM_INLINE int64_t place(int64_t c, int64_t k) { return k / kRun * 4 * kRun + c * kRun + k % kRun; }
+
+template <class T>
+ARMLLM_INLINE float quantize(const T* x, int64_t n, int8_t* q) {
+  const RowScale row = row_scale(x, n, false);
+  quantize_row(x, n, row, q);
+  return row.scale;
+}
+
+template <class T>
+ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
+  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
+  int8_t q[kMaxHeadDim];
+  for (int64_t unit = begin; unit < end; ++unit) {
+    const int64_t token = unit / a.shape.num_kv_heads;
+    const int64_t head = unit % a.shape.num_kv_heads;
+    const int64_t slot = a.slot_mapping[token];
+    if (slot < 0) continue;
+    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
+                 head * a.layout.head_stride_bytes;
+    const int64_t offset = slot % block_size;
+    float* scales = reinterpret_cast<float*>(base + a.layout.scale_offset_bytes) + offset;
+
+    const T* key = static_cast<const T*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
+    scales[0] = quantize(key, head_dim, q);
+    int8_t* keys = reinterpret_cast<int8_t*>(base) + offset / 4 * 4 * head_dim;
+    for (int64_t d = 0; d < head_dim; d += kRun) {
+      memcpy(keys + d / 8 * kCell + place(offset % 4, d % 8), q + d, static_cast<size_t>(kRun));
+    }
+
+    const T* value =
+        static_cast<const T*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
+    scales[block_size] = quantize(value, head_dim, q);
+    int8_t* values =
+        reinterpret_cast<int8_t*>(base + a.layout.value_offset_bytes) + offset / 8 * 8 * head_dim;
+    for (int64_t d = 0; d < head_dim; ++d) values[d / 4 * kCell + place(d % 4, offset % 8)] = q[d];
+  }
+}
+
+struct Scratch {
+  float* logits;        // [kTileRows, kChunk]
+  float* factor;        // [kTileRows]
+  float* query_scale;   // [kTileRows], times the logits' scale
+  float* weight_scale;  // [kTileRows]
+  int8_t* query;        // [kTileRows / 2, head_dim / 8, 2, 8]
+  int8_t* weights;      // [kTileRows, kChunk / 8, 2, 8], two digits
+};
+
+ARMLLM_INLINE int64_t scratch_bytes(const KvCacheShape& shape) {
+  const int64_t floats = kTileRows * (kChunk + 3), bytes = kTileRows * (shape.head_dim + 2 * kChunk);
+  return (floats * static_cast<int64_t>(sizeof(float)) + bytes + 63) / 64 * 64;
+}
+
+ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
+  Scratch s;
+  s.logits = static_cast<float*>(memory);
+  s.factor = s.logits + kTileRows * kChunk;
+  s.query_scale = s.factor + kTileRows;
+  s.weight_scale = s.query_scale + kTileRows;
+  s.query = reinterpret_cast<int8_t*>(s.weight_scale + kTileRows);
+  s.weights = s.query + kTileRows * shape.head_dim;
+  return s;
+}
+
+// The query's rows in pairs; a missing second row is zero.
+template <class T>
+ARMLLM_INLINE void quantize_query(const PagedAttentionArgs& a, const AttentionTile& tile, const Scratch& s) {
+  const int64_t head_dim = a.shape.head_dim, rows = tile.row_end - tile.row_begin;
+  int8_t q[kMaxHeadDim];
+  for (int64_t r = 0; r < (rows + 1) / 2 * 2; ++r) {
+    if (r < rows) {
+      const T* x = static_cast<const T*>(a.query) +
+                   row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
+      s.query_scale[r] = quantize(x, head_dim, q) * a.scale;
+    } else {
+      s.query_scale[r] = 0;
+      memset(q, 0, static_cast<size_t>(head_dim));
+    }
+    int8_t* out = s.query + r / 2 * 2 * head_dim + r % 2 * 8;
+    for (int64_t d = 0; d < head_dim; d += 8) memcpy(out + 2 * d, q + d, 8);
+  }
+}
+
+// logits of P pairs of rows and C cells of four keys.
+template <int P, int C>
+ARMLLM_INLINE void logits_tile(const Scratch& s, int64_t pair, const int8_t* keys, const float* scales,
+                               int64_t head_dim, float* logits) {
+  Sums sums[P][C];
+  ARMLLM_UNROLL for (int i = 0; i < P * C; ++i)
+    sums[i / C][i % C] = no_sums();
+  const int8_t* query = s.query + pair * 2 * head_dim;
+  for (int64_t step = 0; step < head_dim / 8; ++step) {
+    ARMLLM_LOOP("logits", 2 * P);
+    add_step(sums, query + 16 * step, 2 * head_dim, keys + kCell * step, 4 * head_dim);
+  }
+  ARMLLM_UNROLL for (int p = 0; p < P; ++p) {
+    const float* scale = s.query_scale + 2 * (pair + p);
+    float* out = logits + 2 * (pair + p) * kChunk;
+    ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+      const Floats k = load_floats(scales + 4 * c);
+      store_floats(out + 4 * c, to_floats(upper(sums[p][c])) * splat_floats(scale[0]) * k);
+      store_floats(out + kChunk + 4 * c, to_floats(lower(sums[p][c])) * splat_floats(scale[1]) * k);
+    }
+  }
+}
+
+// The logits of 16 keys of one block; P counts down to the number of pairs that are left.
+template <int P>
+ARMLLM_INLINE void rows_logits(const Scratch& s, int64_t pair, int64_t pairs, const int8_t* keys,
+                               const float* scales, int64_t head_dim, float* logits) {
+  for (; pairs - pair >= P; pair += P) {
+    for (int64_t t = 0; t < 16; t += 4 * kCells) {
+      logits_tile<P, kCells>(s, pair, keys + t * head_dim, scales + t, head_dim, logits + t);
+    }
+  }
+  if constexpr (P > 1) {
+    if (pair < pairs) rows_logits<P - 1>(s, pair, pairs, keys, scales, head_dim, logits);
+  }
+}
+
+// values = values * factor + weights . values of the cache, for R rows (each a pair of digits) and C cells of
+// four elements.
+template <int R, int C>
+ARMLLM_INLINE void values_tile(const Scratch& s, int64_t row, const int8_t* const* groups, int64_t num_groups,
+                               int64_t d, int64_t head_dim, float* values) {
+  Sums sums[R][C];
+  ARMLLM_UNROLL for (int i = 0; i < R * C; ++i)
+    sums[i / C][i % C] = no_sums();
+  const int8_t* weights = s.weights + row * 2 * kChunk;
+  for (int64_t g = 0; g < num_groups; ++g) {
+    ARMLLM_LOOP("values", R);
+    add_step(sums, weights + 16 * g, 2 * kChunk, groups[g] + 8 * d, kCell);
+  }
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+    const Floats factor = splat_floats(s.factor[row + r]), scale = splat_floats(s.weight_scale[row + r]);
+    float* out = values + (row + r) * head_dim + d;
+    ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+      const Ints sum = upper(sums[r][c]) * 128 + lower(sums[r][c]);
+      store_floats(out + 4 * c, multiply_add(to_floats(sum), scale, load_floats(out + 4 * c) * factor));
+    }
+  }
+}
+
+template <int R>
+ARMLLM_INLINE void rows_values(const Scratch& s, int64_t row, int64_t rows, const int8_t* const* groups,
+                               int64_t num_groups, int64_t head_dim, float* values) {
+  for (; rows - row >= R; row += R) {
+    int64_t d = 0;
+    for (; d + 4 * kCells <= head_dim; d += 4 * kCells) {
+      values_tile<R, kCells>(s, row, groups, num_groups, d, head_dim, values);
+    }
+    for (; d < head_dim; d += 8) values_tile<R, 2>(s, row, groups, num_groups, d, head_dim, values);
+  }
+  if constexpr (R > 1) {
+    if (row < rows) rows_values<R - 1>(s, row, rows, groups, num_groups, head_dim, values);
+  }
+}
+
+// A row's weights, n of them (a multiple of 16), as two digits. What is not finite makes the scale a NaN;
+// weights of keys that the row doesn't see are 0, whatever their values' scales are.
+ARMLLM_INLINE float quantize_weights(float* weights, const float* const* scales, int64_t n, int8_t* digits) {
+  Vf most = zero(), poison = zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    ARMLLM_UNROLL for (int64_t j = i; j < i + 16; j += kLanes) {
+      const Vf p = load(weights + j);
+      const Vf w = where_less(zero(), p, mul(p, load(scales[i / 16] + j - i)), zero());
+      store(weights + j, w);
+      most = max(most, w);
+      poison = fma(w, zero(), poison);
+    }
+  }
+  const float largest = reduce_max(most), none = reduce_add(poison);
+  if (!(largest >= 0x1p-110f) || none != 0) {
+    memset(digits, 0, static_cast<size_t>(2 * n));
+    return none;
+  }
+  const Vf inverse = splat(kLargestWeight / largest);
+  for (int64_t i = 0; i < n; i += 16) {
+    ARMLLM_LOOP("digits", 16 / kLanes);
+    int8_t high[16], low[16];
+    ARMLLM_UNROLL for (int64_t j = 0; j < 16; j += kLanes) {
+      const Vf x = mul(load(weights + i + j), inverse);
+      const Vf first = sub(fma(x, splat(0x1p-7f), splat(kRounder)), splat(kRounder));
+      store_bytes(high + j, first);
+      store_bytes(low + j, fma(first, splat(-128.0f), x));
+    }
+    for (int64_t j = 0; j < 16; j += 8) {
+      memcpy(digits + 2 * (i + j), high + j, 8);
+      memcpy(digits + 2 * (i + j) + 8, low + j, 8);
+    }
+  }
+  return largest / kLargestWeight;
+}
+
+// The part of a split that knows no storage type; the query has been quantised.
+static ARMLLM_ENTRY void int8_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
+                                    const AttentionState& state, const Scratch& s) {
+  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
+  const int64_t rows = tile.row_end - tile.row_begin;
+  memset(state.values, 0, static_cast<size_t>(rows * head_dim) * sizeof(float));
+  const int8_t* groups[kChunk / 8];
+  const float* scales[kChunk / 16];
+
+  const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
+    for (int64_t j = 0; j < n; j += 16) {
+      const char* block = block_of(a, tile, begin + j);
+      const int64_t offset = (begin + j) % block_size;
+      const float* key_scales = reinterpret_cast<const float*>(block + a.layout.scale_offset_bytes) + offset;
+      const int8_t* keys = reinterpret_cast<const int8_t*>(block) + offset * head_dim;
+      const int8_t* values = keys + a.layout.value_offset_bytes;
+      scales[j / 16] = key_scales + block_size;
+      groups[j / 8] = values;
+      groups[j / 8 + 1] = values + 8 * head_dim;
+      rows_logits<kPairs>(s, 0, (rows + 1) / 2, keys, key_scales, head_dim, s.logits + j);
+    }
+  };
+  const auto add = [&](int64_t, int64_t n) ARMLLM_LAMBDA {
+    const int64_t padded = (n + 15) / 16 * 16;
+    for (int64_t r = 0; r < rows; ++r) {
+      s.weight_scale[r] = quantize_weights(s.logits + r * kChunk, scales, padded, s.weights + r * 2 * kChunk);
+    }
+    rows_values<kPairs>(s, 0, rows, groups, (n + 7) / 8, head_dim, state.values);
+  };
+  online_softmax<kChunk, 16>(a, tile, split, state, s.logits, s.factor, fill, add);
+}
+
+template <class T>
+ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
+                                   const AttentionState& state, void* memory) {
+  const Scratch s = scratch(a.shape, memory);
+  quantize_query<T>(a, tile, s);
+  int8_split(a, tile, split, state, s);
+}
+
+}  // namespace int8_cache
