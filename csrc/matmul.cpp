@@ -18,7 +18,9 @@ int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 // Products of int8 by int8 sum to less than 2^31 up to here.
 constexpr int64_t kMaxChannel = 131072;
 
-void check(int bits, const WeightShape& shape) {
+}  // namespace
+
+void check_weight(int bits, const WeightShape& shape) {
   if (bits != 4 && bits != 8) throw std::invalid_argument("bits is " + std::to_string(bits) + ", not 4 or 8");
   if (bits == 8 && shape.group_size != 0) {
     throw std::invalid_argument("group_size is " + std::to_string(shape.group_size) +
@@ -36,8 +38,6 @@ void check(int bits, const WeightShape& shape) {
   }
 }
 
-}  // namespace
-
 void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args) {
   constexpr int64_t kElements = 8192;  // worth a thread's while
   QuantizeRows* kernel = ARMLLM_OF_STORAGE(table, quantize_rows, storage);
@@ -52,25 +52,15 @@ const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage st
 }
 
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape) {
-  check(bits, shape);
-  const MatmulKernel& kernel = matmul_kernel(table, bits, Storage::f32);
-  return ceil_div(shape.out_features, kernel.panel) * kernel.panel_bytes(shape);
+  return packed_bytes(*matmul_kernel(table, bits, Storage::f32).layout, bits, shape);
 }
 
 void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args) {
-  check(bits, args.shape);
-  constexpr int64_t kElements = 65536;
-  const MatmulKernel& kernel = matmul_kernel(table, bits, Storage::f32);
-  const int64_t panels = ceil_div(args.shape.out_features, kernel.panel);
-  const int64_t each =
-      std::max<int64_t>(1, kElements / (kernel.panel * std::max<int64_t>(1, args.shape.in_features)));
-  parallel_for(ceil_div(panels, each), 0, [&](int64_t item, int) {
-    kernel.pack(args, item * each, std::min(panels, (item + 1) * each));
-  });
+  pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& given) {
-  check(bits, given.shape);
+  check_weight(bits, given.shape);
   const MatmulKernel& kernel = matmul_kernel(table, bits, storage);
   if (given.rows == 0 || given.shape.out_features == 0) return;
 

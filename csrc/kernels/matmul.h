@@ -1,10 +1,6 @@
 // What every target's quantised products share: the packed weight, the quantised activations, the rows of the
 // result. A target brings, before it includes this,
-//   kPanelColumns  columns of a panel
-//   kRun           elements of a column that lie together: a block holds kRun of each column of the panel in
-//   order
-//                  (int4: 2 * kRun, the first half in the low nibbles)
-//   kNibbles       what int4's nibbles are stored XORed with: 0 for two's complement, 0x88 for an offset of 8
+//   kLayout        of the packed weight (armllm/layouts.h)
 //   kRowChunk      elements of a row of activations that lie together, row after row of a tile
 //   kRowsOfPair    rows that must come together: 1, or 2, where a row of zeros makes up an odd number
 //   kPanelsOfRow   how many panels at most a tile of a single row meets at a time
@@ -12,8 +8,8 @@
 // and after it, for ARMLLM_MATMUL_ENTRIES, a function that multiplies a tile by panels, and what it wants to
 // know of the activations besides.
 
-// A weight's size in steps: rows of activations and panels are padded with zeros to whole ones.
-inline constexpr int64_t kStep = 32;
+// Rows of activations are padded with zeros to whole steps, as weights are.
+inline constexpr int64_t kStep = kWeightStep, kPanelColumns = kLayout.columns;
 
 ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) { return round_up(s.in_features, kStep); }
@@ -24,8 +20,7 @@ ARMLLM_INLINE int64_t group_count(const WeightShape& s) {
   return s.group_size == 0 ? 1 : s.in_features / s.group_size;
 }
 
-// A panel: weights, [groups, kPanelColumns] scales, with zero points [groups, kPanelColumns] of -scale *
-// zero.
+// A panel, as csrc/pack.cpp writes it.
 template <int bits>
 ARMLLM_INLINE int64_t weight_bytes(const WeightShape& s) {
   return padded_features(s) * kPanelColumns * bits / 8;
@@ -34,45 +29,6 @@ template <int bits>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
   const int64_t floats = group_count(s) * kPanelColumns * (s.zero_points ? 2 : 1);
   return weight_bytes<bits>(s) + floats * static_cast<int64_t>(sizeof(float));
-}
-
-template <int bits>
-ARMLLM_INLINE void pack_panel(const PackWeightArgs& a, int64_t panel) {
-  const WeightShape& s = a.shape;
-  const int64_t first = panel * kPanelColumns, groups = group_count(s);
-  uint8_t* to = static_cast<uint8_t*>(a.packed) + panel * panel_bytes<bits>(s);
-  constexpr int64_t kBlock = bits == 4 ? 2 * kRun : kRun;
-  for (int64_t k = 0; k < padded_features(s); k += kBlock) {
-    for (int64_t n = 0; n < kPanelColumns; ++n) {
-      int8_t q[kBlock] = {};
-      if (first + n < s.out_features && k < s.in_features) {
-        const int8_t* from = a.q + (first + n) * a.q_stride + k;
-        const int64_t there = s.in_features - k;
-        if (there >= kBlock) {
-          memcpy(q, from, kBlock);
-        } else {
-          memcpy(q, from, static_cast<size_t>(there));
-        }
-      }
-      for (int64_t i = 0; i < kRun; ++i) {
-        to[n * kRun + i] = static_cast<uint8_t>(
-            bits == 8 ? q[i] : ((q[i] & 15) | static_cast<uint8_t>(q[kBlock - kRun + i]) << 4) ^ kNibbles);
-      }
-    }
-    to += kPanelColumns * kRun;
-  }
-  float* floats = reinterpret_cast<float*>(to);
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t n = 0; n < kPanelColumns; ++n) {
-      const bool there = first + n < s.out_features;
-      const int64_t at = (first + n) * groups + g;
-      floats[g * kPanelColumns + n] = there ? a.scales[at] : 0;
-      if (s.zero_points) {
-        floats[(groups + g) * kPanelColumns + n] =
-            there ? -a.scales[at] * static_cast<float>(a.zeros[at]) : 0;
-      }
-    }
-  }
 }
 
 // Rows are cut into tiles of about the same size.
@@ -121,8 +77,16 @@ struct Activations {
   }
 };
 
-// One row of int8 into its place in its tile; row.zero is 0.
-template <class T>
+template <bool held>
+ARMLLM_INLINE Vf quotient(Vf x, Vf scale) {
+  if (!held) return rounded_quotient(x, scale);
+  const Vf v = min(max(div(x, scale), splat(-127.0f)), splat(127.0f));
+  return sub(add(v, splat(kRounder)), splat(kRounder));
+}
+
+// One row of int8 into its place in its tile; row.zero is 0. held: the scale is not the row's own, and what
+// is beyond 127 steps becomes 127.
+template <class T, bool held>
 ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, int8_t* q, float* sums,
                                 int64_t tile_rows) {
   static_assert(kRowChunk % kLanes == 0 && kStep % kRowChunk == 0, "a vector lies within a chunk");
@@ -135,9 +99,9 @@ ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, 
       for (int64_t i = 0; i < kRowChunk; i += kLanes) {
         Vf v = zero();
         if (k + i + kLanes <= n) {
-          v = rounded_quotient(load(x + k + i), scale);
+          v = quotient<held>(load(x + k + i), scale);
         } else if (k + i < n) {
-          v = rounded_quotient(load_first(x + k + i, n - k - i), scale);
+          v = quotient<held>(load_first(x + k + i, n - k - i), scale);
         }
         sum = add(sum, v);
         store_bytes(chunk + i, v);
@@ -161,10 +125,14 @@ ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int6
     int8_t* q = to.q + first * features + (r - first) * kRowChunk;
     float* sums = to.sums + first * groups + (r - first);
     const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
-    const RowScale row = r < a.rows ? row_scale(x, s.in_features, false) : RowScale{0, 0};
+    RowScale row = r < a.rows ? row_scale(x, s.in_features, false) : RowScale{0, 0};
+    const bool held = a.x_scale > 0 && row.scale > 0;
+    if (held) row.scale = a.x_scale;
     to.scales[r] = row.scale;
-    if (row.scale > 0) {
-      quantize_row(x, s, row, q, sums, tile_rows);
+    if (held) {
+      quantize_row<T, true>(x, s, row, q, sums, tile_rows);
+    } else if (row.scale > 0) {
+      quantize_row<T, false>(x, s, row, q, sums, tile_rows);
     } else {
       for (int64_t k = 0; k < features; k += kRowChunk) memset(q + k * tile_rows, 0, kRowChunk);
       for (int64_t g = 0; g < groups; ++g) sums[g * tile_rows] = 0;
@@ -278,15 +246,12 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
     multiply<bits, T>(a, tile_begin, tile_end, panel_begin, panel_end, unit, tile_by_panel);                 \
   }                                                                                                          \
   extern const MatmulKernel op##_##suffix;                                                                   \
-  const MatmulKernel op##_##suffix = {kLayout,    kPanelColumns,         op##_panel_bytes,                   \
-                                      op##_pack,  op##_activation_bytes, op##_quantize_##suffix,             \
-                                      op##_tiles, op##_multiply_##suffix};
+  const MatmulKernel op##_##suffix = {                                                                       \
+      &kLayout,   kPanelColumns,         op##_panel_bytes, op##_activation_bytes, op##_quantize_##suffix,    \
+      op##_tiles, op##_multiply_##suffix};
 
 #define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, more_bytes, more)                        \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \
-  static ARMLLM_ENTRY void op##_pack(const PackWeightArgs& a, int64_t begin, int64_t end) {           \
-    for (int64_t panel = begin; panel < end; ++panel) pack_panel<bits>(a, panel);                     \
-  }                                                                                                   \
   static ARMLLM_ENTRY int64_t op##_activation_bytes(const WeightShape& s, int64_t rows) {             \
     return Activations::at(nullptr, s, rows).bytes + more_bytes<bits>(s, rows);                       \
   }                                                                                                   \

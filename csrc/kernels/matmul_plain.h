@@ -1,10 +1,8 @@
 // Quantised products with the compiler's vectors, and on x86-64 with VPMADDWD on 16-bit integers: two
 // elements of 16 columns at a time.
 
-inline constexpr int64_t kPanelColumns = 16, kRun = 2, kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1,
-                         kMaxTileRows = 4;
-inline constexpr int kNibbles = 0;
-inline constexpr const char* kLayout = "columns16";
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1, kMaxTileRows = 4;
+inline constexpr const WeightLayout& kLayout = kColumns16;
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 #include "kernels/matmul.h"

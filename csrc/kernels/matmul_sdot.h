@@ -1,9 +1,8 @@
 // Quantised products with SDOT by lane: four elements of four columns times four elements of a row.
 
-inline constexpr int64_t kPanelColumns = 4, kRun = 4, kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4;
+inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4;
 inline constexpr int64_t kMaxTileRows = 16;
-inline constexpr int kNibbles = 0;
-inline constexpr const char* kLayout = "columns4x4";
+inline constexpr const WeightLayout& kLayout = kColumns4x4;
 // The sums of groups need as many registers as the integers.
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
 

@@ -2,10 +2,9 @@
 // are stored with an offset of 8, so that they are unsigned; the integers start at what takes the offsets off
 // again.
 
-inline constexpr int64_t kPanelColumns = 4, kRun = 8, kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 2;
+inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 2;
 inline constexpr int64_t kMaxTileRows = 16;
-inline constexpr int kNibbles = 0x88;
-inline constexpr const char* kLayout = "columns4x8offset";
+inline constexpr const WeightLayout& kLayout = kColumns4x8Offset;
 // The sums of groups need as many registers as the integers.
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
 

@@ -1,10 +1,8 @@
 // Quantised products in Armv8.0: SMULL and SMLAL make sums of two products in 16 bits (at most 2 * 127 *
 // 128), SADALP adds neighbours to sums in 32.
 
-inline constexpr int64_t kPanelColumns = 4, kRun = 8, kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1,
-                         kMaxTileRows = 4;
-inline constexpr int kNibbles = 0;
-inline constexpr const char* kLayout = "columns4x8";
+inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1, kMaxTileRows = 4;
+inline constexpr const WeightLayout& kLayout = kColumns4x8;
 ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 #include "kernels/matmul.h"

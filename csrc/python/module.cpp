@@ -4,10 +4,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "armllm/dispatch.h"
+#include "armllm/layouts.h"
 #include "armllm/ops.h"
 #include "armllm/threads.h"
 
@@ -187,17 +189,25 @@ void py_quantize_rows(Storage storage, Address q, Address scales, Address zeros,
 // (name of the layout that matmul wants, name of the target that has it)
 py::tuple py_weight_layout(int bits) {
   const Op op = bits == 4 ? Op::matmul_w4a8_f32 : Op::matmul_w8a8_f32;
-  return py::make_tuple(matmul_kernel(chosen().table, bits, Storage::f32).layout,
+  return py::make_tuple(matmul_kernel(chosen().table, bits, Storage::f32).layout->name,
                         chosen().target[static_cast<size_t>(op)]);
 }
 
-int64_t py_packed_bytes(int bits, int64_t out_features, int64_t in_features, int64_t group_size,
-                        bool zero_points) {
-  return packed_bytes(chosen().table, bits, {out_features, in_features, group_size, zero_points});
+// By name of the target.
+std::map<std::string, std::string> py_weight_layouts() {
+  std::map<std::string, std::string> names;
+  for (const TargetLayout& known : kTargetLayouts) names[known.target] = known.layout->name;
+  return names;
 }
 
-void py_pack_weight(int bits, Address packed, Address q, Address scales, Address zeros, int64_t out_features,
-                    int64_t in_features, int64_t group_size, int64_t q_stride) {
+int64_t py_packed_bytes(const std::string& target, int bits, int64_t out_features, int64_t in_features,
+                        int64_t group_size, bool zero_points) {
+  return packed_bytes(layout_of_target(target), bits, {out_features, in_features, group_size, zero_points});
+}
+
+void py_pack_weight(const std::string& target, int bits, Address packed, Address q, Address scales,
+                    Address zeros, int64_t out_features, int64_t in_features, int64_t group_size,
+                    int64_t q_stride) {
   const PackWeightArgs args{pointer<void>(packed),
                             pointer<const int8_t>(q),
                             pointer<const float>(scales),
@@ -205,12 +215,12 @@ void py_pack_weight(int bits, Address packed, Address q, Address scales, Address
                             {out_features, in_features, group_size, zeros != 0},
                             q_stride};
   const py::gil_scoped_release release;
-  pack_weight(chosen().table, bits, args);
+  pack_weight(layout_of_target(target), bits, args);
 }
 
 void py_matmul(int bits, Storage storage, Address out, Address x, Address bias, Address weight, int64_t rows,
                int64_t out_features, int64_t in_features, int64_t group_size, bool zero_points,
-               int64_t out_stride, int64_t x_stride) {
+               int64_t out_stride, int64_t x_stride, float x_scale) {
   const MatmulArgs args{pointer<void>(out),
                         pointer<void>(x),
                         pointer<void>(bias),
@@ -219,7 +229,8 @@ void py_matmul(int bits, Storage storage, Address out, Address x, Address bias, 
                         {out_features, in_features, group_size, zero_points},
                         rows,
                         out_stride,
-                        x_stride};
+                        x_stride,
+                        x_scale};
   const py::gil_scoped_release release;
   matmul(chosen().table, bits, storage, args);
 }
@@ -272,6 +283,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("paged_attention", py_paged_attention);
   m.def("quantize_rows", py_quantize_rows);
   m.def("weight_layout", py_weight_layout);
+  m.def("weight_layouts", py_weight_layouts);
   m.def("packed_bytes", py_packed_bytes);
   m.def("pack_weight", py_pack_weight);
   m.def("matmul", py_matmul);

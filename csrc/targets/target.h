@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "armllm/kernels.h"
+#include "armllm/layouts.h"
 
 #define ARMLLM_INLINE static inline __attribute__((always_inline))
 #define ARMLLM_MEMBER inline __attribute__((always_inline))

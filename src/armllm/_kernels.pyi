@@ -158,9 +158,11 @@ def quantize_rows(
 ) -> None: ...
 def weight_layout(bits: int, /) -> tuple[str, str]: ...
 def packed_bytes(
-    bits: int, out_features: int, in_features: int, group_size: int, zero_points: bool, /
+    target: str, bits: int, out_features: int, in_features: int, group_size: int, zero_points: bool, /
 ) -> int: ...
+def weight_layouts() -> dict[str, str]: ...
 def pack_weight(
+    target: str,
     bits: int,
     packed: int,
     q: int,
@@ -186,6 +188,7 @@ def matmul(
     zero_points: bool,
     out_stride: int,
     x_stride: int,
+    x_scale: float,
     /,
 ) -> None: ...
 def report() -> dict[str, dict[str, str]]: ...

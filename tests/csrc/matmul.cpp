@@ -139,10 +139,52 @@ void check_product(Result& result, const Context& context, const Given<T>& given
   ++result.cases;
 }
 
+// With a given scale of 1, rows of whole numbers come through as they are, those beyond 127 as 127.
+template <class T>
+void check_given_scale(Result& result, const Context& context, int bits, const armllm::WeightShape& s,
+                       Random& random) {
+  constexpr int64_t kMost = 17;
+  const int64_t groups = s.group_size == 0 ? 1 : s.in_features / s.group_size;
+  const int64_t largest = bits == 4 ? 7 : 127, k = s.in_features;
+  const Array<int8_t> q(s.out_features * k);
+  for (int64_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(random.integer(-largest - 1, largest));
+  std::fill(q.data(), q.data() + k, static_cast<int8_t>(-largest - 1));
+  const Array<float> scales(s.out_features * groups);
+  for (int64_t i = 0; i < scales.size(); ++i) scales[i] = 1;
+  const Array<T> x(kMost * k);
+  for (int64_t i = 0; i < x.size(); ++i) {
+    from_float(i % 5 == 0 ? 1e4f : i % 7 == 0 ? -1e4f : static_cast<float>(random.integer(-127, 127)), x[i]);
+  }
+  std::fill(x.data(), x.data() + k, x[0]);  // the largest sums there can be
+  const int64_t bytes = armllm::packed_bytes(context.table, bits, s);
+  const Array<char> packed((bytes + 63) / 64 * 64);
+  armllm::pack_weight(context.table, bits, {packed.data(), q.data(), scales.data(), nullptr, s, k});
+  for (int64_t rows = 1; rows <= kMost; ++rows) {
+    const Array<T> out(rows * s.out_features);
+    armllm::matmul(context.table, bits, Type<T>::kStorage,
+                   {out.data(), x.data(), nullptr, packed.data(), nullptr, s, rows, s.out_features, k, 1.0f});
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < s.out_features; ++c) {
+        double sum = 0;
+        for (int64_t i = 0; i < k; ++i) {
+          sum += std::clamp(to_double(x[r * k + i]), -127.0, 127.0) * static_cast<double>(q[c * k + i]);
+        }
+        result.compare_stored(out[r * s.out_features + c], sum, fabs(sum) * Type<T>::kRound, "given scale", r,
+                              c);
+      }
+    }
+  }
+  ++result.cases;
+}
+
 template <class T, int bits>
 Result test_matmul(const Context& context) {
   Result result;
   Random random(context.seed);
+  if (sizeof(T) == 4) {
+    check_given_scale<T>(result, context, bits, {7, 77, 0, false}, random);
+    if (bits == 4) check_given_scale<T>(result, context, bits, {5, 256, 128, false}, random);
+  }
   constexpr bool kIsFloat = sizeof(T) == 4;
   struct Size {
     int64_t out_features, in_features, group_size;

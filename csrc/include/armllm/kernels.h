@@ -201,7 +201,8 @@ struct QuantizeRowsArgs {
 using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
 
 // A weight matrix of 4 or 8 bits, w[n, k] = scale[n, k / group_size] * (q[n, k] - zero[n, k / group_size]).
-// How it lies in memory belongs to the matmul kernel: panels of some columns n, one after the other.
+// How it lies in memory belongs to the matmul kernel (armllm/layouts.h).
+struct WeightLayout;
 struct WeightShape {
   int64_t out_features, in_features;
   int64_t group_size;  // 32, 64 or 128, which divides in_features; 0: one group (channelwise)
@@ -216,8 +217,9 @@ struct PackWeightArgs {
   int64_t q_stride;
 };
 
-// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], x quantised as by quantize_rows (symmetric). The sum over a
-// group is exact in int32; sums of groups, scales and bias are float.
+// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], x quantised as by quantize_rows (symmetric), or with a given
+// scale: round(x / x_scale) held in [-127, 127]; rows that count as zeros, or are not finite, as before. The
+// sum over a group is exact in int32; sums of groups, scales and bias are float.
 struct MatmulArgs {
   void* out;
   const void* x;
@@ -227,12 +229,12 @@ struct MatmulArgs {
   WeightShape shape;
   int64_t rows;
   int64_t out_stride, x_stride;
+  float x_scale = 0;  // 0: each row's own
 };
 struct MatmulKernel {
-  const char* layout;  // name of the packed layout
-  int64_t panel;       // columns of a panel
+  const WeightLayout* layout;
+  int64_t panel;  // columns of a panel
   int64_t (*panel_bytes)(const WeightShape&);
-  void (*pack)(const PackWeightArgs&, int64_t panel_begin, int64_t panel_end);
   int64_t (*activation_bytes)(const WeightShape&, int64_t rows);
   // Fills `activations`. Range: rows.
   void (*quantize)(const MatmulArgs&, int64_t begin, int64_t end);

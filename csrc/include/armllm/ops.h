@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <string>
+
 #include "armllm/kernels.h"
 
 namespace armllm {
@@ -58,7 +60,13 @@ void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRows
 
 // The kernel for weights of 4 or 8 bits; what it says of layouts is the same for every storage type.
 const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage storage);
+// Throws unless it is a weight that the kernels take.
+void check_weight(int bits, const WeightShape& shape);
+// A packed weight of this machine's kernels, or in any layout (layout_of_target throws for an unknown name).
+const WeightLayout& layout_of_target(const std::string& target);
+int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& shape);
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
+void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
 void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
 // args.activations is ignored: the scratch memory is the driver's.
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& args);

@@ -18,7 +18,15 @@ from armllm.kernels.attention import (
     write_kv_cache,
 )
 from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
-from armllm.kernels.matmul import PackedWeight, matmul_w4a8, matmul_w8a8, pack_weight, quantize_rows
+from armllm.kernels.matmul import (
+    PackedWeight,
+    matmul_w4a8,
+    matmul_w8a8,
+    pack_weight,
+    quantize_rows,
+    weight_layouts,
+    weight_target,
+)
 
 __all__ = [
     "KVCacheLayout",
@@ -45,6 +53,8 @@ __all__ = [
     "silu_and_mul",
     "targets",
     "thread_backend",
+    "weight_layouts",
+    "weight_target",
     "write_kv_cache",
 ]
 

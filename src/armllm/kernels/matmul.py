@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,14 +99,27 @@ def _check_range(name: str, value: Tensor, low: int, high: int) -> None:
         raise ValueError(f"{name} has values from {least} to {most}, expected {low} to {high}")
 
 
-def pack_weight(q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int) -> PackedWeight:
+def weight_layouts() -> dict[str, str]:
+    """The layout of packed weights by kernel target, those of other machines included."""
+    return extension.weight_layouts()
+
+
+def weight_target(bits: int) -> str:
+    """The kernel target whose products with weights of this many bits this process uses."""
+    return extension.weight_layout(bits)[1]
+
+
+def pack_weight(
+    q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, target: str | None = None
+) -> PackedWeight:
     """Bring a quantised weight into the order that ``matmul_w4a8`` or ``matmul_w8a8`` reads.
 
     ``q`` is int8 [out_features, in_features], for ``bits`` 4 with values -8..7 (formats that store 0..15
     subtract 8, from their zero points too). ``scales`` is float32 [out_features, groups]: one group, or
     groups of 32, 64 or 128 input features; weights of 8 bits have one. ``zeros`` (int8, the shape of
-    ``scales``) are zero points, -8..8 for 4 bits; None is symmetric. Raises ValueError naming the argument
-    that doesn't fit.
+    ``scales``) are zero points, -8..8 for 4 bits; None is symmetric. ``target``: pack for the kernels of this
+    one, whatever this machine is; None: for those in use. Raises ValueError naming the argument that doesn't
+    fit.
     """
     if bits not in {4, 8}:
         raise ValueError(f"bits is {bits}, expected 4 or 8")
@@ -124,12 +138,17 @@ def pack_weight(q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int) -
             _check_range("zeros", zeros, *ZERO_OF_NIBBLE)
         zeros = zeros.contiguous()
     scales = scales.contiguous()
-    layout, target = extension.weight_layout(bits)
-    size = extension.packed_bytes(bits, out_features, in_features, group_size, zeros is not None)
+    if target is None:
+        target = weight_target(bits)
+    layout = weight_layouts().get(target)
+    if layout is None:
+        raise ValueError(f"target is {target!r}, expected one of {', '.join(weight_layouts())}")
+    size = extension.packed_bytes(target, bits, out_features, in_features, group_size, zeros is not None)
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT
     data = memory[start : start + size]
     extension.pack_weight(
+        target,
         bits,
         data.data_ptr(),
         q.data_ptr(),
@@ -152,24 +171,41 @@ def pack_weight(q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int) -
     )
 
 
-def matmul_w4a8(out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> None:
+def matmul_w4a8(
+    out: Tensor,
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    x_scale: float | None = None,
+) -> None:
     """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 4 bits.
 
     ``x`` is [tokens, in_features], ``out`` [tokens, out_features], ``bias`` [out_features]; one dtype,
     float32, float16 or bfloat16. Each row of ``x`` is quantised as by ``quantize_rows`` (symmetric). The sum
     of products over a group is exact in int32; groups, scales and bias are added in float32, with one
-    rounding at the end. A row with an infinity or a NaN gives NaN. ``out`` must not overlap ``x``. Raises
-    ValueError naming the argument that doesn't fit, a weight packed for another layout too.
+    rounding at the end. A row with an infinity or a NaN gives NaN. With ``x_scale`` all rows are quantised by
+    it, round(x / x_scale) held in -127..127. ``out`` must not overlap ``x``. Raises ValueError naming the
+    argument that doesn't fit, a weight packed for another layout too.
     """
-    _matmul(4, out, x, weight, bias)
+    _matmul(4, out, x, weight, bias, x_scale)
 
 
-def matmul_w8a8(out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> None:
+def matmul_w8a8(
+    out: Tensor,
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    x_scale: float | None = None,
+) -> None:
     """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 8 bits; otherwise as ``matmul_w4a8``."""
-    _matmul(8, out, x, weight, bias)
+    _matmul(8, out, x, weight, bias, x_scale)
 
 
-def _matmul(bits: int, out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:
+def _matmul(  # noqa: PLR0917 - two ops' arguments
+    bits: int, out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None, x_scale: float | None
+) -> None:
     if weight.bits != bits:
         raise ValueError(f"weight has {weight.bits} bits; this product takes {bits}")
     kind = _check.storage("x", x.dtype)
@@ -185,8 +221,10 @@ def _matmul(bits: int, out: Tensor, x: Tensor, weight: PackedWeight, bias: Tenso
             f"weight was packed for target {weight.target} (layout {weight.layout}); this process uses "
             f"{target} (layout {layout}): pack it again"
         )
+    if x_scale is not None and not 0 < x_scale < math.inf:
+        raise ValueError(f"x_scale is {x_scale}, expected a positive number")
     size = extension.packed_bytes(
-        bits, weight.out_features, weight.in_features, weight.group_size, weight.zero_points
+        target, bits, weight.out_features, weight.in_features, weight.group_size, weight.zero_points
     )
     _check.tensor("weight.data", weight.data, torch.uint8, (size,))
     if weight.data.data_ptr() % ALIGNMENT != 0:
@@ -205,4 +243,5 @@ def _matmul(bits: int, out: Tensor, x: Tensor, weight: PackedWeight, bias: Tenso
         weight.zero_points,
         out.stride(0),
         x.stride(0),
+        0.0 if x_scale is None else x_scale,
     )

@@ -66,10 +66,22 @@ def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None 
     scales.copy_(step.where(known, torch.where(wide.isfinite().all(-1), 0.0, torch.nan)))
 
 
-def matmul_w4a8(out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> None:
+def matmul_w4a8(
+    out: Tensor,
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    x_scale: float | None = None,
+) -> None:
     """Quantise ``x``, multiply integers exactly, add scaled groups in fp32."""
     q, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
     quantize_rows(q, scales, x)
+    if x_scale is not None:
+        given = scales > 0
+        held = (x.float() / x_scale).round().clamp(-127, 127)
+        q.copy_(held.where(given[:, None], 0))
+        scales.masked_fill_(given, x_scale)
     groups = weight.scales.shape[1]
     values = weight.q.long().view(weight.out_features, groups, -1)
     if weight.zeros is not None:

@@ -76,6 +76,68 @@ def test_products_are_those_of_the_reference(dtype, with_bias, case):
         assert ((multiply(x, (q, scales, zeros), bits, bias).double() - expected).abs() <= bound).all(), rows
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_given_scale_quantises_all_rows(dtype, case):
+    """Integers beyond 127 become 127, which also holds in kernels whose sums have no room for -128."""
+    bits, n, k, group = case
+    q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
+    packed = reference.pack_weight(q, scales, zeros, bits=bits)
+    ours = kernels.pack_weight(q, scales, zeros, bits=bits)
+    for rows in (1, 2, 7):
+        x = (3 * torch.randn(rows, k)).to(dtype)
+        x[:, k // 2] = -1e4
+        x[rows // 2] *= 1e-3
+        expected = torch.empty(rows, n, dtype=torch.float64)
+        reference.matmul_w4a8(expected, x, packed, x_scale=0.04)
+        out = torch.empty(rows, n, dtype=dtype)
+        (kernels.matmul_w4a8 if bits == 4 else kernels.matmul_w8a8)(out, x, ours, x_scale=0.04)
+        groups = scales.shape[1]
+        magnitudes = q.double().abs().view(n, groups, -1) + zeros.double().abs()[..., None]
+        size = 127 * 0.04 * (magnitudes * scales.double()[..., None]).sum((1, 2))
+        bound = 4 * (groups + 2) * 2.0**-24 * size + torch.finfo(dtype).eps * expected.abs()
+        assert ((out.double() - expected).abs() <= bound + torch.finfo(dtype).tiny).all()
+
+
+def test_rows_without_numbers_stay_so_with_a_given_scale():
+    weight = kernels.pack_weight(*random_weight(5, 64, 32, 4, zero_points=False), bits=4)
+    x = torch.randn(4, 64)
+    x[0], x[1, 7], x[2, 63] = 0, torch.nan, torch.inf
+    out = torch.empty(4, 5)
+    kernels.matmul_w4a8(out, x, weight, x_scale=0.1)
+    assert (out[0] == 0).all()
+    assert out[1:3].isnan().all()
+    assert out[3].isfinite().all()
+
+
+@pytest.mark.parametrize("target", ["scalar", "neon", "dotprod", "i8mm"])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_packed_for_every_target(target, case):
+    """By the description of layouts in csrc/include/armllm/layouts.h, element by element."""
+    columns, run, nibbles = {
+        "scalar": (16, 2, 0), "neon": (4, 8, 0), "dotprod": (4, 4, 0), "i8mm": (4, 8, 0x88)
+    }[target]  # fmt: skip
+    bits, n, k, group = case
+    q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
+    packed = kernels.pack_weight(q, scales, zeros, bits=bits, target=target)
+    assert packed.target == target
+    groups, padded, panels = scales.shape[1], -(-k // 32) * 32, -(-n // columns)
+    values = torch.zeros(panels * columns, padded, dtype=torch.int64)
+    values[:n, :k] = q
+    blocks = values.view(panels, columns, -1, (1 if bits == 8 else 2), run)
+    if bits == 4:
+        blocks = ((blocks[..., 0, :] & 15) | (blocks[..., 1, :] & 15) << 4) ^ nibbles
+    else:
+        blocks = blocks[..., 0, :] & 255
+    floats = torch.zeros(2, panels * columns, groups)
+    floats[0, :n], floats[1, :n] = scales, -scales * zeros
+    floats = floats.view(2, panels, columns, groups).permute(1, 0, 3, 2).reshape(panels, -1)
+    expected = torch.cat(
+        [blocks.transpose(1, 2).reshape(panels, -1).to(torch.uint8), floats.contiguous().view(torch.uint8)], 1
+    )
+    assert torch.equal(packed.data, expected.flatten())
+
+
 def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     q, scales, zeros = random_weight(40, 256, 32, 4, zero_points=True)
     x = torch.randn(29, 256)
@@ -190,6 +252,7 @@ def test_arguments_that_do_not_fit_a_weight_are_refused_by_name():
         ((out.half(), x, weight), "out has dtype"),
         ((out, x, weight, torch.empty(3)), "bias has shape"),
         ((out, x, dataclasses.replace(weight, layout="other", target="warp9")), "packed for target warp9"),
+        ((out, x, kernels.pack_weight(*weights(), None, bits=4, target="i8mm")), "packed for target i8mm"),
         ((out, x, dataclasses.replace(weight, data=weight.data[1:])), "weight.data has shape"),
         ((out, x.long(), weight), "x has dtype"),
     ):
