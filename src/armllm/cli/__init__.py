@@ -14,7 +14,7 @@ import traceback
 
 import typer
 
-from armllm.cli import bench, chat, doctor, info, quantize, run, serve
+from armllm.cli import bench, chat, doctor, info, pack, quantize, run, serve
 from armllm.errors import ArmllmError
 
 try:  # typer carries its own click since 0.26
@@ -42,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, chat, serve, bench, info, quantize, doctor):
+for module in (run, chat, serve, bench, info, quantize, pack, doctor):
     module.register(app)
 
 

@@ -43,8 +43,12 @@ class PackedWeight:
         return (self.scales[..., None] * (grouped - zeros)).view(self.q.shape)
 
 
-def pack_weight(q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int) -> PackedWeight:
-    """Keep what is given."""
+def pack_weight(
+    q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, target: str | None = None
+) -> PackedWeight:
+    """Keep what is given; ``target`` must be None."""
+    if target is not None:
+        raise ValueError(f"target is {target!r}, and plain torch packs for none")
     return PackedWeight(q=q, scales=scales, zeros=zeros, bits=bits)
 
 

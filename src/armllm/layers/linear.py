@@ -7,6 +7,7 @@ each call unless that was done before: twice the time for the few rows of a deco
 
 from __future__ import annotations
 
+import functools
 import platform
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
-from armllm.quant.load import check_idle_biases, read_integers
+from armllm.quant.load import check_idle_biases, load_packed
+from armllm.quant.packed import PackedMatrix, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,16 +64,19 @@ class PackedLinear:
 
 
 class QuantizedLinear:
-    """A product with weights of 8 or 4 bits, whose inputs are rounded to 8 bits, one scale per row.
+    """A product with weights of 8 or 4 bits, whose inputs are rounded to 8 bits, by one scale or one per row.
 
     The integers' products and sums are exact; see `kernels.matmul_w4a8` for the arithmetic around them.
     """
 
-    def __init__(self, weight: IntegerWeight, bias: Tensor | None = None) -> None:
-        self.columns = weight.columns
+    def __init__(self, weight: IntegerWeight | PackedMatrix, bias: Tensor | None = None) -> None:
+        packed = weight if isinstance(weight, PackedMatrix) else pack(weight)
+        self.columns = packed.columns
         self.bias = bias
-        self.weight = kernels.pack_weight(weight.q, weight.scales, weight.zeros, bits=weight.bits)
-        self.product = kernels.matmul_w8a8 if weight.bits == 8 else kernels.matmul_w4a8
+        self.weight = packed.weight
+        product = kernels.matmul_w8a8 if self.weight.bits == 8 else kernels.matmul_w4a8
+        scale = packed.input_scale
+        self.product = product if scale is None else functools.partial(product, x_scale=scale)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.columns is not None:
@@ -158,6 +163,7 @@ def _load_quantized(
     weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
 ) -> list[Linear]:
     if weights.device == "meta":
+        weights.note_product(parts, in_features, scheme, bias=bias)
         for name, rows in parts.items():
             weights.claim_matrix(name, (rows, in_features), scheme)
             if bias:
@@ -168,7 +174,7 @@ def _load_quantized(
     if not bias:
         check_idle_biases(weights, parts)
     products: list[Linear] = []
-    for names, weight in read_integers(weights, parts, in_features, scheme):
+    for names, weight in load_packed(weights, parts, in_features, scheme):
         biases = (
             weights.concatenate([f"{name}.bias" for name in names], [(parts[name],) for name in names])
             if bias

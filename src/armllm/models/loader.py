@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ from armllm.models.gguf import GGUFCheckpoint
 from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from armllm.quant.formats import WeightFormat
     from armllm.quant.scheme import Scheme
@@ -104,6 +105,17 @@ def open_checkpoint(path: Path) -> Checkpoint | GGUFCheckpoint:
     return GGUFCheckpoint(path) if path.is_file() else Checkpoint(path)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+    """Quantised matrices that lie side by side: names below ``prefix`` and rows."""
+
+    prefix: str
+    parts: dict[str, int]
+    in_features: int
+    scheme: Scheme
+    bias: bool
+
+
 class Weights:
     """Tensors of one checkpoint in one dtype, by names under a prefix.
 
@@ -138,6 +150,8 @@ class Weights:
             self.num_parameters = 0
             self.schemes: dict[str, Scheme] = {}  # of the quantised matrices, by their full names
             self.rounding_errors: list[float] = []
+            self.dense: set[str] = set()  # tensors that are used as they are, by their full names
+            self.products: list[Product] = []  # of quantised matrices, in order
 
     def scope(self, name: str, *, optional: bool = False) -> Weights:
         """The tensors below ``name``; if it is ``optional`` and there are none, these ones."""
@@ -192,6 +206,7 @@ class Weights:
         root.num_bytes += torch.Size(shape).numel() * self.dtype.itemsize if num_bytes is None else num_bytes
         if num_bytes is None:
             root.num_parameters += torch.Size(shape).numel()
+            root.dense.add(full_name)
         if full_name not in self.checkpoint.names():
             root.problems.append(f"tensor {full_name} is missing")
             return full_name
@@ -220,6 +235,12 @@ class Weights:
         """Keep what a quantised matrix is in memory."""
         self._root.schemes[self.prefix + name] = scheme
         self._root.num_parameters += torch.Size(shape).numel()
+
+    def note_product(self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool) -> None:
+        """Keep that these matrices (name to out_features) are one product."""
+        self._root.products.append(
+            Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
+        )
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, mapped from its file."""

@@ -7,6 +7,7 @@ compressors/pack_quantized.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,10 @@ FLOATS = ("F16", "BF16", "F32")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Layers that are stored alike. per_tensor: one scale for all rows. ordered: columns sorted (g_idx)."""
+    """Layers that are stored alike. per_tensor: one scale for all rows. ordered: columns sorted (g_idx).
+
+    static: inputs have a scale of their own in the checkpoint.
+    """
 
     targets: tuple[str, ...]
     form: str
@@ -42,11 +46,13 @@ class Group:
     per_tensor: bool
     ordered: bool
     activations: int
+    static: bool
 
     def __str__(self) -> str:
         size = f"groups of {self.group_size}" if self.group_size else "channelwise"
         zeros = "" if self.symmetric else ", zero points"
-        return f"W{self.bits}A{self.activations} {self.form}, {size}{zeros}"
+        static = " (static)" if self.static else ""
+        return f"W{self.bits}A{self.activations}{static} {self.form}, {size}{zeros}"
 
 
 class CompressedTensors:
@@ -113,6 +119,10 @@ class CompressedTensors:
             weights.claim(f"{name}.weight_zero_point", *zeros, dtypes=("I32", "I8"), num_bytes=0)
         elif weights.has(f"{name}.weight_zero_point"):  # old versions store zeros that nobody needs
             weights.ignore(f"{name}.weight_zero_point")
+        if group.static:
+            weights.claim(f"{name}.input_scale", (1,), (), dtypes=FLOATS, num_bytes=0)
+            if weights.has(f"{name}.input_zero_point"):  # zeros
+                weights.ignore(f"{name}.input_zero_point")
         if group.ordered:
             weights.claim(f"{name}.weight_g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
 
@@ -144,6 +154,7 @@ class CompressedTensors:
             zeros=None if group.symmetric else _zeros(weights, name, group, rows),
             bits=group.bits,
             columns=columns,
+            input_scale=_input_scale(weights, name) if group.static else None,
         )
 
     def _group_of(self, full_name: str) -> Group | None:
@@ -160,6 +171,13 @@ class CompressedTensors:
         if group is None:
             raise KeyError(name)
         return group
+
+
+def _input_scale(weights: Weights, name: str) -> float:
+    scale = float(weights.read(f"{name}.input_scale").float())
+    if not 0 < scale < math.inf:
+        raise weights.error(f"{name}.input_scale", f"is {scale}, not a positive number")
+    return scale
 
 
 def _zeros(weights: Weights, name: str, group: Group, rows: int) -> Tensor:
@@ -210,10 +228,10 @@ def _names(reader: ConfigReader, key: str, default: list[str]) -> tuple[str, ...
 
 def _group(reader: ConfigReader, form: str) -> Group:
     """One of config_groups, or CheckpointError naming the scheme that is not supported."""
-    form = str(reader.get("format", form))
+    form = str(reader.get("format", form)).replace("naive-", "int-")
     weights = reader.section("weights")
     bits = weights.integer("num_bits", 8)
-    activations = _activations(reader)
+    activations, static = _activations(reader)
     kind = str(weights.get("type", "int"))
     scheme = f"W{bits}A{activations}"
     if kind != "int":
@@ -242,6 +260,7 @@ def _group(reader: ConfigReader, form: str) -> Group:
         per_tensor=strategy == "tensor",
         ordered=order in GROUP_ORDERS,
         activations=activations,
+        static=static,
     )
 
 
@@ -258,20 +277,25 @@ def _group_size(weights: ConfigReader, strategy: str) -> int:
     return size
 
 
-def _activations(reader: ConfigReader) -> int:
-    """Bits of the inputs: 16, or 8 if they are rounded per token as the kernels do."""
+def _activations(reader: ConfigReader) -> tuple[int, bool]:
+    """Bits of the inputs, 16 or 8, and whether they have one scale for all tokens."""
     if not reader.get("input_activations", None):
-        return 16
+        return 16, False
     inputs = reader.section("input_activations")
     bits = inputs.integer("num_bits", 8)
     kind: Any = inputs.get("type", "int")
     if kind != "int" or bits != 8:
         raise inputs.error(f"activations of type {kind} with {bits} bits are not supported, only int with 8")
-    if inputs.get("dynamic", False) is not True:
-        raise inputs.error("static activation scales (dynamic: false) are not supported, only dynamic ones")
+    dynamic = inputs.get("dynamic", False)
+    if dynamic not in (True, False):
+        raise inputs.error(f"dynamic {dynamic!r} is not supported for activations, only true and false")
     if not inputs.boolean("symmetric", default=True):
         raise inputs.error("activations with zero points (symmetric: false) are not supported")
-    strategy = inputs.get("strategy", "token")
-    if strategy != "token":
-        raise inputs.error(f"strategy {strategy!r} is not supported for activations, only 'token'")
-    return bits
+    wanted = "token" if dynamic else "tensor"
+    strategy = inputs.get("strategy", wanted)
+    if strategy != wanted:
+        raise inputs.error(
+            f"strategy {strategy!r} is not supported for activations with dynamic {str(dynamic).lower()},"
+            f" only {wanted!r}"
+        )
+    return bits, not dynamic

@@ -10,6 +10,7 @@ from armllm.quant.awq import AWQ
 from armllm.quant.compressed_tensors import CompressedTensors
 from armllm.quant.gguf_format import GGUFFormat
 from armllm.quant.gptq import GPTQ
+from armllm.quant.packed import Packed
 from armllm.quant.round_to_nearest import RoundToNearest
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {
     AWQ.method: AWQ.of,
     CompressedTensors.method: CompressedTensors.of,
     GPTQ.method: GPTQ.of,
+    Packed.method: Packed.of,
 }
 METHODS = (*READERS, GGUFFormat.method)
 
@@ -88,8 +90,11 @@ def _section(reader: ConfigReader) -> ConfigReader | None:
 def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat | None:
     """What weights are read as, given the option ``quantization`` and what the checkpoint is.
 
-    A checkpoint's own method may be named, as vLLM's users do; another one is a RequestError.
+    A checkpoint's own method may be named, as vLLM's users do; another one is a RequestError. A packed folder
+    is checked, which reads all of it.
     """
+    if isinstance(found, Packed):
+        found.check()
     if asked is None or (found is not None and asked == found.method):
         return found
     if asked in METHODS:

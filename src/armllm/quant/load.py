@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from armllm.quant.packed import Packed, PackedMatrix, pack
 from armllm.quant.weight import IntegerWeight, fit, stack
 
 if TYPE_CHECKING:
@@ -11,6 +12,15 @@ if TYPE_CHECKING:
 
     from armllm.models.loader import Weights
     from armllm.quant.scheme import Scheme
+
+
+def load_packed(
+    weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme
+) -> list[tuple[list[str], PackedMatrix]]:
+    """The matrices of ``parts`` as the kernels take them, joined where they can be, each with its names."""
+    if isinstance(weights.quantization, Packed):
+        return weights.quantization.packed(weights, parts)
+    return [(names, pack(weight)) for names, weight in read_integers(weights, parts, in_features, scheme)]
 
 
 def read_integers(

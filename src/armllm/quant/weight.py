@@ -21,6 +21,7 @@ class IntegerWeight:
 
     q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros of an integer dtype ``[N, G]`` or None; bits 4 or 8, q in
     that range around zero. columns int64 ``[K]``: q's column k belongs to input columns[k]; None: to input k.
+    input_scale: what inputs are divided by before they are rounded to 8 bits; None: by each row's own.
     """
 
     q: Tensor
@@ -28,6 +29,7 @@ class IntegerWeight:
     zeros: Tensor | None
     bits: int
     columns: Tensor | None = None
+    input_scale: float | None = None
 
     @property
     def num_groups(self) -> int:
@@ -59,6 +61,8 @@ class IntegerWeight:
             return False
         if self.columns is not None and not torch.equal(self.columns, other.columns):  # type: ignore[arg-type]
             return False
+        if self.input_scale != other.input_scale:
+            return False
         same_form = self.bits == other.bits and self.num_groups == other.num_groups
         return same_form and (self.zeros is None) == (other.zeros is None)
 
@@ -87,7 +91,7 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     groups, inputs = weight.num_groups, weight.q.shape[1]
     if weight.bits == 8 and (groups > 1 or weight.zeros is not None):
         exact = weight.dequantize()
-        rounded = from_float(exact, Scheme(bits=8))
+        rounded = dataclasses.replace(from_float(exact, Scheme(bits=8)), input_scale=weight.input_scale)
         return rounded, relative_error(rounded.dequantize(), exact)
     if weight.zeros is not None:
         weight = dataclasses.replace(weight, zeros=weight.zeros.to(torch.int8))

@@ -89,7 +89,7 @@ def quantize_checkpoint(
     output.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        _copy_others(folder, work)
+        copy_others(folder, work)
         before, now = _write_files(source, schemes, work, told)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
@@ -194,7 +194,8 @@ def _rounded(checkpoint: Tensors, name: str, stored: Tensor, scheme: Scheme) -> 
     }
 
 
-def _copy_others(folder: Path, work: Path) -> None:
+def copy_others(folder: Path, work: Path) -> None:
+    """Copy all but the weights, and what is hidden."""
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in inner.parts)

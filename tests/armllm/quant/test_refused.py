@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
 
 from armllm import LLM
 from armllm.errors import CheckpointError, RequestError
@@ -19,6 +19,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+STATIC = TOKENS | {"strategy": "tensor", "dynamic": False}
 
 
 def compressed(weights=(), inputs=None, **changes):
@@ -54,8 +55,11 @@ def compressed(weights=(), inputs=None, **changes):
         (compressed({"num_bits": 2}), "W2A16: weights of 2 bits"),
         (compressed({"group_size": 16}), "groups of 16 are not supported"),
         (compressed({"strategy": "block"}), "strategy 'block' is not supported"),
-        (compressed(inputs=TOKENS | {"dynamic": False}), "static activation scales"),
+        (compressed(inputs=TOKENS | {"dynamic": False}), "strategy 'token' is not supported for activations"),
+        (compressed(inputs=TOKENS | {"strategy": "tensor"}), "strategy 'tensor' is not supported for activ"),
+        (compressed(inputs=TOKENS | {"dynamic": "local"}), "dynamic 'local' is not supported"),
         (compressed(inputs=TOKENS | {"symmetric": False}), "activations with zero points"),
+        (compressed(inputs=STATIC | {"symmetric": False}), "activations with zero points"),
         (compressed(inputs=TOKENS | {"num_bits": 4}), "activations of type int with 4 bits"),
         (compressed(inputs=TOKENS | {"type": "float"}), "activations of type float with 8 bits"),
         (compressed(inputs=TOKENS | {"strategy": "group"}), "strategy 'group' is not supported for activ"),
@@ -203,6 +207,32 @@ def test_broken_compressed_tensors_are_named(make_checkpoint, tmp_path, name, ho
     folder = tmp_path / "model"
     write_quantised(folder, make_checkpoint(), settings, packed(settings["config_groups"]["group_0"]))
     change(folder, STEM + name, how)
+    refused(folder, words)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (None, "up_proj.input_scale is missing"),
+        (poke(0, torch.nan), "up_proj.input_scale is nan, not a positive number"),
+        (poke(0, -1), "up_proj.input_scale is -1.0, not a positive number"),
+        (lambda scale: scale.to(torch.int8), "up_proj.input_scale in model.safetensors has dtype I8"),
+        (lambda scale: scale.repeat(2), "up_proj.input_scale in model.safetensors has shape [2]"),
+    ],
+)
+def test_broken_scales_of_inputs_are_named(make_checkpoint, tmp_path, how, words):
+    settings = compressed(
+        {"num_bits": 8, "strategy": "channel", "symmetric": True}, STATIC, format="int-quantized"
+    )
+    del settings["config_groups"]["group_0"]["weights"]["group_size"]
+    folder = tmp_path / "model"
+
+    def form(matrix, generator):
+        tensors, exact = int_quantized(matrix, generator)
+        return tensors | {"input_scale": torch.tensor([0.02])}, exact
+
+    write_quantised(folder, make_checkpoint(), settings, form)
+    change(folder, f"{STEM}input_scale", how)
     refused(folder, words)
 
 

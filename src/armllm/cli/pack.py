@@ -1,0 +1,61 @@
+"""`armllm pack`: quantised weights in the order of a CPU's kernels, which load by mapping."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path  # noqa: TC003 - typer evaluates annotations
+from typing import Annotated
+
+import typer
+
+from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="pack")(pack)
+
+
+def pack(  # noqa: PLR0917 - a list of options
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
+    target: Annotated[
+        str, typer.Option(help="CPU to pack for, as `armbuild detect --list` names it.")
+    ] = "native",
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="Round weights first: int8, int4, int4-g32, int4-g64, int4-g128 or int4-channelwise."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A text by which --quantization scales inputs first.")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Write a model's quantised weights as a CPU's kernels want them, in a folder that loads by mapping."""
+    from armllm.quant.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
+
+    written = pack_checkpoint(
+        model,
+        output,
+        target=target,
+        quantization=quantization,
+        calibration=calibration,
+        told=lambda line: print(line, file=sys.stderr),
+    )
+    if as_json:
+        facts = {"folder": str(written.folder), "target": written.target, "matrices": written.matrices}
+        print(json.dumps({"schema": 1, **facts, "bytes": written.num_bytes}))
+        return
+    print(
+        f"wrote {written.folder}: {written.matrices} matrices for {written.target},"
+        f" {written.num_bytes / 1e6:,.1f} MB"
+    )
+    if written.rounding_errors:
+        print(
+            f"{len(written.rounding_errors)} matrices had to be rounded anew,"
+            f" relative error at most {max(written.rounding_errors):.2g}"
+        )

@@ -1,0 +1,221 @@
+"""Folders that `armllm pack` wrote: matrices in the kernels' own order, used where the file is mapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armllm import kernels
+from armllm.errors import CheckpointError
+from armllm.kernels import PackedWeight
+from armllm.quant.digest import digest_file, digest_files
+from armllm.quant.scheme import Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from armllm.models.config import ConfigReader
+    from armllm.models.loader import Weights
+    from armllm.quant.weight import IntegerWeight
+
+MANIFEST = "packed.json"
+VERSION = 1
+ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedMatrix:
+    """A weight as the kernels take it. columns int64 ``[K]``: the order of its inputs, None for their own.
+
+    input_scale: what all inputs are divided by before they are rounded; None: by each row's own.
+    """
+
+    weight: PackedWeight
+    columns: Tensor | None
+    input_scale: float | None
+
+
+def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
+    """Pack for the kernels of ``target``, or for those in use."""
+    packed = kernels.pack_weight(weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target)
+    return PackedMatrix(weight=packed, columns=weight.columns, input_scale=weight.input_scale)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredMatrix:
+    """What the manifest says of a packed matrix, which lies in the tensor ``<first part>.packed``.
+
+    parts: full names and rows of those that lie side by side. num_bytes: without padding.
+    """
+
+    parts: dict[str, int]
+    in_features: int
+    bits: int
+    group_size: int
+    zero_points: bool
+    ordered: bool
+    input_scale: float | None
+    num_bytes: int
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(bits=self.bits, group_size=self.group_size, symmetric=not self.zero_points)
+
+    @property
+    def stored_bytes(self) -> int:
+        """With padding."""
+        return -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """The checkpoint that was packed: its weight files and config.json, with sizes and times of change."""
+
+    folder: str
+    digest: str
+    files: dict[str, list[int]]
+
+    @classmethod
+    def of(cls, folder: Path, names: list[str]) -> Source:
+        """Look at the files ``names`` in ``folder``."""
+        files = {}
+        for name in names:
+            found = (folder / name).stat()
+            files[name] = [found.st_size, found.st_mtime_ns]
+        digest = digest_files(folder / name for name in names)
+        return cls(folder=str(folder.resolve()), digest=digest, files=files)
+
+    def has_changed(self) -> bool:
+        """Whether other files lie there now; False where there is nothing to compare with."""
+        folder = Path(self.folder)
+        if not all((folder / name).is_file() for name in self.files):
+            return False
+        now = {name: (folder / name).stat() for name in self.files}
+        if all([stat.st_size, stat.st_mtime_ns] == self.files[name] for name, stat in now.items()):
+            return False
+        return digest_files(folder / name for name in self.files) != self.digest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """quant_method "armllm-packed". layouts: by bits, as text. origin: what was packed, for people.
+
+    digests: of the folder's weight files.
+    """
+
+    folder: Path
+    target: str
+    layouts: dict[str, str]
+    origin: str
+    source: Source
+    digests: dict[str, str]
+    matrices: dict[str, StoredMatrix]
+    method = "armllm-packed"
+
+    @classmethod
+    def of(cls, reader: ConfigReader) -> Packed:
+        """Read the manifest beside config.json."""
+        path = reader.path.parent / MANIFEST
+        try:
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if values.pop("version") != VERSION:
+                raise CheckpointError(
+                    f"{path} was written by another version of armllm: pack the model again"
+                )
+            values["source"] = Source(**values["source"])
+            values["matrices"] = {name: StoredMatrix(**stored) for name, stored in values["matrices"].items()}
+            return cls(folder=reader.path.parent, **values)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{path} is missing or damaged: pack the model again") from None
+
+    def __str__(self) -> str:
+        return f"packed for {self.target} ({', '.join(sorted(set(self.layouts.values())))}): {self.origin}"
+
+    def check(self) -> None:
+        """Refuse what this machine's kernels don't read, another source, and damage.
+
+        All weights are read for their digest.
+        """
+        for bits, layout in self.layouts.items():
+            target = kernels.weight_target(int(bits))
+            wanted = kernels.weight_layouts()[target]
+            if layout != wanted:
+                raise CheckpointError(
+                    f"{self.folder} is packed for {self.target} (layout {layout}), and the kernels of this"
+                    f" machine ({target}) read {wanted}: pack {self.source.folder} with --target native"
+                )
+        if self.source.has_changed():
+            raise CheckpointError(
+                f"{self.folder} was packed from other weights than {self.source.folder} has now:"
+                " pack it again"
+            )
+        for name, digest in self.digests.items():
+            path = self.folder / name
+            if not path.is_file() or digest_file(path) != digest:
+                raise CheckpointError(f"{path} is damaged (its SHA-256 is another): pack or copy it again")
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
+        """By the manifest."""
+        stored = self._matrix_of.get(weights.prefix + name)
+        if stored is None:
+            return None
+        if stored.in_features != in_features:
+            raise CheckpointError(
+                f"{self.folder / MANIFEST}: {weights.prefix}{name} has {stored.in_features} inputs, by"
+                f" config.json {in_features}"
+            )
+        return stored.scheme
+
+    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """The tensor of the matrix that begins with ``name``."""
+        del scheme
+        stored = self._matrix_of[weights.prefix + name]
+        if stored.parts[weights.prefix + name] != shape[0]:
+            raise CheckpointError(
+                f"{self.folder / MANIFEST}: {weights.prefix}{name} has other rows than {shape[0]}"
+            )
+        if weights.prefix + name != next(iter(stored.parts)):
+            return
+        weights.claim(f"{name}.packed", (stored.stored_bytes,), dtypes=("U8",), num_bytes=stored.stored_bytes)
+        if stored.ordered:
+            weights.claim(f"{name}.columns", (stored.in_features,), dtypes=("I64",), num_bytes=0)
+
+    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+        """There are no integers to be had; `packed` has what there is."""
+        del shape, scheme
+        raise weights.error(f"{name}.packed", "is packed and can't be used by itself")
+
+    def packed(self, weights: Weights, parts: Mapping[str, int]) -> list[tuple[list[str], PackedMatrix]]:
+        """The matrices of ``parts``, each with the names of its own, mapped from their files."""
+        found: list[tuple[list[str], PackedMatrix]] = []
+        names = list(parts)
+        while names:
+            stored = self._matrix_of[weights.prefix + names[0]]
+            own, names = names[: len(stored.parts)], names[len(stored.parts) :]
+            for name in own:
+                weights.note_scheme(name, (parts[name], stored.in_features), stored.scheme)
+                self.claim(weights, name, (parts[name], stored.in_features), stored.scheme)
+            target = kernels.weight_target(stored.bits)
+            weight = PackedWeight(
+                data=weights.read(f"{own[0]}.packed")[: stored.num_bytes],
+                out_features=sum(stored.parts.values()),
+                in_features=stored.in_features,
+                bits=stored.bits,
+                group_size=stored.group_size,
+                zero_points=stored.zero_points,
+                layout=self.layouts[str(stored.bits)],
+                target=target,
+            )
+            columns = weights.read(f"{own[0]}.columns") if stored.ordered else None
+            found.append((own, PackedMatrix(weight=weight, columns=columns, input_scale=stored.input_scale)))
+        return found
+
+    @functools.cached_property
+    def _matrix_of(self) -> dict[str, StoredMatrix]:
+        """By the full name of any of its parts."""
+        return {part: stored for stored in self.matrices.values() for part in stored.parts}
