@@ -135,7 +135,10 @@ def _left_out(report: Mapping[str, Any]) -> str:
         return "compare its ops with plain torch"
     runs = [run for run in report.get("runs", []) if run.get("ok")]
     quantised = {run.get("quantization") or "" for run in runs}
-    runs = [run for run in runs if not run.get("quantization")]
+    caches = {run.get("kv_cache_dtype", "auto") for run in runs}
+    runs = [
+        run for run in runs if not run.get("quantization") and run.get("kv_cache_dtype", "auto") == "auto"
+    ]
     for dtype in ("float32", "bfloat16"):
         sizes = [run["requests"] for run in runs if run["dtype"] == dtype]
         if 1 not in sizes:
@@ -145,6 +148,8 @@ def _left_out(report: Mapping[str, Any]) -> str:
     for bits in (8, 4):
         if not any(scheme.startswith(f"int{bits}") for scheme in quantised):
             return f"recite with weights of {bits} bits"
+    if "int8" not in caches:
+        return "recite with a KV cache of int8"
     return ""
 
 

@@ -17,6 +17,7 @@ RUNS = [
         ("bfloat16", 1, "int4-g32"),
     )
 ]
+RUNS.append(RUNS[2] | {"kv_cache_dtype": "int8"})
 
 
 OPS = {"rms_norm_f32": {"error": 0.0, "bound": 1e-5}}
@@ -69,6 +70,8 @@ def test_a_wheel_without_a_target_must_choose_the_next_one(tmp_path):
         ([RUNS[0], RUNS[1], RUNS[2], RUNS[3] | {"ok": False}], "in a batch in bfloat16"),
         (RUNS[:4], "weights of 8 bits"),
         ([*RUNS[:5], RUNS[5] | {"ok": False}], "weights of 4 bits"),
+        ([*RUNS[:6], RUNS[6] | {"ok": False}], "KV cache of int8"),
+        ([*RUNS[:2], *RUNS[3:]], "alone in bfloat16"),
     ],
 )
 def test_a_yes_that_leaves_a_part_out_is_no_yes(tmp_path, runs, reason):

@@ -70,6 +70,13 @@ def _engine(  # noqa: PLR0917 - a list of options
         int,
         typer.Option(help="Tokens per step at most.", rich_help_panel="Engine", parser=count, metavar="N"),
     ] = 2048,
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            help="auto: the KV cache is kept in --dtype; int8: rounded, in half the memory.",
+            rich_help_panel="Engine",
+        ),
+    ] = "auto",
     block_size: Annotated[
         int, typer.Option(help="Tokens per block of the KV cache.", rich_help_panel="Engine")
     ] = 16,

@@ -211,6 +211,7 @@ class LLMEngine:
             num_blocks=blocks.num_blocks,
             num_used_blocks=blocks.num_blocks - blocks.num_free_blocks,
             block_size=blocks.block_size,
+            cache_dtype=str(self.runner.cache_dtype).removeprefix("torch."),
             num_steps=self._num_steps,
             seconds=dict(self._stopwatch.seconds),
         )

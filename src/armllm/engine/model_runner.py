@@ -69,6 +69,7 @@ class ModelRunner:
             self.max_model_len = min(self.max_model_len, config.num_gpu_blocks_override * config.block_size)
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
+        self.cache_dtype = config.cache_dtype
         kernels.set_num_threads(torch.get_num_threads())
         self.quantization = choose_format(config.quantization, model_config.quantization)
         checkpoint = open_checkpoint(config.model_folder)
@@ -104,11 +105,15 @@ class ModelRunner:
                 f" and {readable(left)} of memory are left"
             )
         try:
-            layouts = [layer.cache_layout(self.dtype, self.block_size) for layer in model.attention_layers]
+            layouts = [
+                layer.cache_layout(self.dtype, self.block_size, self.cache_dtype)
+                for layer in model.attention_layers
+            ]
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
         self.num_blocks = self._count_blocks(config, block_bytes, left - weights.num_bytes)
+        self.cache_bytes = self.num_blocks * block_bytes
         return layouts
 
     def _count_blocks(self, config: EngineConfig, block_bytes: int, left: int) -> int:

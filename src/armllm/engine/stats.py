@@ -21,6 +21,7 @@ class EngineStats:
     num_prompt_tokens, num_generation_tokens: of requests taken in, and given out. num_prefix_queries,
     num_prefix_hits: prompt tokens looked for and found in the prefix cache. num_blocks, num_used_blocks: of
     the KV cache, of ``block_size`` tokens each; those that only the prefix cache remembers are free.
+    cache_dtype: what it holds.
     num_steps; seconds: their time by phase (`PHASES`).
     """
 
@@ -34,6 +35,7 @@ class EngineStats:
     num_blocks: int
     num_used_blocks: int
     block_size: int
+    cache_dtype: str
     num_steps: int
     seconds: dict[str, float]
 

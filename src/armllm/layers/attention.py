@@ -56,10 +56,16 @@ class Attention:
         self.scale = scale
         self.options: dict[str, Any] = {"sliding_window": sliding_window, "logit_soft_cap": logit_soft_cap}
 
-    def cache_layout(self, dtype: torch.dtype, block_size: int) -> KVCacheLayout:
-        """What the attention kernel of this CPU wants the cache to look like."""
+    def cache_layout(
+        self, dtype: torch.dtype, block_size: int, cache_dtype: torch.dtype | None = None
+    ) -> KVCacheLayout:
+        """How the attention kernel of this CPU wants the cache, which by default holds ``dtype``."""
         return kernels.kv_cache_layout(
-            dtype, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=block_size
+            dtype,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=block_size,
+            cache_dtype=cache_dtype,
         )
 
     def bind(self, layout: KVCacheLayout, cache: Tensor) -> None:

@@ -35,4 +35,6 @@ def inspect(model: str) -> dict[str, Any]:
         "max_model_len": config.max_model_len,
         "kv_cache_bytes_per_token_bfloat16": kv_elements * torch.bfloat16.itemsize,
         "kv_cache_bytes_per_token_float32": kv_elements * torch.float32.itemsize,
+        "kv_cache_bytes_per_token_int8": kv_elements
+        + kv_elements // config.head_dim * torch.float32.itemsize,
     }

@@ -21,13 +21,12 @@ def greeting(service: Service, address: str) -> list[str]:
     blocks = engine.blocks
     tokens = blocks.num_blocks * blocks.block_size
     config = runner.model_config
-    element = runner.dtype.itemsize
-    cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element * tokens
+    cache = f"{readable(runner.cache_bytes)} of {str(runner.cache_dtype).removeprefix('torch.')}"
     targets = sorted({entry["target"] for entry in kernels.report().values()})
     return [
         f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
         f"  threads: {describe_placement(engine.placement)}, {kernels.thread_backend()}",
         f"  kernels: {', '.join(targets)}",
-        f"  KV cache: {readable(cache)}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
+        f"  KV cache: {cache}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
         f"  serving {', '.join(service.options.served_model_names)} on {address}",
     ]

@@ -129,9 +129,12 @@ class EngineCollector(Collector):
             seconds.add_metric([self._model, part], value)
         yield seconds
         info = InfoMetricFamily("vllm:cache_config", "The KV cache.", labels=["model_name"])
-        info.add_metric(
-            [self._model], {"block_size": str(stats.block_size), "num_gpu_blocks": str(stats.num_blocks)}
-        )
+        cache = {
+            "block_size": str(stats.block_size),
+            "cache_dtype": stats.cache_dtype,
+            "num_gpu_blocks": str(stats.num_blocks),
+        }
+        info.add_metric([self._model], cache)
         yield info
 
     def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:

@@ -55,7 +55,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m armllm.smoke",
         description="Let a small trained model recite texts it knows by heart; a wrong kernel garbles them.",
         epilog="Without options: the longest text alone, then six requests in a batch with chunked prefill"
-        " and preemption, in both dtypes; then the shortest text with weights of 8 and 4 bits.",
+        " and preemption, in both dtypes; then the shortest text with weights of 8 and 4 bits, and with a KV"
+        " cache of 8.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, progress on stderr")
     parser.add_argument(
@@ -77,6 +78,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--max-num-batched-tokens", type=positive, metavar="N", help="tokens per step")
     parser.add_argument("--max-num-seqs", type=positive, metavar="N", help="sequences per step")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("auto", "int8"),
+        help="what the KV cache holds (default: auto, and int8 for the shortest text)",
+    )
     parser.add_argument("--block-size", type=positive, metavar="N", help="tokens per block of the KV cache")
     parser.add_argument(
         "--num-gpu-blocks-override", type=positive, metavar="N", help="blocks in the KV cache"

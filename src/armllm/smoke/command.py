@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from armllm.smoke.cases import Case
     from armllm.smoke.ops import OpResult
 
-OPTIONS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "num_gpu_blocks_override")
+OPTIONS = (
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "kv_cache_dtype",
+    "block_size",
+    "num_gpu_blocks_override",
+)
 QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
 """What the shortest text is recited with as well: each of the quantised products once."""
 
@@ -94,6 +100,10 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, str | None, Case]]:
     if not arguments.quantization and not arguments.batch:
         shortest = min(chosen, key=lambda passage: len(passage.token_ids))
         planned += [(arguments.dtype[-1], scheme, alone(shortest, options)) for scheme in QUANTISED]
+        if arguments.kv_cache_dtype is None:
+            planned.append(
+                (arguments.dtype[-1], None, alone(shortest, {**options, "kv_cache_dtype": "int8"}))
+            )
     return planned
 
 
@@ -116,8 +126,9 @@ def run_all(planned: Sequence[tuple[str, str | None, Case]], arguments: argparse
 
 
 def label(result: Run) -> str:
-    """The case, after the scheme if there is one."""
-    return f"{result.quantization} {result.case}" if result.quantization else result.case
+    """The case, after the scheme if there is one, and what the KV cache holds if it is rounded."""
+    cache = "" if result.kv_cache_dtype == "auto" else f"{result.kv_cache_dtype} KV cache "
+    return f"{cache}{result.quantization} {result.case}" if result.quantization else f"{cache}{result.case}"
 
 
 def show(result: Run, stream: TextIO) -> None:

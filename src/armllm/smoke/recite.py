@@ -44,6 +44,7 @@ class Run:
 
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     case: str
     ok: bool
     requests: int
@@ -106,6 +107,7 @@ def run(case: Case, dtype: str, folder: Path, quantization: str | None = None) -
     return Run(
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=case.options.get("kv_cache_dtype", "auto"),
         case=case.name,
         ok=difference is None and error is None,
         requests=len(case.recitations),
