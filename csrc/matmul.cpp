@@ -7,13 +7,12 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "armllm/threads.h"
+#include "product.h"
 #include "workspace.h"
 
 namespace armllm {
 
 namespace {
-
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 // Products of int8 by int8 sum to less than 2^31 up to here.
 constexpr int64_t kMaxChannel = 131072;
@@ -74,25 +73,9 @@ void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArg
     kernel.quantize(args, item * rows_each, std::min(args.rows, (item + 1) * rows_each));
   });
 
-  // A block of panels stays in the second-level cache while tile after tile of rows goes over it; a tile
-  // stays in the first-level one. Enough items that no thread waits long for the last one; blocks of rows
-  // only when the panels are too few for that.
-  constexpr int64_t kBlockBytes = 256 * 1024;
-  const int64_t panels = ceil_div(args.shape.out_features, kernel.panel);
-  const int64_t tiles = kernel.tiles(args.shape, args.rows);
   const int64_t wanted = num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads());
-  const int64_t block = std::max<int64_t>(
-      1,
-      std::min(kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(args.shape)), ceil_div(panels, wanted)));
-  const int64_t blocks = ceil_div(panels, block);
-  const int64_t row_blocks = std::min(tiles, ceil_div(wanted, blocks));
-  const int64_t tiles_each = ceil_div(tiles, row_blocks);
-  parallel_for(blocks * row_blocks, 0, [&](int64_t item, int) {
-    const int64_t panel = item / row_blocks * block, tile = item % row_blocks * tiles_each;
-    if (tile < tiles) {
-      kernel.multiply(args, tile, std::min(tiles, tile + tiles_each), panel, std::min(panels, panel + block));
-    }
-  });
+  const ProductItems items(kernel, args.shape, args.rows, wanted);
+  parallel_for(items.count(), 0, [&](int64_t item, int) { items.run(args, item); });
 }
 
 }  // namespace armllm

@@ -33,6 +33,9 @@
   }                                                                                                         \
   ARMLLM_ENTRY void relu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {                    \
     apply<T, T, relu_function>(a, begin, end);                                                              \
+  }                                                                                                         \
+  ARMLLM_ENTRY void weighted_sum_##suffix(const WeightedSumArgs& a, int64_t begin, int64_t end) {           \
+    weighted_sum<T>(a, begin, end);                                                                         \
   }
 
 #define ARMLLM_CONVERT_ENTRY(From, from, To, to)                                                    \
@@ -94,6 +97,38 @@
     quantize_rows<T>(a, begin, end);                                                                \
   }
 
+// Products with floating-point weights, given the namespace of the functions that know how.
+#define ARMLLM_DENSE_ENTRIES(T, suffix, dense)                                                               \
+  static ARMLLM_ENTRY int64_t dense_panel_bytes_##suffix(const WeightShape& s) {                             \
+    return dense::panel_bytes<T>(s);                                                                         \
+  }                                                                                                          \
+  static ARMLLM_ENTRY int64_t dense_activation_bytes_##suffix(const WeightShape& s, int64_t rows) {          \
+    return dense::activation_bytes(s, rows);                                                                 \
+  }                                                                                                          \
+  static ARMLLM_ENTRY void dense_put_rows_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {        \
+    dense::put_rows(a, begin, end);                                                                          \
+  }                                                                                                          \
+  static ARMLLM_ENTRY void dense_gather_##suffix(const MatmulArgs& a, const GatherArgs& from, int64_t begin, \
+                                                 int64_t end) {                                              \
+    dense::gather<T>(a, from, begin, end);                                                                   \
+  }                                                                                                          \
+  static ARMLLM_ENTRY int64_t dense_tiles_##suffix(const WeightShape&, int64_t rows) {                       \
+    return dense::tiles(rows);                                                                               \
+  }                                                                                                          \
+  static ARMLLM_ENTRY void dense_multiply_##suffix(                                                          \
+      const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin, int64_t panel_end) {   \
+    dense::multiply<T>(a, tile_begin, tile_end, panel_begin, panel_end);                                     \
+  }                                                                                                          \
+  extern const MatmulKernel dense_matmul_##suffix;                                                           \
+  const MatmulKernel dense_matmul_##suffix = {nullptr,                                                       \
+                                              dense::kColumns,                                               \
+                                              dense_panel_bytes_##suffix,                                    \
+                                              dense_activation_bytes_##suffix,                               \
+                                              dense_put_rows_##suffix,                                       \
+                                              dense_gather_##suffix,                                         \
+                                              dense_tiles_##suffix,                                          \
+                                              dense_multiply_##suffix};
+
 // Everything that the primitives of a target give.
 #define ARMLLM_ALL_ENTRIES                     \
   ARMLLM_ELEMENTWISE_ENTRIES(float, f32)       \
@@ -106,4 +141,7 @@
   ARMLLM_INT8_ATTENTION_ENTRIES                \
   ARMLLM_QUANTIZE_ENTRY(float, f32)            \
   ARMLLM_QUANTIZE_ENTRY(float16, f16)          \
-  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)
+  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)        \
+  ARMLLM_DENSE_ENTRIES(float, f32, dense)      \
+  ARMLLM_DENSE_ENTRIES(float16, f16, dense)    \
+  ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense)

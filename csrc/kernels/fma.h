@@ -10,5 +10,7 @@
 #include "kernels/softmax.h"
 #include "kernels/attention.h"
 #include "kernels/quantize.h"
+#include "kernels/dense.h"
+#include "kernels/weighted_sum.h"
 #include "kernels/entries.h"
 // clang-format on

@@ -111,8 +111,10 @@ ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, 
   }
 }
 
-template <int bits, class T>
-ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int64_t end) {
+// Rows `begin` to `end` of the activations. row_into(row, q, sums, tile_rows) fills one, or returns a scale
+// that is not above 0 for a row of zeros.
+template <int bits, class RowInto>
+ARMLLM_INLINE void fill_activations(const MatmulArgs& a, int64_t begin, int64_t end, RowInto row_into) {
   const WeightShape& s = a.shape;
   const Activations to = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
@@ -124,20 +126,64 @@ ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int6
     const int64_t tile_rows = tiling.first_row(tile + 1) - first;
     int8_t* q = to.q + first * features + (r - first) * kRowChunk;
     float* sums = to.sums + first * groups + (r - first);
-    const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
-    RowScale row = r < a.rows ? row_scale(x, s.in_features, false) : RowScale{0, 0};
-    const bool held = a.x_scale > 0 && row.scale > 0;
-    if (held) row.scale = a.x_scale;
-    to.scales[r] = row.scale;
-    if (held) {
-      quantize_row<T, true>(x, s, row, q, sums, tile_rows);
-    } else if (row.scale > 0) {
-      quantize_row<T, false>(x, s, row, q, sums, tile_rows);
-    } else {
+    to.scales[r] = r < a.rows ? row_into(r, q, sums, tile_rows) : 0.0f;
+    if (!(to.scales[r] > 0)) {
       for (int64_t k = 0; k < features; k += kRowChunk) memset(q + k * tile_rows, 0, kRowChunk);
       for (int64_t g = 0; g < groups; ++g) sums[g * tile_rows] = 0;
     }
   }
+}
+
+template <int bits, class T>
+ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int64_t end) {
+  fill_activations<bits>(a, begin, end,
+                         [&](int64_t r, int8_t* q, float* sums, int64_t tile_rows)
+                             __attribute__((always_inline)) {
+                               const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+                               RowScale row = row_scale(x, a.shape.in_features, false);
+                               const bool held = a.x_scale > 0 && row.scale > 0;
+                               if (held) row.scale = a.x_scale;
+                               if (held) {
+                                 quantize_row<T, true>(x, a.shape, row, q, sums, tile_rows);
+                               } else if (row.scale > 0) {
+                                 quantize_row<T, false>(x, a.shape, row, q, sums, tile_rows);
+                               }
+                               return row.scale;
+                             });
+}
+
+// One row that is int8 already into its place in its tile.
+ARMLLM_INLINE void place_row(const int8_t* x, const WeightShape& s, int8_t* q, float* sums,
+                             int64_t tile_rows) {
+  const int64_t length = group_length(s), n = s.in_features;
+  for (int64_t g = 0; g < group_count(s); ++g) {
+    int32_t sum = 0;
+    for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
+      int8_t chunk[kRowChunk] = {};
+      if (k + kRowChunk <= n) {
+        memcpy(chunk, x + k, kRowChunk);
+      } else if (k < n) {
+        memcpy(chunk, x + k, static_cast<size_t>(n - k));
+      }
+      for (int64_t i = 0; i < kRowChunk; ++i) sum += chunk[i];
+      memcpy(q + k * tile_rows, chunk, kRowChunk);
+    }
+    sums[g * tile_rows] = static_cast<float>(sum);
+  }
+}
+
+template <int bits>
+ARMLLM_INLINE void gather_activations(const MatmulArgs& a, const GatherArgs& from, int64_t begin,
+                                      int64_t end) {
+  fill_activations<bits>(a, begin, end,
+                         [&](int64_t r, int8_t* q, float* sums, int64_t tile_rows)
+                             __attribute__((always_inline)) {
+                               const int64_t row = from.ids[r];
+                               const float scale = from.scales[row];
+                               const int8_t* x = static_cast<const int8_t*>(from.rows) + row * from.stride;
+                               if (scale > 0) place_row(x, a.shape, q, sums, tile_rows);
+                               return scale;
+                             });
 }
 
 // A tile of rows and a panel, and where their product goes.
@@ -247,13 +293,18 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
   }                                                                                                          \
   extern const MatmulKernel op##_##suffix;                                                                   \
   const MatmulKernel op##_##suffix = {                                                                       \
-      &kLayout,   kPanelColumns,         op##_panel_bytes, op##_activation_bytes, op##_quantize_##suffix,    \
-      op##_tiles, op##_multiply_##suffix};
+      &kLayout,    kPanelColumns, op##_panel_bytes,      op##_activation_bytes, op##_quantize_##suffix,      \
+      op##_gather, op##_tiles,    op##_multiply_##suffix};
 
 #define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, more_bytes, more)                        \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \
   static ARMLLM_ENTRY int64_t op##_activation_bytes(const WeightShape& s, int64_t rows) {             \
     return Activations::at(nullptr, s, rows).bytes + more_bytes<bits>(s, rows);                       \
+  }                                                                                                   \
+  static ARMLLM_ENTRY void op##_gather(const MatmulArgs& a, const GatherArgs& from, int64_t begin,    \
+                                       int64_t end) {                                                 \
+    gather_activations<bits>(a, from, begin, end);                                                    \
+    more<bits>(a, begin, end);                                                                        \
   }                                                                                                   \
   static ARMLLM_ENTRY int64_t op##_tiles(const WeightShape& s, int64_t rows) {                        \
     return Tiling::of<bits>(s, rows).tiles;                                                           \

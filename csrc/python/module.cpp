@@ -235,6 +235,28 @@ void py_matmul(int bits, Storage storage, Address out, Address x, Address bias, 
   matmul(chosen().table, bits, storage, args);
 }
 
+// gate_up and down hold the addresses of num_experts weights each.
+void py_moe(int bits, Storage storage, Function function, Address out, Address x, Address expert_ids,
+            Address expert_weights, Address gate_up, Address down, int64_t tokens, int64_t per_token,
+            int64_t num_experts, int64_t hidden, int64_t width, int64_t gate_up_group, bool gate_up_zeros,
+            int64_t down_group, bool down_zeros, int64_t out_stride, int64_t x_stride) {
+  const MoeArgs args{pointer<void>(out),
+                     pointer<void>(x),
+                     pointer<const int64_t>(expert_ids),
+                     pointer<const float>(expert_weights),
+                     pointer<const void* const>(gate_up),
+                     pointer<const void* const>(down),
+                     {2 * width, hidden, gate_up_group, gate_up_zeros},
+                     {hidden, width, down_group, down_zeros},
+                     tokens,
+                     per_token,
+                     num_experts,
+                     out_stride,
+                     x_stride};
+  const py::gil_scoped_release release;
+  moe(chosen().table, bits, storage, function, args);
+}
+
 py::dict report() {
   py::dict result;
   const Choice& choice = chosen();
@@ -287,6 +309,11 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("packed_bytes", py_packed_bytes);
   m.def("pack_weight", py_pack_weight);
   m.def("matmul", py_matmul);
+  py::enum_<Function>(m, "Function")
+      .value("silu_and_mul", Function::silu_and_mul)
+      .value("gelu_and_mul", Function::gelu_and_mul)
+      .value("gelu_tanh_and_mul", Function::gelu_tanh_and_mul);
+  m.def("moe", py_moe);
   m.def("report", report);
   m.def("targets", compiled_targets);
   m.def("problem", [] { return chosen().problem; });

@@ -1,5 +1,5 @@
-// FEAT_BF16 (Neoverse-V1, N2 and later): BFMMLA for attention on a bfloat16 cache, BFCVTN for every store of
-// bfloat16. What stores float is left to the NEON target.
+// FEAT_BF16 (Neoverse-V1, N2 and later): BFMMLA for attention on a bfloat16 cache and for experts, BFCVTN for
+// every store of bfloat16. What stores float is left to the NEON target.
 
 #include <arm_neon.h>
 
@@ -24,12 +24,14 @@ namespace armllm::bf16 {
 #include "kernels/fma.h"
 //
 #include "kernels/attention_bf16.h"
+#include "kernels/dense_bf16.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, kv_cache_layout<bfloat16>, mmla::write_kv_cache, mmla::scratch_bytes,
                          mmla::attention_split, mmla::kTileRows)
+ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense_bfmmla)
 
 }  // namespace armllm::bf16
 

@@ -191,6 +191,35 @@ def matmul(
     x_scale: float,
     /,
 ) -> None: ...
+
+class Function(enum.Enum):
+    silu_and_mul = 0
+    gelu_and_mul = 1
+    gelu_tanh_and_mul = 2
+
+def moe(
+    bits: int,
+    storage: Storage,
+    function: Function,
+    out: int,
+    x: int,
+    expert_ids: int,
+    expert_weights: int,
+    gate_up: int,
+    down: int,
+    tokens: int,
+    per_token: int,
+    num_experts: int,
+    hidden: int,
+    width: int,
+    gate_up_group: int,
+    gate_up_zeros: bool,
+    down_group: int,
+    down_zeros: bool,
+    out_stride: int,
+    x_stride: int,
+    /,
+) -> None: ...
 def report() -> dict[str, dict[str, str]]: ...
 def targets() -> list[str]: ...
 def problem() -> str: ...

@@ -71,7 +71,10 @@ int main(int argc, char** argv) {
 
   std::set<std::string> targets, ops = {"dispatch", "threads", "rejects", "exp"};
   for (const armllm::Target& target : armllm::targets()) targets.insert(target.name);
-  for (const conformance::NamedTest& test : conformance::op_tests()) ops.insert(test.op);
+  for (const conformance::NamedTest& test : conformance::op_tests()) {
+    ops.insert(test.op);
+    if (test.driver != nullptr) ops.insert(test.driver);
+  }
   if (!only_target.empty() && targets.count(only_target) == 0)
     return usage(("unknown target " + only_target).c_str());
   if (!only_op.empty() && ops.count(only_op) == 0) return usage(("unknown op " + only_op).c_str());
@@ -95,16 +98,17 @@ int main(int argc, char** argv) {
     constexpr int kAnyLength = 2048;
     const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has, kAnyLength);
     for (const conformance::NamedTest& test : conformance::op_tests()) {
-      if (!only_op.empty() && only_op != test.op) continue;
+      const char* name = test.driver == nullptr ? test.op : test.driver;
+      if (!only_op.empty() && only_op != name) continue;
       for (const armllm::Op op : target.ops) {
         if (std::string(armllm::op_name(op)) != test.op) continue;
         const bool is_chosen = best.target[static_cast<size_t>(op)] == target.name;
         if (only_chosen && !is_chosen) continue;
         if (list) {
-          printf("%-26s %-8s%s\n", test.op, target.name, is_chosen ? " chosen here" : "");
+          printf("%-26s %-8s%s\n", name, target.name, is_chosen ? " chosen here" : "");
           continue;
         }
-        report(test.op, target.name, test.test({choice.table, seed}));
+        report(name, target.name, test.test({choice.table, seed}));
       }
     }
   }

@@ -170,6 +170,7 @@ using Test = Result (*)(const Context&);
 struct NamedTest {
   const char* op;
   Test test;
+  const char* driver = nullptr;  // the name of a driver that uses the op of this target, should it be tested
 };
 const std::vector<NamedTest>& op_tests();
 const std::vector<NamedTest>& norm_tests();
@@ -178,6 +179,7 @@ const std::vector<NamedTest>& activation_tests();
 const std::vector<NamedTest>& kv_cache_tests();
 const std::vector<NamedTest>& attention_tests();
 const std::vector<NamedTest>& matmul_tests();
+const std::vector<NamedTest>& moe_tests();
 
 // A test of every storage type.
 #define CONFORMANCE_STORAGES(op, test) \

@@ -217,9 +217,14 @@ struct PackWeightArgs {
   int64_t q_stride;
 };
 
-// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], x quantised as by quantize_rows (symmetric), or with a given
+// out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], with x and out of the op's storage type.
+//
+// matmul_w4a8, matmul_w8a8: x is quantised as by quantize_rows (symmetric), or with a given
 // scale: round(x / x_scale) held in [-127, 127]; rows that count as zeros, or are not finite, as before. The
 // sum over a group is exact in int32; sums of groups, scales and bias are float.
+//
+// dense_matmul: w is of the storage type and lies as it is, [out_features, in_features], in panels of rows. x
+// and out are float, and there is no bias; x may be rounded to the storage type. Sums are float.
 struct MatmulArgs {
   void* out;
   const void* x;
@@ -231,19 +236,41 @@ struct MatmulArgs {
   int64_t out_stride, x_stride;
   float x_scale = 0;  // 0: each row's own
 };
+// Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantised weights int8 and
+// scale as quantize_rows makes them, for others the storage type and no scales.
+struct GatherArgs {
+  const void* rows;
+  const float* scales;
+  const int32_t* ids;
+  int64_t stride;
+};
 struct MatmulKernel {
-  const WeightLayout* layout;
-  int64_t panel;  // columns of a panel
+  const WeightLayout* layout;  // null where weights lie as they are
+  int64_t panel;               // columns of a panel
   int64_t (*panel_bytes)(const WeightShape&);
   int64_t (*activation_bytes)(const WeightShape&, int64_t rows);
-  // Fills `activations`. Range: rows.
+  // Fills `activations` from x. Range: rows.
   void (*quantize)(const MatmulArgs&, int64_t begin, int64_t end);
+  // The same from other rows, to the same bits; x is not read. Range: rows.
+  void (*gather)(const MatmulArgs&, const GatherArgs&, int64_t begin, int64_t end);
   // Tiles of rows that share what is read of a panel.
   int64_t (*tiles)(const WeightShape&, int64_t rows);
   void (*multiply)(const MatmulArgs&, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                    int64_t panel_end);
 };
 using Matmul = const MatmulKernel;
+
+// out[t, i] = sum_j weights[t, j] * x[rows[t, j], i], in the order of j. A negative row is left out; a token
+// without rows gets zeros. Range: tokens.
+struct WeightedSumArgs {
+  void* out;
+  const float* x;
+  const float* weights;  // [tokens, terms]
+  const int32_t* rows;   // [tokens, terms], contiguous
+  int64_t tokens, terms, width;
+  int64_t out_stride, x_stride, weights_stride;
+};
+using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
 
 // Every op: its contract and its name in kernels.toml.
 #define ARMLLM_OPS_OF(X, storage)                    \
@@ -266,7 +293,9 @@ using Matmul = const MatmulKernel;
   X(PagedAttention, paged_attention_int8_##storage)  \
   X(QuantizeRows, quantize_rows_##storage)           \
   X(Matmul, matmul_w8a8_##storage)                   \
-  X(Matmul, matmul_w4a8_##storage)
+  X(Matmul, matmul_w4a8_##storage)                   \
+  X(Matmul, dense_matmul_##storage)                  \
+  X(WeightedSum, weighted_sum_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \
   ARMLLM_OPS_OF(X, f16)              \

@@ -71,4 +71,23 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
 // args.activations is ignored: the scratch memory is the driver's.
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& args);
 
+// A mixture of experts in one call: out[t] = sum_j expert_weights[t, j] * mlp(x[t]) of expert
+// expert_ids[t, j], where mlp(x) = down(function(gate(x)) * up(x)). Between the products all is float; both
+// round their inputs as matmul does, with weights as they are to the storage type at most. out must not
+// overlap x. Shazeer et al. 2017, arXiv:1701.06538.
+struct MoeArgs {
+  void* out;
+  const void* x;
+  const int64_t* expert_ids;    // [tokens, per_token], contiguous; below num_experts, -1: none
+  const float* expert_weights;  // [tokens, per_token], contiguous
+  const void* const* gate_up;   // per expert [2 * intermediate, hidden], gate first
+  const void* const* down;      // per expert [hidden, intermediate]
+  WeightShape gate_up_shape, down_shape;
+  int64_t tokens, per_token, num_experts;
+  int64_t out_stride, x_stride;
+};
+// Weights are packed ones of 4 or 8 bits, or for `bits` 0 those of the storage type as they are, contiguous.
+// The function is silu_and_mul, gelu_and_mul or gelu_tanh_and_mul.
+void moe(const KernelTable& table, int bits, Storage storage, Function function, const MoeArgs& args);
+
 }  // namespace armllm

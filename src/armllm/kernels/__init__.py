@@ -27,8 +27,10 @@ from armllm.kernels.matmul import (
     weight_layouts,
     weight_target,
 )
+from armllm.kernels.moe import Experts, join_experts, moe_bf16, moe_f16, moe_f32, moe_w4a8, moe_w8a8
 
 __all__ = [
+    "Experts",
     "KVCacheLayout",
     "PackedWeight",
     "allocate_kv_cache",
@@ -37,10 +39,16 @@ __all__ = [
     "gelu",
     "gelu_and_mul",
     "get_num_threads",
+    "join_experts",
     "kv_cache_layout",
     "layer_norm",
     "matmul_w4a8",
     "matmul_w8a8",
+    "moe_bf16",
+    "moe_f16",
+    "moe_f32",
+    "moe_w4a8",
+    "moe_w8a8",
     "pack_weight",
     "paged_attention",
     "quantize_rows",

@@ -20,8 +20,18 @@ from armllm.kernels.reference_matmul import (
     pack_weight,
     quantize_rows,
 )
+from armllm.kernels.reference_moe import (
+    Experts,
+    join_experts,
+    moe_bf16,
+    moe_f16,
+    moe_f32,
+    moe_w4a8,
+    moe_w8a8,
+)
 
 __all__ = [
+    "Experts",
     "KVCacheLayout",
     "PackedWeight",
     "allocate_kv_cache",
@@ -30,10 +40,16 @@ __all__ = [
     "gelu",
     "gelu_and_mul",
     "get_num_threads",
+    "join_experts",
     "kv_cache_layout",
     "layer_norm",
     "matmul_w4a8",
     "matmul_w8a8",
+    "moe_bf16",
+    "moe_f16",
+    "moe_f32",
+    "moe_w4a8",
+    "moe_w8a8",
     "pack_weight",
     "paged_attention",
     "quantize_rows",

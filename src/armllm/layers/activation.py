@@ -22,6 +22,15 @@ GATED = (*_SILU, *_GELU, *_GELU_TANH, "relu")
 PLAIN = (*_SILU, *_GELU, *_GELU_TANH, "relu", "quick_gelu")
 
 
+def gated_kernel(name: str) -> str | None:
+    """What the kernels of experts call the activation; None: they don't have it."""
+    if name in _SILU:
+        return "silu"
+    if name in _GELU:
+        return "gelu"
+    return "gelu_tanh" if name in _GELU_TANH else None
+
+
 def gated(name: str) -> Callable[[Tensor], Tensor]:
     """``x[T, 2 d]`` to activation(x[:, :d]) * x[:, d:], ``[T, d]``; ``name`` is one of `GATED`."""
     if name == "relu":

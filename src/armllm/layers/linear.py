@@ -72,10 +72,11 @@ class QuantizedLinear:
     def __init__(self, weight: IntegerWeight | PackedMatrix, bias: Tensor | None = None) -> None:
         packed = weight if isinstance(weight, PackedMatrix) else pack(weight)
         self.columns = packed.columns
+        self.input_scale = packed.input_scale
         self.bias = bias
         self.weight = packed.weight
         product = kernels.matmul_w8a8 if self.weight.bits == 8 else kernels.matmul_w4a8
-        scale = packed.input_scale
+        scale = self.input_scale
         self.product = product if scale is None else functools.partial(product, x_scale=scale)
 
     def __call__(self, x: Tensor) -> Tensor:

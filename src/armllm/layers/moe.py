@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from armllm.layers.activation import gated
-from armllm.layers.linear import DenseLinear, Linear, QuantizedLinear, dense, load_linear
+from armllm import kernels
+from armllm.layers.activation import gated, gated_kernel
+from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
 from armllm.quant.load import fitted
 from armllm.quant.round_to_nearest import rounded
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from armllm.kernels.moe import GatedActivation
     from armllm.models.loader import Weights
 
 
@@ -55,8 +59,28 @@ class Router:
         return expert_ids, expert_weights
 
 
+class FusedExperts:
+    """All experts in one call of a kernel; their weights are stored alike."""
+
+    def __init__(self, experts: kernels.Experts, activation: GatedActivation) -> None:
+        self.experts = experts
+        self.activation = activation
+        ops = {8: kernels.moe_w8a8, 4: kernels.moe_w4a8}
+        floating = {
+            torch.bfloat16: kernels.moe_bf16,
+            torch.float16: kernels.moe_f16,
+            torch.float32: kernels.moe_f32,
+        }
+        self.op = floating[experts.dtype] if experts.dtype is not None else ops[experts.bits]
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self.op(out, x, expert_ids, expert_weights, self.experts, activation=self.activation)
+        return out
+
+
 class SeparateExperts:
-    """Tokens sorted by expert, one product per expert that is used."""
+    """Tokens sorted by expert, one product per expert that is used: for weights stored in different ways."""
 
     def __init__(self, gate_up: list[Linear], down: list[Linear], *, activation: str) -> None:
         self.gate_up = gate_up
@@ -98,32 +122,77 @@ def load_experts(
     """
     experts = weights.scope("experts")
     if experts.has("gate_up_proj"):
-        return SeparateExperts(
-            _unstacked(experts, "gate_up_proj", num_experts, 2 * size, hidden_size),
-            _unstacked(experts, "down_proj", num_experts, hidden_size, size),
-            activation=activation,
-        )
-    gate_name, up_name, down_name = names
-    scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
+        gate_up = _unstacked(experts, "gate_up_proj", num_experts, 2 * size, hidden_size)
+        down = _unstacked(experts, "down_proj", num_experts, hidden_size, size)
+    else:
+        gate_name, up_name, down_name = names
+        scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
+        gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
+        down = [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
+    function = gated_kernel(activation)
+    stored = _alike([*gate_up, *down])
+    if function is not None and stored is not None and weights.device != "meta":
+        joined = kernels.join_experts(stored[:num_experts], stored[num_experts:])
+        return FusedExperts(joined, cast("GatedActivation", function))
     return SeparateExperts(
-        [load_linear(scope, {gate_name: size, up_name: size}, hidden_size, bias=False) for scope in scopes],
-        [load_linear(scope, {down_name: hidden_size}, size, bias=False) for scope in scopes],
+        [_product(matrix) for matrix in gate_up],
+        [_product(matrix) for matrix in down],
         activation=activation,
     )
 
 
-def _unstacked(weights: Weights, name: str, num_experts: int, rows: int, inputs: int) -> list[Linear]:
-    """A product per expert from one tensor ``[num_experts, rows, inputs]``."""
+def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor | Linear:
+    """The matrix of all ``parts``, or where it is quantised or watched a product with it."""
+    form = weights.quantization
+    floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
+    if not floating or weights.watch is not None:
+        return load_linear(weights, parts, inputs, bias=False)
+    names = [f"{name}.weight" for name in parts]
+    if len(names) == 1:
+        return weights.take(names[0], *parts.values(), inputs)
+    return weights.concatenate(names, [(rows, inputs) for rows in parts.values()])
+
+
+def _unstacked(
+    weights: Weights, name: str, num_experts: int, rows: int, inputs: int
+) -> Sequence[Tensor | Linear]:
+    """A matrix, or a product with one, per expert from one tensor ``[num_experts, rows, inputs]``."""
     form = weights.quantization
     scheme = form.scheme(weights, name, inputs) if form is not None else None
     if scheme is None:
-        return [dense(one) for one in weights.take(name, num_experts, rows, inputs)]
+        return list(weights.take(name, num_experts, rows, inputs))
     weights.claim(name, (num_experts, rows, inputs), num_bytes=num_experts * scheme.num_bytes(rows, inputs))
     weights.note_scheme(name, (num_experts, rows, inputs), scheme)
     if weights.device == "meta":
-        return [DenseLinear(torch.empty(rows, inputs, device="meta"))] * num_experts
+        return [torch.empty(rows, inputs, device="meta")] * num_experts
     stored = weights.read(name)
     return [QuantizedLinear(fitted(weights, rounded(weights, name, one, scheme))) for one in stored]
+
+
+def _product(matrix: Tensor | Linear) -> Linear:
+    return dense(matrix) if isinstance(matrix, Tensor) else matrix
+
+
+def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedWeight] | None:
+    """What the kernels join: tensors only, or packed weights of the same form; None for anything else.
+
+    Columns in an order of their own (act-order) and given scales of inputs are not the kernels'.
+    """
+    tensors = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
+    if len(tensors) == len(matrices):
+        return list(tensors)
+    packed = [
+        matrix.weight
+        for matrix in matrices
+        if isinstance(matrix, QuantizedLinear) and matrix.columns is None and matrix.input_scale is None
+    ]
+    if len(packed) < len(matrices) or len({weight.bits for weight in packed}) > 1:
+        return None
+    half = len(packed) // 2
+    for weights in (packed[:half], packed[half:]):
+        if len({(weight.group_size, weight.zero_points) for weight in weights}) > 1:
+            return None
+    return list(packed)
 
 
 class MoE:

@@ -78,7 +78,8 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
 
     Both sides compute in fp32 and round once to the storage type, which may fall to either side: one unit in
     the last place. Attention in bf16 also rounds its weights, before they are multiplied and when summed, and
-    that on an int8 cache by up to 2^-9 of the largest.
+    that on an int8 cache by up to 2^-9 of the largest; experts in bf16 round what their second product
+    multiplies.
     """
     if op.startswith("convert_"):
         source, target = op.removeprefix("convert_").split("_to_")
@@ -92,6 +93,8 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
         return _attention, dtype, 4 * unit + 1e-5
     if name == "paged_attention_int8":
         return functools.partial(_attention, cache_dtype=torch.int8), dtype, unit + 2**-9
+    if name in {"dense_matmul", "weighted_sum"}:
+        return _moe, dtype, 2 * unit + 1e-5
     return OTHERS[name], dtype, unit + 1e-5
 
 
@@ -184,6 +187,22 @@ def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
         return torch.cat(parts)
 
     return run
+
+
+def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
+    """One token, and some whose experts have from none to all of them."""
+    hidden, width, count = HIDDEN, 45, 4
+    gate_up = _random(count, 2 * width, hidden, dtype=dtype).mul(hidden**-0.5)
+    down = _random(count, hidden, width, dtype=dtype, seed=9).mul(width**-0.5)
+    experts = ops.join_experts(list(gate_up), list(down))
+    op = {torch.float32: ops.moe_f32, torch.float16: ops.moe_f16, torch.bfloat16: ops.moe_bf16}[dtype]
+    parts = []
+    for tokens in (1, 11):
+        ids = torch.tensor([[2, 1], [2, -1], [0, 2]]).repeat(4, 1)[:tokens]
+        x, out = _random(tokens, hidden, dtype=dtype), torch.empty(tokens, hidden, dtype=dtype)
+        op(out, x, ids, _random(tokens, 2, dtype=torch.float32), experts)
+        parts.append(out.flatten())
+    return torch.cat(parts)
 
 
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {

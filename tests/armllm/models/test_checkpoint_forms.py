@@ -43,7 +43,11 @@ def rename(folder, change):
 @pytest.mark.parametrize("architecture", MOE)
 def test_experts_stacked_in_one_tensor_stay_in_the_mapping(tmp_path, architecture):
     """As transformers 5 holds them in memory, and as a plain dump of its state dict stores them."""
-    config = random_config(architecture, 3) | {"mlp_only_layers": [], "decoder_sparse_step": 1}
+    config = random_config(architecture, 3) | {
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "hidden_act": "silu",
+    }
     model = save_reference(tmp_path, config, 3)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if config["tie_word_embeddings"]:
@@ -52,7 +56,7 @@ def test_experts_stacked_in_one_tensor_stay_in_the_mapping(tmp_path, architectur
     save_file(state, tmp_path / "model.safetensors")
     layer = check(tmp_path, model).layers[0]
     experts = getattr(layer.mlp, "moe", layer.mlp).experts
-    addresses = {linear.weight.untyped_storage().data_ptr() for linear in experts.down}
+    addresses = {weight.untyped_storage().data_ptr() for weight in experts.experts.down}
     assert len(addresses) == 1
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -21,11 +22,29 @@ def exact_products(monkeypatch):
         assert groups == 1 or (bits == 4 and q.shape[1] // groups in {32, 64, 128})
         assert zeros is None or (bits == 4 and zeros.dtype == torch.int8)
         weight = IntegerWeight(q=q, scales=scales, zeros=zeros, bits=bits)
-        return types.SimpleNamespace(out_features=q.shape[0], bits=bits, matrix=weight.dequantize())
+        form = {"bits": bits, "group_size": q.shape[1] // groups, "zero_points": zeros is not None}
+        return types.SimpleNamespace(out_features=q.shape[0], matrix=weight.dequantize(), **form)
 
     def product(out, x, weight, bias=None):
         out.copy_(torch.nn.functional.linear(x, weight.matrix, bias))
 
+    def join(gate_up, down):
+        return types.SimpleNamespace(gate_up=gate_up, down=down, bits=8, dtype=None)
+
+    def experts(out, x, ids, weights, joined, *, activation):
+        activate = {
+            "silu": torch.nn.functional.silu,
+            "gelu": torch.nn.functional.gelu,
+            "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+        }[activation]
+        out.zero_()
+        for expert, (gate_up, down) in enumerate(zip(joined.gate_up, joined.down, strict=True)):
+            gate, up = (x @ gate_up.matrix.T).chunk(2, -1)
+            share = (weights * (ids == expert)).sum(-1, keepdim=True)
+            out += share * ((activate(gate) * up) @ down.matrix.T)
+
     monkeypatch.setattr(kernels, "pack_weight", pack)
+    monkeypatch.setattr(kernels, "join_experts", join)
+    monkeypatch.setattr(kernels, "moe_w8a8", experts)
     monkeypatch.setattr(kernels, "matmul_w4a8", product)
     monkeypatch.setattr(kernels, "matmul_w8a8", product)

@@ -1,0 +1,101 @@
+// Products with floating-point weights as they lie in a checkpoint, [out_features, in_features]: each vector
+// of a weight's row meets those of several rows of activations, which are float, and every product has a sum
+// of its own, so that a result is the same in every tile.
+
+namespace dense {
+
+inline constexpr int64_t kTileRows = 4;
+inline constexpr int64_t kColumns = ARMLLM_LANES == 8 ? 2 : 4;  // AVX2 has 16 registers
+
+// Rows of activations are padded with zeros to whole vectors.
+ARMLLM_INLINE int64_t row_floats(const WeightShape& s) {
+  return (s.in_features + kLanes - 1) / kLanes * kLanes;
+}
+
+template <class T>
+ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
+  return kColumns * s.in_features * static_cast<int64_t>(sizeof(T));
+}
+ARMLLM_INLINE int64_t activation_bytes(const WeightShape& s, int64_t rows) {
+  return rows * row_floats(s) * static_cast<int64_t>(sizeof(float));
+}
+ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+template <class T>
+ARMLLM_INLINE void put_row(const MatmulArgs& a, const T* x, int64_t row) {
+  float* to = static_cast<float*>(a.activations) + row * row_floats(a.shape);
+  const int64_t n = a.shape.in_features;
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) store(to + k, load(x + k));
+  if (k < n) store(to + k, load_first(x + k, n - k));
+}
+ARMLLM_INLINE void put_rows(const MatmulArgs& a, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
+}
+template <class T>
+ARMLLM_INLINE void gather(const MatmulArgs& a, const GatherArgs& from, int64_t begin, int64_t end) {
+  for (int64_t r = begin; r < end; ++r) {
+    put_row(a, static_cast<const T*>(from.rows) + from.ids[r] * from.stride, r);
+  }
+}
+
+template <class T, int rows>
+ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t column) {
+  const int64_t n = a.shape.in_features, stride = row_floats(a.shape), last = a.shape.out_features - 1;
+  const float* x = static_cast<const float*>(a.activations) + first_row * stride;
+  const T* w[kColumns];
+  Vf sums[kColumns][rows];
+  ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c) {
+    w[c] = static_cast<const T*>(a.weight) + (column + c < last ? column + c : last) * n;
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
+      sums[c][r] = zero();
+  }
+  const auto add_products = [&](int64_t k, const Vf(&weights)[kColumns]) __attribute__((always_inline)) {
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
+      const Vf row = load(x + r * stride + k);
+      ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c)
+        sums[c][r] = fma(weights[c], row, sums[c][r]);
+    }
+  };
+  Vf weights[kColumns];
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) {
+    ARMLLM_LOOP("dense", rows * 1000 + kLanes);
+    ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c)
+      weights[c] = load(w[c] + k);
+    add_products(k, weights);
+  }
+  if (k < n) {
+    for (int64_t c = 0; c < kColumns; ++c) weights[c] = load_first(w[c] + k, n - k);
+    add_products(k, weights);
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* out = static_cast<float*>(a.out) + (first_row + r) * a.out_stride + column;
+    for (int64_t c = 0; c < kColumns && column + c <= last; ++c) out[c] = reduce_add(sums[c][r]);
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
+                            int64_t panel_end) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t first = tile * kTileRows;
+    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
+      switch (a.rows - first) {
+        case 1:
+          tile_by_panel<T, 1>(a, first, panel * kColumns);
+          break;
+        case 2:
+          tile_by_panel<T, 2>(a, first, panel * kColumns);
+          break;
+        case 3:
+          tile_by_panel<T, 3>(a, first, panel * kColumns);
+          break;
+        default:
+          tile_by_panel<T, 4>(a, first, panel * kColumns);
+      }
+    }
+  }
+}
+
+}  // namespace dense

@@ -1,0 +1,46 @@
+// How a product is cut into items for threads.
+
+#pragma once
+
+#include <stdint.h>
+
+#include <algorithm>
+
+#include "armllm/kernels.h"
+
+namespace armllm {
+
+inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Blocks of panels by blocks of tiles. A block of panels stays in the second-level cache while tile after
+// tile of rows goes over it; a tile stays in the first-level one. About `wanted` items or more, so that no
+// thread waits long for the last one; blocks of rows only when the panels are too few for that.
+class ProductItems {
+ public:
+  ProductItems(const MatmulKernel& kernel, const WeightShape& shape, int64_t rows, int64_t wanted)
+      : kernel_(&kernel),
+        panels_(ceil_div(shape.out_features, kernel.panel)),
+        tiles_(kernel.tiles(shape, rows)) {
+    constexpr int64_t kBlockBytes = 256 * 1024;
+    const int64_t most = kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
+    block_ = std::max<int64_t>(1, std::min(most, ceil_div(panels_, wanted)));
+    const int64_t blocks = ceil_div(panels_, block_);
+    row_blocks_ = std::max<int64_t>(1, std::min(tiles_, ceil_div(wanted, std::max<int64_t>(1, blocks))));
+    tiles_each_ = ceil_div(tiles_, row_blocks_);
+    count_ = blocks * row_blocks_;
+  }
+  int64_t count() const { return count_; }
+  void run(const MatmulArgs& args, int64_t item) const {
+    const int64_t panel = item / row_blocks_ * block_, tile = item % row_blocks_ * tiles_each_;
+    if (tile < tiles_) {
+      kernel_->multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel,
+                        std::min(panels_, panel + block_));
+    }
+  }
+
+ private:
+  const MatmulKernel* kernel_;
+  int64_t panels_, tiles_, block_, row_blocks_, tiles_each_, count_;
+};
+
+}  // namespace armllm
