@@ -154,7 +154,8 @@ def interrupt_on_termination() -> None:
 
 def first_error(text: str) -> str:
     """Return the line of a build's output that says why it failed; the last line when none stands out."""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    # "level=warning" is how container engines say that they try again.
+    lines = [line.rstrip() for line in text.splitlines() if line.strip() and "level=warning" not in line]
     for index, line in enumerate(lines):
         if CMAKE_ERROR.match(line):
             return _with_cmake_reason(line, lines[index + 1 :])

@@ -61,6 +61,10 @@ clang: error: linker command failed with exit code 1 (use -v to see invocation)
         ("error: command 'cc' failed with exit code 1\n", "error: command 'cc' failed with exit code 1"),
         ("one\ntwo\n\n", "two"),
         ("", "it said nothing"),
+        (
+            'level=warning msg="Retrying. Error: no route"\nError: creating build container: no route',
+            "Error: creating build container: no route",
+        ),
     ],
 )
 def test_the_first_real_error_is_found_in_a_build_log(output, line):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild import process
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import root
+from armbuild.image import reference, root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from armbuild.image.plan import ImagePlan
 
 DOCKERFILE = "docker/Dockerfile"
+# An OCI image has no place for a health check; podman and buildah leave it out unless told otherwise.
+BUILD_FORMATS = {"docker": (), "podman": ("--format", "docker"), "buildah": ("--format", "docker")}
 SAVE_FORMATS = {"docker": (), "podman": ("--format", "oci-archive"), "buildah": ()}
 
 
@@ -44,13 +46,16 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
         raise UsageError(f"{folder}: there is no {DOCKERFILE}")
     (architecture,) = plan.architectures
     command = [
-        plan.builder, "build", "--file", str(folder / DOCKERFILE), "--tag", plan.tag,
+        plan.builder, "build", *BUILD_FORMATS[plan.builder],
+        "--file", str(folder / DOCKERFILE), "--tag", plan.tag,
         "--platform", f"linux/{architecture}",
         "--build-arg", f"PYTHON_VERSION={plan.python}",
         "--build-arg", f"BUILD_IMAGE=docker.io/library/python:{plan.python}-{root.suite_of(plan.python)}",
         "--build-arg", f"VLLM_CPU_ARM_BF16={int(project.kernels.get('bf16', True))}",
         "--build-arg", f"ARMBUILD_OPTIONS={' '.join(_options(plan))}",
         "--build-arg", f"SOURCE_DATE_EPOCH={plan.epoch}",
+        # podman 4.3 doesn't set it by itself in a FROM line.
+        "--build-arg", f"BUILDPLATFORM=linux/{reference.architecture_here()}",
         *(part for key, value in plan.labels.items() for part in ("--label", f"{key}={value}")),
         *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
         str(folder),

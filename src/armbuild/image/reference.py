@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 
 from armbuild.errors import UsageError
@@ -43,6 +44,12 @@ def check_labels(labels: list[str]) -> dict[str, str]:
             raise UsageError(f"--label {label}: say KEY=VALUE, such as org.example.team=inference")
         parsed[key] = value
     return parsed
+
+
+def architecture_here() -> str:
+    """Return this machine's architecture as images are labelled."""
+    machine = platform.machine()
+    return next((name for name, known in MACHINES.items() if known == machine), machine)
 
 
 def check_platforms(text: str) -> tuple[str, ...]:

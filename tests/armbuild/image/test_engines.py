@@ -1,0 +1,113 @@
+"""What an engine is asked to build; building for real takes a registry or a base image of one's own."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from armbuild.cli import main
+from armbuild.image import reference
+
+ROOT = Path(__file__).parents[3]
+
+
+def a_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """An engine that notes what it is asked and saves an empty image."""
+    log = tmp_path / "asked.jsonl"
+    note = (
+        f"python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' \"$@\" >> {log}\n"
+        'for word in "$@"; do if [ "$last" = --output ]; then echo image > "$word"; fi; last=$word; done'
+    )
+    for name in ("podman", "docker"):
+        a_program(tmp_path / "bin" / name, note)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("engine", ["podman", "docker"])
+def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
+    asked, engine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ARMBUILD_ENGINE_OPTIONS", "--network host")
+    options = ["--python", "3.11", "--no-bf16", "--no-sve", "--tag", "r.example/x:1"]
+    output = tmp_path / "x.tar"
+    status = main(["docker", str(ROOT), "--builder", engine, *options, "--output", str(output), "--json"])
+    assert status == 0
+    build, save = (words for words in asked() if words[0] in ("build", "save"))
+    assert build[build.index("--platform") + 1] == "linux/arm64"
+    assert ("--format" in build) == (engine == "podman"), "podman drops health checks from OCI images"
+    assert build[build.index("--network") + 1] == "host"
+    arguments = dict(
+        build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--build-arg"
+    )
+    assert arguments["BUILDPLATFORM"] == f"linux/{reference.architecture_here()}"
+    assert arguments["VLLM_CPU_ARM_BF16"] == "0"
+    assert arguments["ARMBUILD_OPTIONS"] == "--no-sve"
+    assert arguments["BUILD_IMAGE"] == "docker.io/library/python:3.11-bookworm"
+    assert save[-1] == "r.example/x:1"
+    assert output.read_text() == "image\n"
+    declared = (ROOT / "docker/Dockerfile").read_text()
+    assert all(f"ARG {name}" in declared for name in arguments.keys() - {"BUILDPLATFORM"})
+
+
+def stage(tmp_path, **changes):
+    """Run the Dockerfile's build stage with programs that note how they are called."""
+    log = tmp_path / "calls"
+    for name in ("python3.11", "pip", "python", "armbuild", "rm"):
+        a_program(tmp_path / "bin" / name, f'echo "{name} $* $CMAKE_BUILD_PARALLEL_LEVEL" >> {log}')
+    script = (ROOT / "docker/build_stage.sh").read_text().replace("/build/bin", str(tmp_path / "bin"))
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "PYTHON_VERSION": "3.11",
+        "VLLM_CPU_ARM_BF16": "1",
+        "max_jobs": "",
+        "ARMBUILD_OPTIONS": "",
+        "SOURCE_DATE_EPOCH": "",
+        **changes,
+    }
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    return done, log.read_text() if log.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "called"),
+    [
+        ({}, "--python 3.11 --bf16 --output"),
+        ({"VLLM_CPU_ARM_BF16": "False"}, "--no-bf16"),
+        (
+            {"ARMBUILD_OPTIONS": "--baseline neoverse-v1 --no-sve"},
+            "--bf16 --baseline neoverse-v1 --no-sve --",
+        ),
+        ({"max_jobs": "7", "TARGETARCH": "arm64"}, "/image.tar 7"),
+    ],
+)
+def test_the_build_stage_passes_its_arguments_on(tmp_path, changes, called):
+    done, calls = stage(tmp_path, **changes)
+    assert done.returncode == 0, done.stderr
+    assert called in calls
+    assert "armbuild.image.stages /image.tar /stages" in calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"VLLM_CPU_ARM_BF16": "maybe"}, "VLLM_CPU_ARM_BF16 is 1 or 0, not maybe"),
+        ({"TARGETARCH": "amd64"}, "this image is for linux/arm64"),
+    ],
+)
+def test_the_build_stage_refuses_before_it_builds(tmp_path, changes, reason):
+    done, calls = stage(tmp_path, **changes)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert not calls
