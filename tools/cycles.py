@@ -66,6 +66,8 @@ class Loop:
     bits: int = 0
     panels: int = 1
     """Quantised products: how many panels of four columns the tile meets."""
+    digits: int = 1
+    """Attention on an int8 cache: how many digits a row has, each of which is multiplied."""
     cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")
 
     @property
@@ -118,6 +120,17 @@ LOOPS = (
         for rows in (12, 8, 2)
         for marker in ("logits", "values")
     ),
+    *(
+        Loop(target=target, entry="int8_split", marker=marker, rows=rows, digits=digits, cores=cores)
+        for target, pairs, cores in (
+            ("neon", (1,), ("neoverse-n1",)),
+            ("dotprod", (3, 1), ("neoverse-n1",)),
+            ("i8mm", (3, 1), ARMV9),
+        )
+        for pair in pairs
+        for marker, rows, digits in (("logits", 2 * pair, 1), ("values", pair, 2))
+    ),
+    Loop(target="i8mm", entry="int8_split", marker="digits", cores=ARMV9),
     Loop(target="neon", entry="attention_split_f32", marker="exponentials"),
     *(
         Loop(target=target, entry=f"{op}_{storage}", marker=marker, cores=cores)
@@ -208,6 +221,12 @@ def macs(body: list[str], core: Core) -> tuple[int, int]:
         operation = line.split()[0]
         if (operation in {"fmla", "fmls"} and ".4s" in line) or operation in {"fmlal", "fmlal2"}:
             count += 4
+        elif operation in {"smull", "smull2", "smlal", "smlal2"}:
+            count += 8
+        elif operation == "sdot":
+            count, peak = count + 16, 4 * core.fmla
+        elif operation == "smmla":
+            count, peak = count + 32, 8 * core.fmla
         elif operation == "bfdot":
             count, peak = count + 8, 2 * core.fmla
         elif operation == "bfmmla":
@@ -297,14 +316,14 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
         )  # fmt: skip
     if loop.rows:
         count, peak = macs(body, core)
-        rate = count / cycles
-        size = 4 if loop.entry.endswith("f32") else 2
+        rate = count / loop.digits / cycles
+        size = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
         figures = f"{rate:.1f} MAC"
         if loop.rows <= 2:
             figures += f", {rate / loop.rows * size:.1f} bytes of KV"
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
-            peak=f"{rate / peak:.0%}", limit=limit,
+            peak=f"{rate * loop.digits / peak:.0%}", limit=limit,
         )  # fmt: skip
     vectors = int(body[-1].split()[-1])
     lanes = core.sve_bits // 32 if loop.target == "sve" else 4

@@ -82,6 +82,8 @@ def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
     assert ran("paged_attention_f32", "neon")
     assert ran("paged_attention_bf16", "bf16") is newer
     assert ran("paged_attention_f16", "fhm") is newer
+    assert ran("paged_attention_int8_f16", "i8mm") is newer
+    assert ran("paged_attention_int8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert ran("matmul_w4a8_f32", "i8mm") is newer
     assert ran("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert ran("silu_and_mul_f32", "sve") is (cpu in {"neoverse-v1", "a64fx"})

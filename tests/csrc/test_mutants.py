@@ -39,6 +39,21 @@ MUTANTS = {
         "p.scales[g * 16 + n]",
         "p.scales[n]",
     ),
+    "a weight on an int8 cache loses its low digit": (
+        "csrc/kernels/attention_int8.h",
+        "upper(sums[r][c]) * 128 + lower(sums[r][c])",
+        "upper(sums[r][c]) * 128",
+    ),
+    "a value of an int8 cache gets its key's scale": (
+        "csrc/kernels/attention_int8.h",
+        "scales[j / 16] = key_scales + block_size;",
+        "scales[j / 16] = key_scales;",
+    ),
+    "a scale that no token wrote is used": (
+        "csrc/kernels/attention_int8.h",
+        "where_less(zero(), p, mul(p, load(scales[i / 16] + j - i)), zero())",
+        "mul(p, load(scales[i / 16] + j - i))",
+    ),
     "an activation is rounded down": (
         "csrc/kernels/quantize.h",
         "sub(add(div(x, scale), splat(kRounder)), splat(kRounder));",
