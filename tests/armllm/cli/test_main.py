@@ -55,6 +55,7 @@ def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
     assert facts["parameters"] == sum(p.numel() for p in make_checkpoint().model.parameters())
     assert facts["stored_as"] == "F32"
     assert facts["kv_cache_bytes_per_token_float32"] == 2 * 2 * 2 * 16 * 4
+    assert facts["kv_cache_bytes_per_token_int8"] == 2 * 2 * 2 * (16 + 4)
     assert main(["info", folder]) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out
 
@@ -65,6 +66,11 @@ def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
         (["run", "FOLDER", ""], 0, ""),
         (["run", "FOLDER", "x" * 5000, "--dtype", "float32"], 2, "max_model_len"),
         (["run", "FOLDER", "x", "--dtype", "int3"], 2, "int3"),
+        (["run", "FOLDER", "x", "--kv-cache-dtype", "int8"], 0, ""),
+        (["run", "FOLDER", "x", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be 'auto' or 'int8'"),
+        (["bench", "latency", "--model", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
+        (["chat", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
+        (["serve", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
         (["run", "FOLDER", "x", "--temperature", "-1"], 2, "temperature"),
         (["run", "FOLDER", "x", "--max-tokens", "many"], 2, "--max-tokens"),
         (["run", "FOLDER"], 2, "prompt"),

@@ -9,6 +9,7 @@ from armllm import LLM, SamplingParams
 from armllm.engine.memory import readable
 from armllm.errors import RequestError
 from armllm.server.greeting import greeting
+from armllm.server.metrics import EngineCollector
 from armllm.smoke.cases import Recitation, batches, default_cases, recitations
 from armllm.smoke.passages import MODEL, load_passages
 from armllm.smoke.recite import run
@@ -49,6 +50,14 @@ def test_the_server_says_what_the_cache_holds():
     llm = make("bfloat16", **INT8)
     assert llm.llm_engine.stats().cache_dtype == "int8"
     assert make("bfloat16").llm_engine.stats().cache_dtype == "bfloat16"
+
+    (info,) = (
+        sample.labels
+        for family in EngineCollector(llm.llm_engine, "smoke").collect()
+        for sample in family.samples
+        if sample.name == "vllm:cache_config_info"
+    )
+    assert (info["cache_dtype"], info["num_gpu_blocks"]) == ("int8", "64")
 
     class Service:
         engine = llm
