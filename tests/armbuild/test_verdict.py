@@ -18,6 +18,7 @@ RUNS = [
     )
 ]
 RUNS.append(RUNS[2] | {"kv_cache_dtype": "int8"})
+RUNS += [RUNS[2] | {"model": "mixture"}, RUNS[5] | {"model": "mixture"}]
 
 
 OPS = {"rms_norm_f32": {"error": 0.0, "bound": 1e-5}}
@@ -72,6 +73,8 @@ def test_a_wheel_without_a_target_must_choose_the_next_one(tmp_path):
         ([*RUNS[:5], RUNS[5] | {"ok": False}], "weights of 4 bits"),
         ([*RUNS[:6], RUNS[6] | {"ok": False}], "KV cache of int8"),
         ([*RUNS[:2], *RUNS[3:]], "alone in bfloat16"),
+        ([*RUNS[:7], RUNS[8]], "with experts"),
+        (RUNS[:8], "with experts of 4 bits"),
     ],
 )
 def test_a_yes_that_leaves_a_part_out_is_no_yes(tmp_path, runs, reason):

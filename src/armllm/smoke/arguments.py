@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description="Let a small trained model recite texts it knows by heart; a wrong kernel garbles them.",
         epilog="Without options: the longest text alone, then six requests in a batch with chunked prefill"
         " and preemption, in both dtypes; then the shortest text with weights of 8 and 4 bits, and with a KV"
-        " cache of 8.",
+        " cache of 8; then a model with experts, in 16, 8 and 4 bits.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, progress on stderr")
     parser.add_argument(

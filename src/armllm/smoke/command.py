@@ -16,7 +16,7 @@ from armllm import kernels
 from armllm.smoke.arguments import refuse
 from armllm.smoke.cases import alone, batches, default_cases
 from armllm.smoke.ops import compare_ops
-from armllm.smoke.passages import Passage, load_passages
+from armllm.smoke.passages import MIXTURE, MODEL, Passage, load_passages
 from armllm.smoke.recite import Run, run
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ OPTIONS = (
 )
 QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
 """What the shortest text is recited with as well: each of the quantised products once."""
+EXPERTS = (None, "int8", "int4-g32")
+"""What the model with experts recites with."""
+
+Planned = tuple["Path", str, "str | None", "Case"]  # model, dtype, quantisation, case
 
 
 class UsageError(Exception):
@@ -85,8 +89,8 @@ def spare_the_emulator() -> None:
     torch.nn.functional.linear = linear
 
 
-def plan(arguments: argparse.Namespace) -> list[tuple[str, str | None, Case]]:
-    """Return dtype, quantisation and case of each run; UsageError for a text or folder that is not there."""
+def plan(arguments: argparse.Namespace) -> list[Planned]:
+    """Return the runs; UsageError for a text or folder that is not there."""
     passages = read_passages(arguments.model)
     known = {passage.name: passage for passage in passages}
     names = arguments.prompts.split(",") if arguments.prompts else list(known)
@@ -96,14 +100,17 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, str | None, Case]]:
     chosen = [known[name] for name in names]
     options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     cases = batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
-    planned = list(itertools.product(arguments.dtype, arguments.quantization or (None,), cases))
+    models = [arguments.model]
+    planned = list(itertools.product(models, arguments.dtype, arguments.quantization or (None,), cases))
     if not arguments.quantization and not arguments.batch:
         shortest = min(chosen, key=lambda passage: len(passage.token_ids))
-        planned += [(arguments.dtype[-1], scheme, alone(shortest, options)) for scheme in QUANTISED]
+        model, dtype = arguments.model, arguments.dtype[-1]
+        planned += [(model, dtype, scheme, alone(shortest, options)) for scheme in QUANTISED]
         if arguments.kv_cache_dtype is None:
-            planned.append(
-                (arguments.dtype[-1], None, alone(shortest, {**options, "kv_cache_dtype": "int8"}))
-            )
+            planned.append((model, dtype, None, alone(shortest, {**options, "kv_cache_dtype": "int8"})))
+        if model == MODEL and not arguments.prompts:
+            case = alone(load_passages(MIXTURE)[0], options)
+            planned += [(MIXTURE, dtype, scheme, case) for scheme in EXPERTS]
     return planned
 
 
@@ -117,18 +124,22 @@ def read_passages(folder: Path) -> Sequence[Passage]:
         ) from None
 
 
-def run_all(planned: Sequence[tuple[str, str | None, Case]], arguments: argparse.Namespace) -> Iterator[Run]:
+def run_all(planned: Sequence[Planned], arguments: argparse.Namespace) -> Iterator[Run]:
     """Run the cases, showing each verdict as it comes."""
-    for dtype, quantization, case in planned:
-        result = run(case, dtype, arguments.model, quantization)
+    for model, dtype, quantization, case in planned:
+        result = run(case, dtype, model, quantization)
         show(result, sys.stderr if arguments.json else sys.stdout)
         yield result
 
 
 def label(result: Run) -> str:
-    """The case, after the scheme if there is one, and what the KV cache holds if it is rounded."""
-    cache = "" if result.kv_cache_dtype == "auto" else f"{result.kv_cache_dtype} KV cache "
-    return f"{cache}{result.quantization} {result.case}" if result.quantization else f"{cache}{result.case}"
+    """The case, after what is special: the model with experts, a rounded KV cache, a scheme for weights."""
+    special = [result.model] if result.model == MIXTURE.name else []
+    if result.kv_cache_dtype != "auto":
+        special.append(f"{result.kv_cache_dtype} KV cache")
+    if result.quantization:
+        special.append(result.quantization)
+    return " ".join([*special, result.case])
 
 
 def show(result: Run, stream: TextIO) -> None:

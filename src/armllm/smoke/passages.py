@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 MODEL = Path(__file__).resolve().parent / "model"
+MIXTURE = Path(__file__).resolve().parent / "mixture"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A text that the smoke model knows by heart.
+    """A text that a smoke model knows by heart.
 
     ``prompt + text`` is the whole of it; greedy decoding after ``prompt_token_ids`` gives ``token_ids``, the
     last of which ends the sequence and stands for no text.

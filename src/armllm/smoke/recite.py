@@ -39,9 +39,10 @@ class Difference:
 class Run:
     """What became of a case in one dtype, its weights rounded or not.
 
-    ``tokens`` are generated ones, ``seconds`` exclude loading.
+    ``model`` is the name of the model's folder, ``tokens`` are generated ones, ``seconds`` exclude loading.
     """
 
+    model: str
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
@@ -105,6 +106,7 @@ def run(case: Case, dtype: str, folder: Path, quantization: str | None = None) -
     finished = finished or time.perf_counter()
     loaded = loaded or finished
     return Run(
+        model=folder.name,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=case.options.get("kv_cache_dtype", "auto"),
