@@ -9,6 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import CheckpointError
+from armllm.models.gguf_experts import expert_fields, layer_names
 from armllm.models.gguf_header import DTYPES, GGUFHeader, StoredTensor
 from armllm.quant.gguf_blocks import BLOCKS, dequantize
 
@@ -22,9 +23,12 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
 OUTSIDE = {
     "token_embd": "model.embed_tokens",
@@ -52,6 +56,7 @@ GEMMA_LAYER = {
 }
 # Read into the configuration, not into the model.
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+NUM_DIMENSIONS = 3  # of a tensor of all experts: expert, row, input
 NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
 
 
@@ -112,7 +117,11 @@ class GGUFCheckpoint:
         self.folder = path.parent
         self._path = path
         self._file = open_gguf(path)
-        self._names = {self._translate(name): name for name in self._file.tensors if name not in FACTORS}
+        # and which of the experts that the tensor holds, None for all of it
+        self._names: dict[str, tuple[str, int | None]] = {}
+        for name in self._file.tensors:
+            if name not in FACTORS:
+                self._names |= self._translate(name)
 
     def names(self) -> set[str]:
         """All tensors in the file."""
@@ -120,8 +129,11 @@ class GGUFCheckpoint:
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """A tensor's dtype, as safetensors writes it, and shape."""
-        stored = self._names[name]
-        return self._file.tensors[stored].type, self._file.shape(stored)
+        stored, expert = self._names[name]
+        shape = self._file.shape(stored)
+        if name.endswith("shared_expert_gate.weight") and len(shape) == 1:  # the converter has squeezed it
+            shape = (1, *shape)
+        return self._file.tensors[stored].type, shape if expert is None else shape[1:]
 
     def read(self, name: str) -> Tensor:
         """A tensor: mapped from the file if it is a floating-point one, else dequantised to fp32."""
@@ -130,8 +142,13 @@ class GGUFCheckpoint:
 
     def read_blocks(self, name: str) -> tuple[str, Tensor]:
         """A tensor's type, and the tensor as it is stored: quantised ones as bytes ``[N, blocks, bytes]``."""
-        stored = self._names[name]
-        return self._file.tensors[stored].type, self._in_order(name, self._file.tensor(stored))
+        stored, expert = self._names[name]
+        tensor = self._file.tensor(stored)
+        if expert is not None:
+            tensor = tensor[expert]
+        elif name.endswith("shared_expert_gate.weight") and tensor.ndim == 1:
+            tensor = tensor.unsqueeze(0)
+        return self._file.tensors[stored].type, self._in_order(name, tensor)
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """The tensor with its rows as Hugging Face has them."""
@@ -148,20 +165,28 @@ class GGUFCheckpoint:
         del name
         return self._path
 
-    def _translate(self, name: str) -> str:
-        """Hugging Face's name; one that is not known stays as it is, and is then found to be left over."""
+    def _translate(self, name: str) -> dict[str, tuple[str, int | None]]:
+        """Hugging Face's name, or those of experts, each with the tensor and the expert's number.
+
+        A name that is not known stays as it is, and is then found to be left over.
+        """
         gemma = self._file.architecture.startswith("gemma")
-        layer = LAYER | (GEMMA_LAYER if gemma else {})
+        own, experts = layer_names(self._file.architecture)
+        layer = LAYER | own | (GEMMA_LAYER if gemma else {})
         if self._file.architecture == "phi3":
             layer = layer | {"ffn_up": "mlp.gate_up_proj"}
         stem, _, ending = name.rpartition(".")
         if stem in OUTSIDE:
-            return f"{OUTSIDE[stem]}.{ending}"
+            return {f"{OUTSIDE[stem]}.{ending}": (name, None)}
         block, _, rest = stem.partition(".")
         index, _, part = rest.partition(".")
         if block == "blk" and part in layer:
-            return f"model.layers.{index}.{layer[part]}.{ending}"
-        return name
+            return {f"model.layers.{index}.{layer[part]}.{ending}": (name, None)}
+        shape = self._file.shape(name)
+        if block == "blk" and part in experts and len(shape) == NUM_DIMENSIONS and all(shape):
+            place = f"model.layers.{index}.{experts[part]}.{ending}"
+            return {place.format(expert): (name, expert) for expert in range(shape[0])}
+        return {name: (name, None)}
 
 
 def _unpermute(tensor: Tensor, heads: int) -> Tensor:
@@ -182,8 +207,6 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         )
     if len(file.tensors.get("token_embd.weight", NO_TENSOR).shape) != 2:
         raise CheckpointError(f"{path}: tensor token_embd.weight is missing or no matrix")
-    if own("expert_count"):
-        raise CheckpointError(f"{path}: GGUF files with experts are not supported")
     if file.get("split.count", 1) not in (0, 1):
         raise CheckpointError(f"{path}: GGUF files in several parts are not supported; merge them first")
     if own("attention.value_length", head_dim) != head_dim:
@@ -204,7 +227,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
     }
-    if architecture in ("llama", "qwen3"):
+    if architecture in ("llama", "olmoe", "qwen3", "qwen3moe"):
         values["attention_bias"] = bias
     if architecture.startswith("gemma"):
         values |= _gemma(file, head_dim)
@@ -212,7 +235,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         values["sliding_window"] = own("attention.sliding_window")
     if rotary_dim != head_dim:
         values["partial_rotary_factor"] = rotary_dim / head_dim
-    return values | _rope(file)
+    return values | expert_fields(file) | _rope(file)
 
 
 def _positive(value: Any) -> int:

@@ -106,12 +106,6 @@ def test_damaged_headers_end_in_one_line(llama_file):
         path.unlink()
 
 
-def test_experts_are_refused(llama_file):
-    path, arch, model = llama_file
-    write_gguf(path, arch, model, KINDS.F32, lambda writer: writer.add_expert_count(4))
-    refused(path, "experts are not supported")
-
-
 def test_a_missing_tensor_is_named(llama_file):
     path, arch, model = llama_file
     write_gguf(path, arch, model, KINDS.F32, lambda writer: writer.add_tensor("odd.weight", np.ones(3)))
