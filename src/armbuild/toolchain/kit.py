@@ -51,9 +51,10 @@ set(CMAKE_CROSSCOMPILING_EMULATOR "{bin}/run-target")
 set(PYBIND11_USE_CROSSCOMPILING ON CACHE BOOL "")
 """
 
+# By force: scikit-build-core's initial cache names the folder that the build machine's Python would use.
 PYTHON_HEADERS = """\
-foreach(prefix Python Python3)
-  set(${{prefix}}_INCLUDE_DIR "{include}" CACHE PATH "")
+foreach(name PYTHON Python Python3)
+  set(${{name}}_INCLUDE_DIR "{include}" CACHE PATH "" FORCE)
 endforeach()
 """
 
