@@ -7,7 +7,7 @@ from armbuild.toolchain import kit
 
 
 def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
-    """Debian's Python without its -dev package names a folder that is not there, scikit-build-core repeats it."""
+    """Debian's Python without its -dev package names a folder that is not there."""
     (tmp_path / "toolchain.cmake").write_text(kit.PYTHON_HEADERS.format(include=tmp_path / "target"))
     (tmp_path / "preset.cmake").write_text(
         "".join(
