@@ -9,8 +9,10 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild import cache, debian, pythons, qemu
+from armbuild import cache, debian, process, pythons, qemu
+from armbuild.container import ENGINES
 from armbuild.errors import ArmbuildError
+from armbuild.lanes.container import registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +35,8 @@ class Finding:
     """Debian packages that bring it."""
     command: str = ""
     """What brings it where no Debian package does."""
+    optional: bool = False
+    """Whether the ordinary lanes do without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +48,13 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing."""
-        return all(finding.ok for finding in self.findings)
+        """Whether nothing is missing that `armbuild wheel` needs by default."""
+        return all(finding.ok or finding.optional for finding in self.findings)
 
     @property
     def command(self) -> str | None:
         """Return the one command that installs what is missing, None when nothing can be installed."""
-        missing = [finding for finding in self.findings if not finding.ok]
+        missing = [finding for finding in self.findings if not finding.ok and not finding.optional]
         packages = sorted({package for finding in missing for package in finding.packages})
         commands = list(dict.fromkeys(finding.command for finding in missing if finding.command))
         if packages:
@@ -83,6 +87,7 @@ def diagnose(*, mirror: str | None = None) -> Diagnosis:
     findings = [check() for check in checks]
     if not native:
         findings += _emulation(mirror)
+    findings.append(_engine())
     return Diagnosis(machine=platform.machine(), findings=tuple(findings))
 
 
@@ -180,6 +185,28 @@ def _space() -> Finding:
         ok=free >= NEEDED_BYTES,
         found=f"{free / 2**30:.1f} GiB free in {folder}"
         + ("" if free >= NEEDED_BYTES else ", 3 GiB are needed"),
+    )
+
+
+def _engine() -> Finding:
+    engines = [name for name in ENGINES if shutil.which(name)]
+    answering = next((name for name in engines if process.succeeds([name, "info"]) is not None), None)
+    packages: tuple[str, ...]
+    if answering:
+        found = (
+            answering if registered() else f"{answering}, which runs no AArch64 programs: no binfmt handler"
+        )
+        packages = () if registered() else ("qemu-user-static", "binfmt-support")
+    else:
+        found = f"{engines[0]} does not answer: start it" if engines else f"none of {', '.join(ENGINES)}"
+        packages = () if engines else ("podman",)
+    return Finding(
+        name="containers",
+        needed_for="--lane container, docker --builder",
+        ok=bool(answering) and not packages,
+        found=found,
+        packages=packages,
+        optional=True,
     )
 
 

@@ -29,9 +29,11 @@ def doctor(
         print(json.dumps(diagnosis.as_dict(), indent=2))
     else:
         for finding in diagnosis.findings:
-            print(f"{'ok ' if finding.ok else 'NO '} {finding.name:<15}{finding.found}")
+            mark = "ok " if finding.ok else "-  " if finding.optional else "NO "
+            print(f"{mark} {finding.name:<15}{finding.found}")
             if not finding.ok:
-                print(f"    {'':<15}needed for {finding.needed_for}")
+                brings = f": apt-get install {' '.join(finding.packages)}" if finding.optional else ""
+                print(f"    {'':<15}needed for {finding.needed_for}{brings if finding.packages else ''}")
         if diagnosis.command:
             print(f"\nto install what is missing:\n  {diagnosis.command}")
     return 0 if diagnosis.ok else 3

@@ -116,6 +116,17 @@ def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
     assert facts["command"] == "pip install 'armllm[build]'"
 
 
+def test_doctor_names_what_the_container_lane_lacks_and_asks_for_nothing(capsys, monkeypatch):
+    from armbuild import doctor  # noqa: PLC0415 - the module under test is patched
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
+    _, out, _ = run(capsys, "doctor", "--json")
+    facts = json.loads(out)
+    (engine,) = (finding for finding in facts["findings"] if finding["name"] == "containers")
+    assert (engine["ok"], engine["optional"], engine["packages"]) == (False, True, ["podman"])
+    assert "podman" not in (facts["command"] or "")
+
+
 # zig's C++ runtime, which is not ours to compare, need not be built again.
 ZIG_CACHE = cache.root() / "zig"
 FEWER_KERNELS = [f"--no-{name}" for name in ("dotprod", "fhm", "i8mm", "sve")]
