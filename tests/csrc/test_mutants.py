@@ -54,6 +54,31 @@ MUTANTS = {
         "where_less(zero(), p, mul(p, load(scales[i / 16] + j - i)), zero())",
         "mul(p, load(scales[i / 16] + j - i))",
     ),
+    "a token's rows all get the first share": (
+        "csrc/kernels/weighted_sum.h",
+        "splat(weights[j])",
+        "splat(weights[0])",
+    ),
+    "an expert gets every other of its tokens twice": (
+        "csrc/kernels/matmul.h",
+        "const int64_t row = from.ids[r];",
+        "const int64_t row = from.ids[r - r % 2];",
+    ),
+    "the last weights of a dense panel are the first": (
+        "csrc/kernels/dense.h",
+        "(column + c < last ? column + c : last) * n",
+        "(column + c < last ? column + c : 0) * n",
+    ),
+    "an expert has the weights of the one before": (
+        "csrc/moe.cpp",
+        "args.weight = weights[group.expert];",
+        "args.weight = weights[group.expert > 0 ? group.expert - 1 : 0];",
+    ),
+    "experts activate the rows of the first": (
+        "csrc/moe.cpp",
+        "products + (group.first + r) * 2 * width",
+        "products + (group.first / 2 + r) * 2 * width",
+    ),
     "an activation is rounded down": (
         "csrc/kernels/quantize.h",
         "sub(add(div(x, scale), splat(kRounder)), splat(kRounder));",
