@@ -8,6 +8,8 @@
 // and after it, for ARMLLM_MATMUL_ENTRIES, a function that multiplies a tile by panels, and what it wants to
 // know of the activations besides.
 
+static_assert(reads_layout(ARMLLM_SECTION, kLayout), "csrc/include/armllm/layouts.h says otherwise");
+
 // Rows of activations are padded with zeros to whole steps, as weights are.
 inline constexpr int64_t kStep = kWeightStep, kPanelColumns = kLayout.columns;
 

@@ -33,6 +33,19 @@ inline constexpr TargetLayout kTargetLayouts[] = {
     {"neon", &kColumns4x8},  {"dotprod", &kColumns4x4}, {"i8mm", &kColumns4x8Offset},
 };
 
+// Whether a target, by the name of its section (`armllm.<target>`), is listed with this layout.
+constexpr bool reads_layout(const char* section, const WeightLayout& layout) {
+  for (const TargetLayout& known : kTargetLayouts) {
+    const char *a = section + sizeof("armllm.") - 1, *b = known.target;
+    while (*a != '\0' && *a == *b) {
+      ++a;
+      ++b;
+    }
+    if (*a == *b) return known.layout == &layout;
+  }
+  return false;
+}
+
 // A weight's in_features are padded with zeros to a multiple of this.
 inline constexpr int64_t kWeightStep = 32;
 

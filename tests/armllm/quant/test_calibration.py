@@ -52,10 +52,10 @@ def fold_at_random(folder):
     return copy, folds
 
 
-def logits_of(folder):
+def logits_of(folder, lengths=(3, 25), seed=7):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        return [model(torch.tensor([prompt])).logits for prompt in random_prompts((3, 25), 7)]
+        return [model(torch.tensor([prompt])).logits for prompt in random_prompts(lengths, seed)]
 
 
 @pytest.mark.parametrize("seed", [3, 4])
@@ -179,6 +179,25 @@ def test_the_command_writes_what_loading_computes(outliers, tmp_path, capsys, mo
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
     loaded = logits(folder, quantization="int4-g128", calibration=str(text))
     assert torch.equal(logits(tmp_path / "out"), loaded)
+
+
+def test_transformers_gains_by_it_too(outliers, tmp_path):
+    """Read through the compressed-tensors package, and computed with unrounded inputs."""
+    folder, text = outliers
+    theirs = []
+    for name, options in (("plain", []), ("scaled", ["--calibrate", str(text)])):
+        out = tmp_path / name
+        assert main(["quantize", str(folder), "-o", str(out), "--scheme", "int4-channelwise", *options]) == 0
+        settings = transformers.CompressedTensorsConfig(dequantize=True)
+        with pytest.warns(UserWarning, match="quantization_config"):
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                out, dtype=torch.float32, quantization_config=settings
+            )
+        with torch.inference_mode():
+            theirs.append(torch.cat([model(torch.tensor([p])).logits[0] for p in random_prompts((9, 30), 2)]))
+    exact = torch.cat([one[0] for one in logits_of(folder, (9, 30), 2)])
+    plain, scaled = ((one - exact).norm() for one in theirs)
+    assert scaled < 0.85 * plain
 
 
 def test_a_text_that_does_not_matter_changes_nothing(outliers):

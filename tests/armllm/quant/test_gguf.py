@@ -153,6 +153,27 @@ def test_what_rounding_anew_cost_is_logged(source, tmp_path, caplog):
     assert "had to be rounded anew" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [("Q4_0", "NaN or infinite"), ("Q8_0", "NaN or inf"), ("Q4_K", "NaN")]
+)
+def test_scales_that_are_no_numbers_are_named(source, tmp_path, monkeypatch, kind, words):
+    path = tmp_path / "model.gguf"
+    drawn = random_blocks
+
+    def broken(kind, rows, inputs, seed):
+        octets = drawn(kind, rows, inputs, seed)
+        octets[0, :2] = [0, 0x7E]  # the first block's scale
+        return octets
+
+    monkeypatch.setitem(globals(), "random_blocks", broken)
+    write_gguf(path, source, kind)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError) as caught:
+        LLM(path, dtype="float32", skip_tokenizer_init=True)
+    assert "_proj.weight " in str(caught.value)
+    assert words in str(caught.value)
+
+
 def test_rows_of_broken_blocks_are_refused(source, tmp_path):
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
