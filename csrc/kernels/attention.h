@@ -1,4 +1,5 @@
-// Attention with fused multiply-adds, for any storage type and vector length.
+// Attention with fused multiply-adds, for any storage type and vector length. Rows (of the query, and of
+// weights) are floats, or what a target's load_quad and multiply_lane take.
 //
 // Per chunk of 64 keys: logits = Q K^T, softmax, values = values * factor + P V, in register tiles of M rows.
 // A vector of keys (or of value elements) is multiplied by one element of a row at a time, so nothing is
@@ -34,11 +35,12 @@ ARMLLM_INLINE void multiply_lane(Vf (&acc)[M][V], const Quad (&q)[M], const K* v
   }
 }
 
-// logits[m, 0..16) = q[m] . keys of one panel.
-template <int M, class K>
-ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim, float* logits) {
+// logits[m, 0..16) = q[m] . keys of one panel * scale.
+template <int M, class Q, class K>
+ARMLLM_INLINE void panel_logits(const Q* q, const K* keys, int64_t head_dim, float scale, float* logits) {
   constexpr int kVectors = floor_power_of_two(kAccumulators / M, kPanel / kLanes);
   constexpr int kPhases = floor_power_of_two(kAccumulators / (M * kVectors), 4);
+  const Vf s = splat(scale);
   for (int64_t first = 0; first < kPanel; first += kVectors * kLanes) {
     Vf acc[kPhases][M][kVectors];
     ARMLLM_UNROLL for (int p = 0; p < kPhases; ++p) {
@@ -50,7 +52,7 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
     const K* k = keys + first;
     for (int64_t d = 0; d < head_dim; d += 4, k += 4 * kPanel) {
       ARMLLM_LOOP("logits", M);
-      Quad quad[M];
+      decltype(load_quad(q)) quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_quad(q + m * head_dim + d);
       multiply_lane<0>(acc[0 % kPhases], quad, k, kPanel);
@@ -63,7 +65,7 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
         Vf x = acc[0][m][v];
         ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p)
           x = add(x, acc[p][m][v]);
-        store(logits + m * kChunk + first + v * kLanes, x);
+        store(logits + m * kChunk + first + v * kLanes, mul(x, s));
       }
     }
   }
@@ -71,8 +73,8 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
 
 // values[m, d0 .. d0 + V vectors) = values * factor[m] + P[m, 0..n) V[0..n, d0 ...), values in panels of 16
 // tokens.
-template <int M, int V, class K>
-ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n, int64_t d0, int64_t head_dim,
+template <int M, int V, class P, class K>
+ARMLLM_INLINE void add_values(const P* p, const K* const* panels, int64_t n, int64_t d0, int64_t head_dim,
                               const float* factor, float* values) {
   Vf acc[M][V];
   ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
@@ -87,7 +89,7 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
     int64_t t = j;
     for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
       ARMLLM_LOOP("values", M);
-      Quad quad[M];
+      decltype(load_quad(p)) quad[M];
       ARMLLM_UNROLL for (int m = 0; m < M; ++m)
         quad[m] = load_quad(p + m * kChunk + t);
       multiply_lane<0>(acc, quad, x, head_dim);
@@ -97,11 +99,10 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
     }
     // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is never read.
     for (; t < end; ++t, x += head_dim) {
-      ARMLLM_UNROLL for (int v = 0; v < V; ++v) {
-        const Vf y = load(x + v * kLanes);
-        ARMLLM_UNROLL for (int m = 0; m < M; ++m)
-          acc[m][v] = fma(y, splat(p[m * kChunk + t]), acc[m][v]);
-      }
+      decltype(load_quad(p)) quad[M];
+      ARMLLM_UNROLL for (int m = 0; m < M; ++m)
+        quad[m] = load_quad(p + m * kChunk + t);
+      multiply_lane<0>(acc, quad, x, head_dim);
     }
   }
   ARMLLM_UNROLL for (int m = 0; m < M; ++m) {
@@ -110,8 +111,8 @@ ARMLLM_INLINE void add_values(const float* p, const K* const* panels, int64_t n,
   }
 }
 
-template <int M, class K>
-ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_t n, int64_t head_dim,
+template <int M, class P, class K>
+ARMLLM_INLINE void add_all_values(const P* p, const K* const* panels, int64_t n, int64_t head_dim,
                                   const float* factor, float* values) {
   constexpr int kVectors = floor_power_of_two(kAccumulators / M, 16);
   constexpr int kFew = kLanes >= 8 ? 1 : 8 / kLanes;
@@ -123,7 +124,8 @@ ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_
     add_values<M, kFew>(p, panels, n, d, head_dim, factor, values);
   }
   // head_dim is a multiple of 8: half a vector of sixteen lanes may be left.
-  if (d < head_dim) {
+  if constexpr (kLanes > 8) {
+    if (d == head_dim) return;
     const int64_t rest = head_dim - d;
     for (int m = 0; m < M; ++m) {
       Vf acc = mul(load_first(values + m * head_dim + d, rest), splat(factor[m]));
@@ -137,7 +139,7 @@ ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_
 }
 
 struct AttentionScratch {
-  float* query;        // [kTileRows, head_dim], times the scale
+  float* query;        // [kTileRows, head_dim]
   float* logits;       // [kTileRows, kChunk]
   float* factor;       // [kTileRows]
   float* wide_keys;    // [head_dim, kPanel]
@@ -160,57 +162,32 @@ ARMLLM_INLINE AttentionScratch attention_scratch(const KvCacheShape& shape, void
 }
 
 template <class T>
-ARMLLM_INLINE void widen_row(const T* x, float* out, int64_t n, float scale) {
-  const Vf s = splat(scale);
+ARMLLM_INLINE void widen_row(const T* x, float* out, int64_t n) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(out + i, mul(load(x + i), s));
-  if (i < n) store_first(out + i, mul(load_first(x + i, n - i), s), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(out + i, load(x + i));
+  if (i < n) store_first(out + i, load_first(x + i, n - i), n - i);
 }
 
-template <int M, class K>
-ARMLLM_INLINE void chunk_logits(const AttentionScratch& s, int64_t row, const K* keys, int64_t j,
-                                int64_t head_dim) {
-  panel_logits<M>(s.query + row * head_dim, keys, head_dim, s.logits + row * kChunk + j);
-}
-
-// Rows in tiles of kRowTile, the rest in one smaller tile. M counts down at compile time to the number of
-// rows.
-template <int M, class K>
-ARMLLM_INLINE void rest_logits(const AttentionScratch& s, int64_t row, int64_t rows, const K* keys, int64_t j,
-                               int64_t head_dim) {
-  if (rows == M) {
-    chunk_logits<M>(s, row, keys, j, head_dim);
-  } else if constexpr (M > 1) {
-    rest_logits<M - 1>(s, row, rows, keys, j, head_dim);
+// One panel's logits for all rows, in tiles of M; M counts down to the number of those that are left.
+template <int M, class Q, class K>
+ARMLLM_INLINE void rows_logits(const Q* q, int64_t rows, const K* keys, int64_t head_dim, float scale,
+                               float* logits) {
+  for (; rows >= M; rows -= M, q += M * head_dim, logits += M * kChunk) {
+    panel_logits<M>(q, keys, head_dim, scale, logits);
+  }
+  if constexpr (M > 1) {
+    if (rows > 0) rows_logits<M - 1>(q, rows, keys, head_dim, scale, logits);
   }
 }
-template <int M, class K>
-ARMLLM_INLINE void rest_values(const AttentionScratch& s, int64_t row, int64_t rows, const K* const* panels,
-                               int64_t n, int64_t head_dim, float* values) {
-  if (rows == M) {
-    add_all_values<M>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row, values + row * head_dim);
-  } else if constexpr (M > 1) {
-    rest_values<M - 1>(s, row, rows, panels, n, head_dim, values);
+template <int M, class P, class K>
+ARMLLM_INLINE void rows_values(const P* p, int64_t rows, const K* const* panels, int64_t n, int64_t head_dim,
+                               const float* factor, float* values) {
+  for (; rows >= M; rows -= M, p += M * kChunk, factor += M, values += M * head_dim) {
+    add_all_values<M>(p, panels, n, head_dim, factor, values);
   }
-}
-
-// One panel's logits for all rows of the tile.
-template <class K>
-ARMLLM_INLINE void rows_logits(const AttentionScratch& s, int64_t rows, const K* keys, int64_t j,
-                               int64_t head_dim) {
-  int64_t row = 0;
-  for (; row + kRowTile < rows; row += kRowTile) chunk_logits<kRowTile>(s, row, keys, j, head_dim);
-  rest_logits<kRowTile>(s, row, rows - row, keys, j, head_dim);
-}
-template <class K>
-ARMLLM_INLINE void rows_values(const AttentionScratch& s, int64_t rows, const K* const* panels, int64_t n,
-                               int64_t head_dim, float* values) {
-  int64_t row = 0;
-  for (; row + kRowTile < rows; row += kRowTile) {
-    add_all_values<kRowTile>(s.logits + row * kChunk, panels, n, head_dim, s.factor + row,
-                             values + row * head_dim);
+  if constexpr (M > 1) {
+    if (rows > 0) rows_values<M - 1>(p, rows, panels, n, head_dim, factor, values);
   }
-  rest_values<kRowTile>(s, row, rows - row, panels, n, head_dim, values);
 }
 
 // Whether tokens [begin, end) of the chunk hold only finite values.
@@ -251,26 +228,20 @@ ARMLLM_INLINE bool unseen_are_finite(const PagedAttentionArgs& a, const Attentio
          all_finite(panels, common.last, n, a.shape.head_dim);
 }
 
-template <class K>
-ARMLLM_INLINE void each_row_values(const PagedAttentionArgs& a, const AttentionTile& tile,
-                                   const AttentionScratch& s, const K* const* panels, int64_t begin,
-                                   int64_t n, float* values) {
-  const int64_t head_dim = a.shape.head_dim;
-  for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
+// values = values * factor + weights . values for all rows; `p` holds the weights as they are multiplied,
+// s.logits as floats.
+template <class P, class K>
+ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile,
+                               const AttentionScratch& s, const P* p, const K* const* panels, int64_t begin,
+                               int64_t n, float* values) {
+  const int64_t rows = tile.row_end - tile.row_begin, head_dim = a.shape.head_dim;
+  if (unseen_are_finite(a, tile, panels, begin, n)) {
+    rows_values<kRowTile>(p, rows, panels, n, head_dim, s.factor, values);
+    return;
+  }
+  for (int64_t r = 0; r < rows; ++r) {
     add_seen_values(s.logits + r * kChunk, panels, seen_by(a, tile, tile.row_begin + r, begin, n), head_dim,
                     s.factor[r], values + r * head_dim);
-  }
-}
-
-// values = values * factor + weights . values for all rows.
-template <class K>
-ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile,
-                               const AttentionScratch& s, const K* const* panels, int64_t begin, int64_t n,
-                               float* values) {
-  if (unseen_are_finite(a, tile, panels, begin, n)) {
-    rows_values(s, tile.row_end - tile.row_begin, panels, n, a.shape.head_dim, values);
-  } else {
-    each_row_values(a, tile, s, panels, begin, n, values);
   }
 }
 
@@ -287,7 +258,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
   for (int64_t r = 0; r < rows; ++r) {
     const T* q = static_cast<const T*>(a.query) +
                  row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
-    widen_row(q, s.query + r * head_dim, head_dim, a.scale);
+    widen_row(q, s.query + r * head_dim, head_dim);
   }
   memset(state.values, 0, static_cast<size_t>(rows * head_dim) * sizeof(float));
   // With more than one register tile of rows, a panel is converted to float once for all of them.
@@ -303,20 +274,20 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       values[j / kPanel] = reinterpret_cast<const T*>(block + a.layout.value_offset_bytes) + offset;
       wide_values[j / kPanel] = s.wide_values + j * head_dim;
       if (widen) {
-        widen_row(keys, s.wide_keys, kPanel * head_dim, 1.0f);
-        rows_logits<float>(s, rows, s.wide_keys, j, head_dim);
+        widen_row(keys, s.wide_keys, kPanel * head_dim);
+        rows_logits<kRowTile>(s.query, rows, s.wide_keys, head_dim, a.scale, s.logits + j);
         const int64_t tokens = n - j < kPanel ? n - j : kPanel;
-        widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim, 1.0f);
+        widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim);
       } else {
-        rows_logits<T>(s, rows, keys, j, head_dim);
+        rows_logits<kRowTile>(s.query, rows, keys, head_dim, a.scale, s.logits + j);
       }
     }
   };
   const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     if (widen) {
-      tile_values<float>(a, tile, s, wide_values, begin, n, state.values);
+      tile_values(a, tile, s, s.logits, wide_values, begin, n, state.values);
     } else {
-      tile_values<T>(a, tile, s, values, begin, n, state.values);
+      tile_values(a, tile, s, s.logits, values, begin, n, state.values);
     }
   };
   online_softmax<kChunk, kPanel>(a, tile, split, state, s.logits, s.factor, fill, add);

@@ -18,6 +18,9 @@
 namespace armllm::fhm {
 
 #include "simd/neon.h"
+//
+#include "simd/fmlal.h"
+//
 #include "kernels/fma.h"
 //
 #include "kernels/attention_fhm.h"
