@@ -106,6 +106,15 @@ LOOPS = (
         for rows in tiles
     ),
     *(
+        Loop(target=target, entry=f"dense_multiply_{storage}", marker="dense", rows=rows, cores=cores)
+        for target, storage, tiles, cores in (
+            ("neon", "f32", (4, 1), ("neoverse-n1",)),
+            ("neon", "bf16", (4, 1), ("neoverse-n1",)),
+            ("bf16", "bf16", (8, 2), ARMV9),
+        )
+        for rows in tiles
+    ),
+    *(
         Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
         for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
         for marker in ("logits", "values")
@@ -320,7 +329,8 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
         size = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
         figures = f"{rate:.1f} MAC"
         if loop.rows <= 2:
-            figures += f", {rate / loop.rows * size:.1f} bytes of KV"
+            read = "weights" if loop.marker == "dense" else "KV"
+            figures += f", {rate / loop.rows * size:.1f} bytes of {read}"
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
             peak=f"{rate * loop.digits / peak:.0%}", limit=limit,

@@ -60,7 +60,7 @@ ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t
   Vf weights[kColumns];
   int64_t k = 0;
   for (; k + kLanes <= n; k += kLanes) {
-    ARMLLM_LOOP("dense", rows * 1000 + kLanes);
+    ARMLLM_LOOP("dense", rows);
     ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c)
       weights[c] = load(w[c] + k);
     add_products(k, weights);

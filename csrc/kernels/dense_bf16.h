@@ -87,7 +87,7 @@ ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t
   };
   int64_t k = 0;
   for (; k + kChunk <= n; k += kChunk) {
-    ARMLLM_LOOP("dense", 2 * pairs * 1000 + 8);
+    ARMLLM_LOOP("dense", 2 * pairs);
     ARMLLM_UNROLL for (int c = 0; c < kPairs; ++c)
       add_products(c, vld1q_u16(&w[2 * c][k].bits), vld1q_u16(&w[2 * c + 1][k].bits));
     x += 16 * pairs;
