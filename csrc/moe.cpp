@@ -70,13 +70,36 @@ Routing sort_by_expert(const MoeArgs& args) {
   return routing;
 }
 
-// One of the two products of every expert that has tokens.
+// Groups [begin, end) of a routing, which are rows [first, first + rows) of the sorted ones.
+struct Batch {
+  size_t begin, end;
+  int64_t first, rows;
+};
+
+// Experts whose rows, `row_bytes` each, lie in memory together: no more than the last caches hold, but one
+// expert at least.
+std::vector<Batch> batches(const Routing& routing, int64_t row_bytes) {
+  constexpr int64_t kBatchBytes = 16 * 1024 * 1024;
+  std::vector<Batch> all;
+  for (size_t g = 0; g < routing.groups.size(); ++g) {
+    const Group& group = routing.groups[g];
+    if (all.empty() || (all.back().rows + group.rows) * row_bytes > kBatchBytes) {
+      all.push_back({g, g, group.first, 0});
+    }
+    all.back().end = g + 1;
+    all.back().rows += group.rows;
+  }
+  return all;
+}
+
+// One of the two products of every expert of a batch.
 class GroupedProduct {
  public:
-  GroupedProduct(const MatmulKernel& kernel, const WeightShape& shape, const std::vector<Group>& groups,
-                 const void* const* weights)
-      : kernel_(kernel), groups_(groups) {
-    for (const Group& group : groups) {
+  GroupedProduct(const MatmulKernel& kernel, const WeightShape& shape, const Routing& routing,
+                 const Batch& batch, const void* const* weights)
+      : kernel_(kernel), routing_(routing), batch_(batch) {
+    for (size_t g = batch.begin; g < batch.end; ++g) {
+      const Group& group = routing.groups[g];
       MatmulArgs args{};
       args.weight = weights[group.expert];
       args.shape = shape;
@@ -87,24 +110,26 @@ class GroupedProduct {
     }
   }
   int64_t activation_bytes() const { return bytes_; }
-  int64_t out_bytes(int64_t rows) const {
-    return calls_.empty() ? 0 : rows * calls_[0].shape.out_features * static_cast<int64_t>(sizeof(float));
-  }
+  // `out` has the rows of the batch.
   void place(char* activations, float* out) {
-    for (size_t g = 0; g < calls_.size(); ++g) {
-      calls_[g].activations = activations;
-      calls_[g].out = out + groups_[g].first * calls_[g].out_stride;
-      activations += aligned(kernel_.activation_bytes(calls_[g].shape, calls_[g].rows));
+    for (MatmulArgs& call : calls_) {
+      call.activations = activations;
+      call.out = out;
+      activations += aligned(kernel_.activation_bytes(call.shape, call.rows));
+      out += call.rows * call.out_stride;
     }
   }
-  // Calls body(args, begin, end) for the rows [begin, end) of `args` that the sorted rows [from, to) are.
+  // Calls body(args, group, begin, end) for the rows [begin, end) of `args` that rows [from, to) of the batch
+  // are.
   template <class Body>
-  void for_rows(const Routing& routing, int64_t from, int64_t to, const Body& body) const {
+  void for_rows(int64_t from, int64_t to, const Body& body) const {
+    from += batch_.first;
+    to += batch_.first;
     while (from < to) {
-      const auto g = static_cast<size_t>(routing.group_of[static_cast<size_t>(from)]);
-      const Group& group = groups_[g];
+      const auto g = static_cast<size_t>(routing_.group_of[static_cast<size_t>(from)]);
+      const Group& group = routing_.groups[g];
       const int64_t end = std::min(to, group.first + group.rows);
-      body(calls_[g], group, from - group.first, end - group.first);
+      body(calls_[g - batch_.begin], group, from - group.first, end - group.first);
       from = end;
     }
   }
@@ -129,7 +154,8 @@ class GroupedProduct {
 
  private:
   const MatmulKernel& kernel_;
-  const std::vector<Group>& groups_;
+  const Routing& routing_;
+  Batch batch_;
   std::vector<MatmulArgs> calls_;
   int64_t bytes_ = 0;
 };
@@ -170,20 +196,32 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
   Activation* activate = gated(table, function);
   const Routing routing = sort_by_expert(args);
   const auto rows = static_cast<int64_t>(routing.tokens.size());
-  GroupedProduct gate_up(kernel, args.gate_up_shape, routing.groups, args.gate_up);
-  GroupedProduct down(kernel, args.down_shape, routing.groups, args.down);
-
-  const int64_t activation_bytes = std::max(gate_up.activation_bytes(), down.activation_bytes());
-  const int64_t out_bytes = aligned(std::max(gate_up.out_bytes(rows), down.out_bytes(rows)));
+  const int64_t product_row_bytes = 2 * width * static_cast<int64_t>(sizeof(float));
+  int64_t activation_bytes = 0, product_bytes = 0;
+  struct Products {
+    Batch batch;
+    GroupedProduct gate_up, down;
+  };
+  std::vector<Products> all;
+  for (const Batch& batch : batches(routing, product_row_bytes)) {
+    all.push_back({batch,
+                   {kernel, args.gate_up_shape, routing, batch, args.gate_up},
+                   {kernel, args.down_shape, routing, batch, args.down}});
+    activation_bytes = std::max(
+        {activation_bytes, all.back().gate_up.activation_bytes(), all.back().down.activation_bytes()});
+    product_bytes = std::max(product_bytes, aligned(batch.rows * product_row_bytes));
+  }
+  const int64_t result_bytes = aligned(rows * hidden * static_cast<int64_t>(sizeof(float)));
   const int64_t activated_bytes = aligned(width * static_cast<int64_t>(sizeof(float)));
   const int64_t q_bytes = bits == 0 ? 0 : aligned(args.tokens * hidden);
   const int64_t scale_bytes = bits == 0 ? 0 : aligned(args.tokens * static_cast<int64_t>(sizeof(float)));
   thread_local Workspace workspace;
-  char* memory = workspace.reserve(activation_bytes + out_bytes + q_bytes + scale_bytes +
+  char* memory = workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
                                    num_threads() * activated_bytes);
   char* const activations = memory;
   float* const products = reinterpret_cast<float*>(activations + activation_bytes);
-  int8_t* const q = reinterpret_cast<int8_t*>(reinterpret_cast<char*>(products) + out_bytes);
+  float* const results = reinterpret_cast<float*>(activations + activation_bytes + product_bytes);
+  int8_t* const q = reinterpret_cast<int8_t*>(reinterpret_cast<char*>(results) + result_bytes);
   float* const scales = reinterpret_cast<float*>(q + q_bytes);
   char* const activated = reinterpret_cast<char*>(scales) + scale_bytes;
 
@@ -193,45 +231,42 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
     quantize_rows(table, storage, {q, scales, nullptr, args.x, args.tokens, hidden, hidden, args.x_stride});
     from = {q, scales, nullptr, hidden};
   }
-  gate_up.place(activations, products);
-  in_ranges(rows, hidden, kElements, [&](int64_t begin, int64_t end, int) {
-    gate_up.for_rows(routing, begin, end,
-                     [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last) {
-                       GatherArgs gather = from;
-                       gather.ids = routing.tokens.data() + group.first;
-                       kernel.gather(call, gather, first, last);
-                     });
-  });
-  gate_up.run();
+  for (auto& [batch, gate_up, down] : all) {
+    const int64_t first_row = batch.first;
+    const GroupedProduct& up = gate_up;
+    gate_up.place(activations, products);
+    in_ranges(batch.rows, hidden, kElements, [&](int64_t begin, int64_t end, int) {
+      up.for_rows(begin, end, [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last) {
+        GatherArgs gather = from;
+        gather.ids = routing.tokens.data() + group.first;
+        kernel.gather(call, gather, first, last);
+      });
+    });
+    gate_up.run();
 
-  // A row is activated in memory of the thread's own, and from there rounded into its place.
-  down.place(activations, products);
-  in_ranges(rows, 2 * width, kElements, [&](int64_t begin, int64_t end, int thread) {
-    float* const row = reinterpret_cast<float*>(activated + thread * activated_bytes);
-    down.for_rows(routing, begin, end,
-                  [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
-                    MatmulArgs call = given;
-                    call.x = row;
-                    call.x_stride = 0;
-                    for (int64_t r = first; r < last; ++r) {
-                      activate({row, products + (group.first + r) * 2 * width, 1, width, width, 2 * width}, 0,
-                               ceil_div(width, kActivationChunk));
-                      kernel.quantize(call, r, r + 1);
-                    }
-                  });
-  });
-  down.run();
+    // A row is activated in memory of the thread's own, and from there rounded into its place.
+    const GroupedProduct& second = down;
+    down.place(activations, results + first_row * hidden);
+    in_ranges(batch.rows, 2 * width, kElements, [&](int64_t begin, int64_t end, int thread) {
+      float* const row = reinterpret_cast<float*>(activated + thread * activated_bytes);
+      second.for_rows(
+          begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
+            const float* product = products + (group.first - first_row + first) * 2 * width;
+            MatmulArgs call = given;
+            call.x = row;
+            call.x_stride = 0;
+            for (int64_t r = first; r < last; ++r, product += 2 * width) {
+              activate({row, product, 1, width, width, 2 * width}, 0, ceil_div(width, kActivationChunk));
+              kernel.quantize(call, r, r + 1);
+            }
+          });
+    });
+    down.run();
+  }
 
-  const WeightedSumArgs sum{args.out,
-                            products,
-                            args.expert_weights,
-                            routing.rows.data(),
-                            args.tokens,
-                            args.per_token,
-                            hidden,
-                            args.out_stride,
-                            hidden,
-                            args.per_token};
+  const WeightedSumArgs sum{
+      args.out,        results, args.expert_weights, routing.rows.data(), args.tokens, args.per_token, hidden,
+      args.out_stride, hidden,  args.per_token};
   WeightedSum* add = ARMLLM_OF_STORAGE(table, weighted_sum, storage);
   in_ranges(args.tokens, hidden * std::max<int64_t>(1, args.per_token), 2 * kElements,
             [&](int64_t begin, int64_t end, int) { add(sum, begin, end); });

@@ -76,8 +76,8 @@ MUTANTS = {
     ),
     "experts activate the rows of the first": (
         "csrc/moe.cpp",
-        "products + (group.first + r) * 2 * width",
-        "products + (group.first / 2 + r) * 2 * width",
+        "products + (group.first - first_row + first) * 2 * width",
+        "products + (group.first / 2 - first_row / 2 + first) * 2 * width",
     ),
     "an activation is rounded down": (
         "csrc/kernels/quantize.h",

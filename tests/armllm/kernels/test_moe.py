@@ -148,6 +148,23 @@ def test_threads_change_no_bit():
         assert torch.equal(results[0], results[2])
 
 
+def test_experts_that_take_turns_in_memory_give_the_same():
+    """Enough tokens for more than one batch of experts, and fewer of them for one."""
+    hidden, width, count = 32, 8192, 4
+    generator = torch.Generator().manual_seed(1)
+    gate_up = torch.randn(count, 2 * width, hidden, generator=generator) / hidden**0.5
+    down = torch.randn(count, hidden, width, generator=generator) / width**0.5
+    experts = kernels.join_experts(list(gate_up), list(down))
+    x, weights = torch.randn(320, hidden), torch.rand(320, 2)
+    ids = torch.stack([torch.randperm(count)[:2] for _ in range(320)])
+    parts, whole = torch.empty(320, hidden), torch.empty(320, hidden)
+    kernels.moe_f32(whole, x, ids, weights, experts)
+    for first in range(0, 320, 40):
+        part = slice(first, first + 40)
+        kernels.moe_f32(parts[part], x[part], ids[part], weights[part], experts)
+    assert torch.equal(whole, parts)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_token_that_is_no_number_spoils_no_other(bits):
     x = torch.randn(6, HIDDEN)
