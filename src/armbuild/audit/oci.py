@@ -1,4 +1,7 @@
-"""Images: the files of an OCI archive that remain when every layer lies over those below it."""
+"""Images: the files that remain when every layer lies over those below it.
+
+Read from OCI archives, and from what `docker save` and `podman save` write.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 import tarfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from armbuild.audit.archive import BROKEN, MAX_FILES, Archive, BrokenArchive, Member, ZstdFile, is_bomb
 
@@ -21,13 +24,15 @@ _MAX_ENTRIES = 2 * MAX_FILES
 
 
 def open_oci(path: Path) -> Archive:
-    """Open an OCI archive (image-spec, image-layout.md); raises BrokenArchive when it can't be followed."""
+    """Open an OCI archive (image-spec, image-layout.md) or a saved image; raises BrokenArchive."""
     stack = ExitStack()
     try:
         outer = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - it is one, of the stack
         budget = _Budget(path.stat().st_size)
         blobs = {
-            member.name.removeprefix("./"): member for member in budget.entries(outer) if member.isfile()
+            member.name.removeprefix("./"): member
+            for member in budget.entries(outer)
+            if member.isfile() or member.issym() or member.islnk()  # a saved image's equal layers are links
         }
         files = _unpacked(outer, blobs, stack, _Budget(path.stat().st_size))
     except BrokenArchive:
@@ -99,15 +104,19 @@ def _unpacked(
 
 
 def _layers(outer: tarfile.TarFile, blobs: dict[str, tarfile.TarInfo]) -> list[str]:
-    def document(name: str) -> dict[str, list[dict[str, str]]]:
+    def document(name: str) -> dict[str, Any]:
         if name not in blobs:
             raise BrokenArchive(f"{name} is missing: not an OCI archive")
         stream = outer.extractfile(blobs[name])
         loaded = json.loads(stream.read(16 << 20) if stream else b"")
+        if isinstance(loaded, list) and loaded:
+            loaded = loaded[0]  # of several saved images the first
         if not isinstance(loaded, dict):
             raise BrokenArchive(f"{name} is not an object")
         return loaded
 
+    if "index.json" not in blobs and "manifest.json" in blobs:  # `docker save`, `podman save`
+        return list(document("manifest.json")["Layers"])
     manifest = document("index.json")
     for _ in range(4):  # an index may point to an index
         if "layers" in manifest:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from armbuild.image.plan import ImagePlan
 
 DOCKERFILE = "docker/Dockerfile"
-# An OCI image has no place for a health check; podman and buildah leave it out unless told otherwise.
+# An OCI image has no place for a health check: podman and buildah leave it out unless told otherwise, and
+# images are saved in docker's form too, as `save` does by default.
 BUILD_FORMATS = {"docker": (), "podman": ("--format", "docker"), "buildah": ("--format", "docker")}
-SAVE_FORMATS = {"docker": (), "podman": ("--format", "oci-archive"), "buildah": ()}
 
 
 def check(plan: ImagePlan) -> None:
@@ -92,9 +92,9 @@ def _save(plan: ImagePlan, work: Path, log: Path) -> None:
     plan.output.parent.mkdir(parents=True, exist_ok=True)
     scratch = plan.output.with_name(f".{plan.output.name}-{work.name}")
     if plan.builder == "buildah":
-        command = ["buildah", "push", plan.tag, f"oci-archive:{scratch}:{plan.tag}"]
+        command = ["buildah", "push", plan.tag, f"docker-archive:{scratch}:{plan.tag}"]
     else:
-        command = [plan.builder, "save", *SAVE_FORMATS[plan.builder], "--output", str(scratch), plan.tag]
+        command = [plan.builder, "save", "--output", str(scratch), plan.tag]
     try:
         process.run(command, log=log, what=f"{plan.builder} save")
         scratch.replace(plan.output)

@@ -182,6 +182,29 @@ def test_oci_archives_are_looked_into_layer_by_layer(tmp_path, elf):
     assert audit(path, floor="armv8-a").ok
 
 
+def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, elf):
+    """As `docker save` and `podman save` write it."""
+    layer = io.BytesIO()
+    content = elf([("f", ".text", [0x4E829420, RET])])
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        entry = tarfile.TarInfo("usr/lib/a.so")
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    manifest = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, data in (("1/layer.tar", layer.getvalue()), ("manifest.json", manifest)):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+        link = tarfile.TarInfo("2/layer.tar")
+        link.type, link.linkname = tarfile.SYMTYPE, "../1/layer.tar"
+        tar.addfile(link)
+    report = audit(path, floor="armv8-a")
+    assert not report.ok
+    assert [item.name for item in report.files] == ["usr/lib/a.so"]
+
+
 @pytest.mark.parametrize(
     "index", [b"{}", b"[]", b"nonsense", b'{"manifests": [{"digest": "sha256:0"}]}', b'{"manifests": []}']
 )
