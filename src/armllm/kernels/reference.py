@@ -62,6 +62,8 @@ __all__ = [
     "silu_and_mul",
     "targets",
     "thread_backend",
+    "weight_layouts",
+    "weight_target",
     "write_kv_cache",
 ]
 
@@ -301,6 +303,18 @@ def report() -> dict[str, dict[str, str]]:
 def targets() -> tuple[str, ...]:
     """The one target that this module is."""
     return ("reference",)
+
+
+def weight_layouts() -> dict[str, str]:
+    """The one layout, which is no layout."""
+    return {"reference": "reference"}
+
+
+def weight_target(bits: int) -> str:
+    """The one target, for weights of 4 or 8 bits."""
+    if bits not in (4, 8):
+        raise ValueError(f"bits is {bits}, expected 4 or 8")
+    return "reference"
 
 
 def get_num_threads() -> int:
