@@ -30,7 +30,7 @@ void pack_run(uint8_t* to, const int8_t* q) {
     memcpy(to, q, run);
   } else {
     for (int i = 0; i < run; ++i) {
-      to[i] = static_cast<uint8_t>(((q[i] & 15) | (q[run + i] << 4)) ^ nibbles);
+      to[i] = static_cast<uint8_t>(((q[i] & 15) | ((q[run + i] & 15) << 4)) ^ nibbles);
     }
   }
 }
