@@ -25,6 +25,7 @@ from pathlib import Path
 
 from armbuild import qemu
 from armbuild.errors import ArmbuildError, BuildError, MissingError
+from armbuild.smoke import QEMU
 
 ROOT = Path(__file__).resolve().parent.parent
 # Core as QEMU names it, and what to run there: everything once, elsewhere what dispatch chooses; the SVE
@@ -133,7 +134,7 @@ def run(name: str, command: list[str]) -> bool:
     """Run one runner, show its output, return whether it passed."""
     print(f"== {name}", flush=True)
     start = time.monotonic()
-    status = subprocess.run(command, check=False).returncode
+    status = subprocess.run(command, env={**os.environ, **QEMU}, check=False).returncode
     seconds = time.monotonic() - start
     what = "passed" if status == 0 else f"FAILED with status {status}"
     print(f"== {name}: {what} in {seconds:.0f} s", flush=True)

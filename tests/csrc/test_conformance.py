@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,13 @@ SPEC.loader.exec_module(tool)
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, **tool.QEMU},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="session")
