@@ -24,6 +24,7 @@ from pathlib import Path
 
 import conformance
 from armbuild.errors import ArmbuildError, BuildError, MissingError
+from kernel_loops import CORES, LOOPS, Core, Loop
 from marked_loops import crack, find_loops
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,134 +32,6 @@ PAGE = ROOT / "docs" / "performance.md"
 START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles -->"
 LLVM_MCA = ("llvm-mca-19", "llvm-mca")
 LOSS = 1.05
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Core:
-    """What llvm-mca doesn't say: dispatch width (the core's optimization guide), bits of an SVE vector."""
-
-    name: str
-    dispatch: int
-    sve_bits: int
-    fmla: int
-    """Peak multiply-accumulates per cycle of FMLA on floats; BFDOT has twice, BFMMLA four times that."""
-
-
-CORES = (
-    Core(name="neoverse-n1", dispatch=4, sve_bits=0, fmla=8),
-    Core(name="neoverse-n2", dispatch=5, sve_bits=128, fmla=8),
-    Core(name="neoverse-v1", dispatch=8, sve_bits=256, fmla=16),
-    Core(name="neoverse-v2", dispatch=8, sve_bits=128, fmla=16),
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Loop:
-    """A marked loop to report: ``marker`` in the function ``entry`` of a target."""
-
-    target: str
-    entry: str
-    marker: str
-    rows: int = 0
-    """Rows of the register tile, in attention those of the query. 0: the loop goes through elements."""
-    length: int = 0
-    """Quantised products: elements of each row and column that an iteration takes. 0: another loop."""
-    bits: int = 0
-    panels: int = 1
-    """Quantised products: how many panels of four columns the tile meets."""
-    digits: int = 1
-    """Attention on an int8 cache: how many digits a row has, each of which is multiplied."""
-    cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")
-
-    @property
-    def title(self) -> str:
-        rows = f", {self.rows} rows" if self.rows > 1 else ", 1 row" if self.rows else ""
-        length = f" of {self.length}" if self.length and self.marker == "group" else ""
-        return f"{self.entry}: {self.marker}{length}{rows}"
-
-    @property
-    def mark(self) -> int:
-        """The number in the mark of the loop, 0 for any."""
-        return self.rows * 1000 + self.length if self.length else self.rows
-
-
-ARMV9 = ("neoverse-n2", "neoverse-v1", "neoverse-v2")
-LOOPS = (
-    *(
-        Loop(
-            target=target,
-            entry=f"w{bits}a8_tile",
-            marker=marker,
-            rows=rows,
-            length=length,
-            bits=bits,
-            panels=panels if rows == 1 else 1,
-            cores=cores,
-        )
-        for target, panels, cores in (("dotprod", 4, ("neoverse-n1",)), ("i8mm", 2, ARMV9))
-        for bits, marker, length, tiles in (
-            (4, "group", 32, (12, 4, 2, 1)),
-            (4, "group", 64, (12, 1)),
-            (4, "group", 128, (12, 1)),
-            (4, "channel", 16, (16, 1)),
-            (8, "channel", 16, (16, 1)),
-        )
-        for rows in tiles
-    ),
-    *(
-        Loop(target=target, entry=f"dense_multiply_{storage}", marker="dense", rows=rows, cores=cores)
-        for target, storage, tiles, cores in (
-            ("neon", "f32", (4, 1), ("neoverse-n1",)),
-            ("neon", "bf16", (4, 1), ("neoverse-n1",)),
-            ("bf16", "bf16", (8, 2), ARMV9),
-        )
-        for rows in tiles
-    ),
-    *(
-        Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
-        for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
-        for marker in ("logits", "values")
-    ),
-    *(
-        Loop(target="fhm", entry="attention_split_f16", marker=marker, rows=rows, cores=ARMV9)
-        for rows in (8, 1)
-        for marker in ("logits", "values")
-    ),
-    *(
-        Loop(target="bf16", entry="attention_split_bf16", marker=marker, rows=rows, cores=ARMV9)
-        for rows in (12, 8, 2)
-        for marker in ("logits", "values")
-    ),
-    *(
-        Loop(target=target, entry="int8_split", marker=marker, rows=rows, digits=digits, cores=cores)
-        for target, pairs, cores in (
-            ("neon", (1,), ("neoverse-n1",)),
-            ("dotprod", (3, 1), ("neoverse-n1",)),
-            ("i8mm", (3, 1), ARMV9),
-        )
-        for pair in pairs
-        for marker, rows, digits in (("logits", 2 * pair, 1), ("values", pair, 2))
-    ),
-    Loop(target="i8mm", entry="int8_split", marker="digits", cores=ARMV9),
-    Loop(target="neon", entry="attention_split_f32", marker="exponentials"),
-    *(
-        Loop(target=target, entry=f"{op}_{storage}", marker=marker, cores=cores)
-        for target, storage, cores in (
-            ("neon", "f32", Loop.cores),
-            ("neon", "bf16", ("neoverse-n1",)),
-            ("bf16", "bf16", ARMV9),
-            ("neon", "f16", Loop.cores),
-            ("sve", "f32", ("neoverse-v1",)),
-            ("sve", "bf16", ("neoverse-v1",)),
-        )
-        for op, marker in (
-            ("rms_norm", "sum_of_squares"),
-            ("rms_norm", "scale_row"),
-            ("silu_and_mul", "apply_and_mul"),
-            ("gelu", "apply"),
-        )
-    ),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
