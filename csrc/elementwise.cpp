@@ -7,22 +7,17 @@
 
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
-#include "armllm/threads.h"
+#include "ranges.h"
 
 namespace armllm {
 
 namespace {
 
-// Splits [0, count) into ranges worth a thread's while: waking one costs about as much as some 16,000
-// elements.
 template <class Args>
 void run(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, int64_t count,
          int64_t elements_each) {
-  constexpr int64_t kElements = 16384;
-  const int64_t each = std::max<int64_t>(1, kElements / std::max<int64_t>(1, elements_each));
-  const int64_t ranges = (count + each - 1) / each;
-  parallel_for(ranges, 0,
-               [&](int64_t range, int) { kernel(args, range * each, std::min(count, (range + 1) * each)); });
+  parallel_ranges(count, elements_each, kSimpleElements,
+                  [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
 }
 
 // Two tokens for one slot would make the cache depend on who writes last.

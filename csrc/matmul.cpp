@@ -1,6 +1,5 @@
 // The driver of the quantised products: one quantisation of the activations, then blocks of panels and tiles.
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "armllm/ops.h"
 #include "armllm/threads.h"
 #include "product.h"
+#include "ranges.h"
 #include "workspace.h"
 
 namespace armllm {
@@ -38,11 +38,9 @@ void check_weight(int bits, const WeightShape& shape) {
 }
 
 void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRowsArgs& args) {
-  constexpr int64_t kElements = 8192;  // worth a thread's while
   QuantizeRows* kernel = ARMLLM_OF_STORAGE(table, quantize_rows, storage);
-  const int64_t each = std::max<int64_t>(1, kElements / std::max<int64_t>(1, args.width));
-  parallel_for(ceil_div(args.rows, each), 0,
-               [&](int64_t item, int) { kernel(args, item * each, std::min(args.rows, (item + 1) * each)); });
+  parallel_ranges(args.rows, args.width, kProductElements,
+                  [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
 }
 
 const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage storage) {
@@ -67,14 +65,10 @@ void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArg
   MatmulArgs args = given;
   args.activations = workspace.reserve(kernel.activation_bytes(args.shape, args.rows));
 
-  constexpr int64_t kElements = 8192;
-  const int64_t rows_each = std::max<int64_t>(1, kElements / std::max<int64_t>(1, args.shape.in_features));
-  parallel_for(ceil_div(args.rows, rows_each), 0, [&](int64_t item, int) {
-    kernel.quantize(args, item * rows_each, std::min(args.rows, (item + 1) * rows_each));
-  });
+  parallel_ranges(args.rows, args.shape.in_features, kProductElements,
+                  [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); });
 
-  const int64_t wanted = num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads());
-  const ProductItems items(kernel, args.shape, args.rows, wanted);
+  const ProductItems items(kernel, args.shape, args.rows, wanted_items());
   parallel_for(items.count(), 0, [&](int64_t item, int) { items.run(args, item); });
 }
 

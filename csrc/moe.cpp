@@ -11,6 +11,7 @@
 #include "armllm/ops.h"
 #include "armllm/threads.h"
 #include "product.h"
+#include "ranges.h"
 #include "workspace.h"
 
 namespace armllm {
@@ -135,8 +136,7 @@ class GroupedProduct {
   }
   // Every expert has its share of the items, a busy one as many as keep all threads busy.
   void run() const {
-    const int threads = num_threads();
-    const int64_t wanted = threads == 1 ? 1 : 4 * static_cast<int64_t>(threads);
+    const int64_t wanted = wanted_items();
     int64_t all_tiles = 0;
     for (const MatmulArgs& call : calls_) all_tiles += kernel_.tiles(call.shape, call.rows);
     std::vector<ProductItems> items;
@@ -173,15 +173,6 @@ Activation* gated(const KernelTable& table, Function function) {
   }
 }
 
-// Splits rows into ranges of about `elements` elements.
-template <class Body>
-void in_ranges(int64_t rows, int64_t width, int64_t elements, const Body& body) {
-  const int64_t each = std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
-  parallel_for(ceil_div(rows, each), 0, [&](int64_t item, int thread) {
-    body(item * each, std::min(rows, (item + 1) * each), thread);
-  });
-}
-
 }  // namespace
 
 void moe(const KernelTable& table, int bits, Storage storage, Function function, const MoeArgs& args) {
@@ -189,7 +180,6 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
     check_weight(bits, args.gate_up_shape);
     check_weight(bits, args.down_shape);
   }
-  constexpr int64_t kElements = 8192;  // worth a thread's while
   const int64_t hidden = args.gate_up_shape.in_features, width = args.down_shape.in_features;
   const MatmulKernel& kernel =
       bits == 0 ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage) : matmul_kernel(table, bits, Storage::f32);
@@ -235,7 +225,7 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
     const int64_t first_row = batch.first;
     const GroupedProduct& up = gate_up;
     gate_up.place(activations, products);
-    in_ranges(batch.rows, hidden, kElements, [&](int64_t begin, int64_t end, int) {
+    parallel_ranges(batch.rows, hidden, kProductElements, [&](int64_t begin, int64_t end, int) {
       up.for_rows(begin, end, [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last) {
         GatherArgs gather = from;
         gather.ids = routing.tokens.data() + group.first;
@@ -247,7 +237,7 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
     // A row is activated in memory of the thread's own, and from there rounded into its place.
     const GroupedProduct& second = down;
     down.place(activations, results + first_row * hidden);
-    in_ranges(batch.rows, 2 * width, kElements, [&](int64_t begin, int64_t end, int thread) {
+    parallel_ranges(batch.rows, 2 * width, kProductElements, [&](int64_t begin, int64_t end, int thread) {
       float* const row = reinterpret_cast<float*>(activated + thread * activated_bytes);
       second.for_rows(
           begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
@@ -268,8 +258,8 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
       args.out,        results, args.expert_weights, routing.rows.data(), args.tokens, args.per_token, hidden,
       args.out_stride, hidden,  args.per_token};
   WeightedSum* add = ARMLLM_OF_STORAGE(table, weighted_sum, storage);
-  in_ranges(args.tokens, hidden * std::max<int64_t>(1, args.per_token), 2 * kElements,
-            [&](int64_t begin, int64_t end, int) { add(sum, begin, end); });
+  parallel_ranges(args.tokens, hidden * std::max<int64_t>(1, args.per_token), kSimpleElements,
+                  [&](int64_t begin, int64_t end, int) { add(sum, begin, end); });
 }
 
 }  // namespace armllm

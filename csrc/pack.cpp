@@ -8,13 +8,12 @@
 
 #include "armllm/layouts.h"
 #include "armllm/ops.h"
-#include "armllm/threads.h"
+#include "ranges.h"
 
 namespace armllm {
 
 namespace {
 
-int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 int64_t padded_features(const WeightShape& s) { return ceil_div(s.in_features, kWeightStep) * kWeightStep; }
 int64_t group_count(const WeightShape& s) { return s.group_size == 0 ? 1 : s.in_features / s.group_size; }
 
@@ -105,13 +104,12 @@ void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& arg
   PackPanel* pack = packer(layout, bits);
   const int64_t size = panel_bytes(layout, bits, args.shape);
   const int64_t panels = ceil_div(args.shape.out_features, layout.columns);
-  const int64_t each =
-      std::max<int64_t>(1, kElements / (layout.columns * std::max<int64_t>(1, args.shape.in_features)));
-  parallel_for(ceil_div(panels, each), 0, [&](int64_t item, int) {
-    for (int64_t panel = item * each; panel < std::min(panels, (item + 1) * each); ++panel) {
-      pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size);
-    }
-  });
+  parallel_ranges(panels, layout.columns * args.shape.in_features, kElements,
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t panel = begin; panel < end; ++panel) {
+                      pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size);
+                    }
+                  });
 }
 
 }  // namespace armllm

@@ -7,10 +7,12 @@
 #include <algorithm>
 
 #include "armllm/kernels.h"
+#include "ranges.h"
 
 namespace armllm {
 
-inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+// How many items keep all threads busy to the end.
+inline int64_t wanted_items() { return num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads()); }
 
 // Blocks of panels by blocks of tiles. A block of panels stays in the second-level cache while tile after
 // tile of rows goes over it; a tile stays in the first-level one. About `wanted` items or more, so that no

@@ -1,0 +1,28 @@
+// Rows cut into ranges for threads.
+
+#pragma once
+
+#include <stdint.h>
+
+#include <algorithm>
+
+#include "armllm/threads.h"
+
+namespace armllm {
+
+inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Waking a thread costs about as much as some 16,000 elements of a simple op, half as many of a product's.
+constexpr int64_t kSimpleElements = 16384, kProductElements = 8192;
+
+// Calls body(begin, end, thread) for ranges of the `rows`, each of about `elements` elements, `width` in a
+// row.
+template <class Body>
+void parallel_ranges(int64_t rows, int64_t width, int64_t elements, const Body& body) {
+  const int64_t each = std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
+  parallel_for(ceil_div(rows, each), 0, [&](int64_t item, int thread) {
+    body(item * each, std::min(rows, (item + 1) * each), thread);
+  });
+}
+
+}  // namespace armllm
