@@ -6,10 +6,12 @@ import ctypes
 import itertools
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import armllm
 from armllm import kernels
@@ -68,23 +70,31 @@ def recite(arguments: argparse.Namespace) -> int:
 def spare_the_emulator() -> None:
     """Keep torch's matrix products from running at a tenth of QEMU's normal speed.
 
-    oneDNN's SVE code is left out. And QEMU computes SVE in the 256-bit registers of an x86-64 host and leaves
-    their upper halves in use, which makes each scalar SSE instruction after it slow (Intel's optimization
-    manual, "Mixing Intel AVX code with SSE code"): QEMU's fused multiply-adds, so torch's products too. Zeros
-    written by the C library (DC ZVA) become a memset of the host's, which ends with VZEROUPPER. That clears
-    this thread's registers: so the products are kept on this thread.
+    oneDNN's SVE code is left out, and products of 16-bit numbers are computed from fp32 copies. And QEMU
+    computes SVE in the 256-bit registers of an x86-64 host and leaves their upper halves in use, which makes
+    each scalar SSE instruction after it slow (Intel's optimization manual, "Mixing Intel AVX code with SSE
+    code"): QEMU's fused multiply-adds, so torch's products too. Zeros written by the C library (DC ZVA) are a
+    memset of the host's, which ends with VZEROUPPER. That clears this thread's registers: so the products are
+    kept on this thread.
     """
     torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
     zeros = ctypes.create_string_buffer(1024)
     product = torch.nn.functional.linear
+    copies = WeakTensorKeyDictionary()
 
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 - torch's name
+        if weight.dtype == torch.float32:
+            wide = weight
+        else:
+            if weight not in copies:
+                copies[weight] = weight.float()
+            wide = copies[weight]
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         ctypes.memset(zeros, 0, len(zeros))
-        result = product(input, weight, bias)
+        result = product(input.float(), wide, None if bias is None else bias.float())
         torch.set_num_threads(threads)
-        return result
+        return result.to(input.dtype)
 
     torch.nn.functional.linear = linear
 
@@ -102,6 +112,8 @@ def plan(arguments: argparse.Namespace) -> list[Planned]:
     cases = batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
     models = [arguments.model]
     planned = list(itertools.product(models, arguments.dtype, arguments.quantization or (None,), cases))
+    if arguments.emulated:  # the thread that `spare_the_emulator` cannot clear would compute fp32's attention
+        planned = [(m, d, q, replace(c, threads=1) if d == "float32" else c) for m, d, q, c in planned]
     if not arguments.quantization and not arguments.batch:
         shortest = min(chosen, key=lambda passage: len(passage.token_ids))
         model, dtype = arguments.model, arguments.dtype[-1]

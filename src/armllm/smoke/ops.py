@@ -98,8 +98,13 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
     return OTHERS[name], dtype, unit + 1e-5
 
 
+@functools.cache
+def _normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + len(shape))).to(dtype)
+    return _normal(seed + len(shape), *shape).to(dtype, copy=True)
 
 
 def _convert(target: torch.dtype) -> Callable[[Any, torch.dtype], Tensor]:
