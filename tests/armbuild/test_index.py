@@ -9,8 +9,8 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import index, isolation
 from armbuild.cli import main

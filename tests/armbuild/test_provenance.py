@@ -5,8 +5,8 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import plan, provenance, reproduce, sbom
 from armbuild.build import BuiltWheel

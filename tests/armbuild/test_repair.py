@@ -5,8 +5,8 @@ import os
 import time
 import zipfile
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import repair, wheelfile
 

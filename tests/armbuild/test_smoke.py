@@ -1,5 +1,5 @@
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import smoke
 from armbuild.errors import UsageError

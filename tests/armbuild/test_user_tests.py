@@ -2,8 +2,8 @@ import os
 import subprocess
 import sys
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import smoke, wheelfile
 from armbuild.errors import MissingError, UsageError

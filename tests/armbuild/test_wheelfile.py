@@ -1,7 +1,7 @@
 import re
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import wheelfile
 from armbuild.errors import UsageError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import conformance as tool
 from armbuild import qemu
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("conformance_tool", ROOT / "tools" / "conformance.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-tool = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tool)
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:

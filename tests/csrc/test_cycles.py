@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import cycles as tool
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
-
-
-@pytest.fixture(scope="module")
-def tool():
-    sys.path.insert(0, str(TOOLS))
-    try:
-        spec = importlib.util.spec_from_file_location("cycles_tool", TOOLS / "cycles.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["cycles_tool"] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(TOOLS))
-    return module
 
 
 ASSEMBLY = """
@@ -45,35 +31,35 @@ _ZN6armllm4neon11silu_f32Ev:
 """
 
 
-def test_the_innermost_loop_around_a_mark_is_found(tool):
+def test_the_innermost_loop_around_a_mark_is_found():
     ((key, body),) = tool.find_loops(ASSEMBLY.splitlines()).items()
     assert key == ("_ZN6armllm4neon11silu_f32Ev", "apply", 2)
     assert [line.split()[0] for line in body] == ["ldr", "fmla", "subs", "b.ne", "//"]
     assert tool.macs(body, tool.CORES[0]) == (4, 8)
 
 
-def test_a_post_index_access_is_split_as_the_cores_do(tool):
+def test_a_post_index_access_is_split_as_the_cores_do():
     assert tool.crack("\tstp\tq0, q1, [x10], #64") == "\tstp\tq0, q1, [x10]\n\tadd\tx10, x10, #64"
     assert tool.crack("\tldr\tq0, [x1], #-16") == "\tldr\tq0, [x1]\n\tsub\tx1, x1, #16"
     assert tool.crack("\tldr\tq0, [x1, #16]") == "\tldr\tq0, [x1, #16]"
 
 
-def row(tool, rate):
+def row(rate):
     return tool.Row(
         title="silu: apply", target="neon", core="neoverse-n1", cycles=1, rate=rate, peak="", limit=""
     )
 
 
-def test_a_loop_that_lost_more_than_5_percent_is_named(tool):
+def test_a_loop_that_lost_more_than_5_percent_is_named():
     key = ("silu: apply", "neon", "neoverse-n1")
-    assert tool.losses([row(tool, "1.050 per element")], {key: "1.001 per element"}) == []
-    assert tool.losses([row(tool, "1.060 per element")], {key: "1.000 per element"})
-    assert tool.losses([row(tool, "15.0 MAC")], {key: "16.0 MAC"})
-    assert tool.losses([row(tool, "15.5 MAC")], {key: "16.0 MAC"}) == []
+    assert tool.losses([row("1.050 per element")], {key: "1.001 per element"}) == []
+    assert tool.losses([row("1.060 per element")], {key: "1.000 per element"})
+    assert tool.losses([row("15.0 MAC")], {key: "16.0 MAC"})
+    assert tool.losses([row("15.5 MAC")], {key: "16.0 MAC"}) == []
 
 
-def test_a_loop_that_came_or_went_is_named(tool):
-    assert "not in the table" in tool.losses([row(tool, "1.0 per element")], {})[0]
+def test_a_loop_that_came_or_went_is_named():
+    assert "not in the table" in tool.losses([row("1.0 per element")], {})[0]
     assert "no longer" in tool.losses([], {("silu: apply", "neon", "neoverse-n1"): "1.0 per element"})[0]
 
 

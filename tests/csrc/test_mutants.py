@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+import conformance as tool
+
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("conformance_tool", ROOT / "tools" / "conformance.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-tool = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(tool)
 # A mutant breaks what all targets are made of, so one target shows it.
 SCALAR = ("-DARMLLM_AVX2=OFF", "-DARMLLM_AVX512=OFF")
 

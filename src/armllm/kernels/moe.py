@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -126,7 +127,10 @@ def _address(
     return weight.data.data_ptr()
 
 
-def moe_w4a8(
+def _moe(
+    bits: int,
+    dtype: torch.dtype | None,
+    /,
     out: Tensor,
     x: Tensor,
     expert_ids: Tensor,
@@ -135,86 +139,19 @@ def moe_w4a8(
     *,
     activation: GatedActivation = "silu",
 ) -> None:
-    """Write the weighted sum of each token's experts to ``out``, their weights packed ones of 4 bits.
+    """Write the weighted sum of each token's experts to ``out``.
 
     out[t] = sum over j of expert_weights[t, j] * mlp(x[t]) of expert expert_ids[t, j], where mlp(x) =
     down(activation(gate(x)) * up(x)) (Shazeer et al. 2017, arXiv:1701.06538). ``x`` and ``out`` are [tokens,
-    hidden] of one dtype, float32, float16 or bfloat16; ``expert_ids`` int64 [tokens, per_token], -1 for none;
-    ``expert_weights`` float32 of that shape. A token without experts gets zeros.
+    hidden] of one dtype, float32, float16 or bfloat16, that of the experts if theirs are not packed;
+    ``expert_ids`` int64 [tokens, per_token], -1 for none; ``expert_weights`` float32 of that shape. A token
+    without experts gets zeros.
 
-    The inputs of both products are rounded to int8 as by ``matmul_w4a8``, those of the first once per token;
-    between the products, and in the sum, all is float32. ``out`` must not overlap ``x``. Raises ValueError
-    naming the argument that doesn't fit, an expert that is not there too; nothing has been written then.
+    With packed weights the inputs of both products are rounded to int8 as by ``matmul_w4a8``, those of the
+    first once per token; between the products, and in the sum, all is float32, but the down product of
+    bfloat16 experts may see its inputs in bfloat16. ``out`` must not overlap ``x``. Raises ValueError naming
+    the argument that doesn't fit, an expert that is not there too; nothing has been written then.
     """
-    _moe(out, x, expert_ids, expert_weights, experts, bits=4, dtype=None, activation=activation)
-
-
-def moe_w8a8(
-    out: Tensor,
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Experts,
-    *,
-    activation: GatedActivation = "silu",
-) -> None:
-    """Write the weighted sum of each token's experts, packed with 8 bits; otherwise as ``moe_w4a8``."""
-    _moe(out, x, expert_ids, expert_weights, experts, bits=8, dtype=None, activation=activation)
-
-
-def moe_bf16(
-    out: Tensor,
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Experts,
-    *,
-    activation: GatedActivation = "silu",
-) -> None:
-    """Write the weighted sum of each token's experts, all bfloat16; otherwise as ``moe_w4a8``.
-
-    Products and what lies between them are float32, but the down product may see its inputs in bfloat16.
-    """
-    _moe(out, x, expert_ids, expert_weights, experts, bits=0, dtype=torch.bfloat16, activation=activation)
-
-
-def moe_f16(
-    out: Tensor,
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Experts,
-    *,
-    activation: GatedActivation = "silu",
-) -> None:
-    """Write the weighted sum of each token's experts, all float16; otherwise as ``moe_bf16``."""
-    _moe(out, x, expert_ids, expert_weights, experts, bits=0, dtype=torch.float16, activation=activation)
-
-
-def moe_f32(
-    out: Tensor,
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Experts,
-    *,
-    activation: GatedActivation = "silu",
-) -> None:
-    """Write the weighted sum of each token's experts, all float32; otherwise as ``moe_bf16``."""
-    _moe(out, x, expert_ids, expert_weights, experts, bits=0, dtype=torch.float32, activation=activation)
-
-
-def _moe(
-    out: Tensor,
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Experts,
-    *,
-    bits: int,
-    dtype: torch.dtype | None,
-    activation: GatedActivation,
-) -> None:
     if experts.bits != bits or experts.dtype is not dtype:
         stored = experts.dtype or f"{experts.bits} bits"
         raise ValueError(f"experts have weights of {stored}; this op takes {dtype or f'{bits} bits'}")
@@ -256,3 +193,11 @@ def _moe(
         out.stride(0),
         x.stride(0),
     )
+
+
+# One op per kind of weights, as `report` names them: it refuses experts stored otherwise.
+moe_w4a8 = functools.partial(_moe, 4, None)
+moe_w8a8 = functools.partial(_moe, 8, None)
+moe_bf16 = functools.partial(_moe, 0, torch.bfloat16)
+moe_f16 = functools.partial(_moe, 0, torch.float16)
+moe_f32 = functools.partial(_moe, 0, torch.float32)

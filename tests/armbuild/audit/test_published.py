@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-TOOL = Path(__file__).parents[3] / "tools" / "judge_published.py"
-
-
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("judge_published", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["judge_published"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+import judge_published as tool
 
 
 @pytest.mark.slow
@@ -32,13 +19,13 @@ def tool():
         ("tokenizers", "a64fx", "yes"),
     ],
 )
-def test_wheels_that_run_are_not_refused(tool, package, cpu, verdict):
+def test_wheels_that_run_are_not_refused(package, cpu, verdict):
     (finding,) = tool.judge(package, (cpu,))
     assert finding.outcome == "runs"
     assert finding.verdict == verdict
 
 
-def test_a_yes_that_dies_and_a_no_that_runs_contradict(tool):
+def test_a_yes_that_dies_and_a_no_that_runs_contradict():
     def finding(verdict, outcome):
         return tool.Finding("p", "c", verdict, (), outcome).contradicts
 

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from tests.armbuild.audit import conftest as make
+from tests.armbuild.cli.test_detect import check
 
 from armbuild.cli import main
 
@@ -12,16 +13,6 @@ ROOT = Path(__file__).parents[3]
 SDOT, RET = 0x4E829420, 0xD65F03C0
 
 
-def load(path):
-    """Import a neighbour's helpers by path: test folders are no packages."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make = load(ROOT / "tests/armbuild/audit/conftest.py")
-check = load(Path(__file__).with_name("test_detect.py")).check
 SCHEMA = json.loads((ROOT / "docs/schema/audit.json").read_text())
 
 

@@ -1,7 +1,7 @@
 import json
 from types import SimpleNamespace
 
-import armbuild_test_wheels as wheels
+from tests.armbuild import wheels
 
 from armbuild.cli.pipeline import Pipeline
 from armbuild.errors import BuildError

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild import cache, pythons
 from armbuild.cli import main

@@ -5,9 +5,9 @@ import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import armbuild_test_small as small
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
+from tests.armbuild.image import small
 
 from armbuild import audit, debian
 from armbuild.audit import AuditReport

@@ -1,7 +1,7 @@
 import json
 
-import armbuild_test_small as small
 import pytest
+from tests.armbuild.image import small
 
 from armbuild.errors import UsageError
 from armbuild.image import config, content, packages, root, sandbox

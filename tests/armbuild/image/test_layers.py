@@ -4,8 +4,8 @@ import os
 import random
 import tarfile
 
-import armbuild_test_small as small
 import pytest
+from tests.armbuild.image import small
 
 from armbuild.image import layers
 

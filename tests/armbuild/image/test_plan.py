@@ -2,8 +2,8 @@ import json
 import struct
 import zipfile
 
-import armbuild_test_wheels as wheels
 import pytest
+from tests.armbuild import wheels
 
 from armbuild.errors import ArmbuildError, MissingError, UsageError
 from armbuild.image import engines, model, plan, reference

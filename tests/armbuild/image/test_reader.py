@@ -2,8 +2,8 @@ import io
 import json
 import tarfile
 
-import armbuild_test_small as small
 import pytest
+from tests.armbuild.image import small
 
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import archive, reader, unpack

@@ -3,8 +3,8 @@ import hashlib
 import io
 import tarfile
 
-import armbuild_test_small as small
 import pytest
+from tests.armbuild.image import small
 
 from armbuild.errors import CheckFailed
 from armbuild.image import archive, layers, reader, stages, unpack

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import armbuild_test_arm_machine as arm_machine
 import pytest
+from tests.armbuild import arm_machine
 
 from armbuild import wheelfile
 

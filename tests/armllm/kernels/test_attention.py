@@ -15,6 +15,15 @@ from armllm import kernels
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUND = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 """Twice the rounding of an output, since weights may be rounded before they multiply the values."""
+ANY_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "sliding_window": st.integers(1, 200),
+        "logit_soft_cap": st.floats(0.5, 100),
+        "alibi_slopes": st.just(True),
+        "sinks": st.just(True),
+    },
+)
 
 
 @dataclass
@@ -146,17 +155,7 @@ def test_any_batch_matches_float64(data):
             head_dim=8 * data.draw(st.integers(1, 20)),
             block_size=data.draw(st.sampled_from([16, 32, 64, 128])),
             seed=data.draw(st.integers(0, 2**31)),
-            options=data.draw(
-                st.fixed_dictionaries(
-                    {},
-                    optional={
-                        "sliding_window": st.integers(1, 200),
-                        "logit_soft_cap": st.floats(0.5, 100),
-                        "alibi_slopes": st.just(True),
-                        "sinks": st.just(True),
-                    },
-                )
-            ),
+            options=data.draw(ANY_OPTIONS),
         )
     )
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.armllm.kernels.test_attention import ANY_OPTIONS
 
 from armllm import kernels
 from armllm.kernels import reference
@@ -69,17 +70,7 @@ def test_any_batch_matches_plain_torch(data):
         head_dim=8 * data.draw(st.integers(1, 20)),
         block_size=data.draw(st.sampled_from([16, 32, 64, 128])),
         seed=data.draw(st.integers(0, 2**31)),
-        options=data.draw(
-            st.fixed_dictionaries(
-                {},
-                optional={
-                    "sliding_window": st.integers(1, 200),
-                    "logit_soft_cap": st.floats(0.5, 100),
-                    "alibi_slopes": st.just(True),
-                    "sinks": st.just(True),
-                },
-            )
-        ),
+        options=data.draw(ANY_OPTIONS),
     )
 
 

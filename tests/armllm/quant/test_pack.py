@@ -232,31 +232,8 @@ def test_digests_cover_every_piece(tmp_path):
 
 
 @pytest.mark.slow
-def test_packing_peaks_at_a_matrix_and_loading_at_less(tmp_path):
-    """67 million weights in bf16: packing holds no second matrix, and a packed model is not copied."""
-    config = {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 1024,
-        "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
-        "num_key_value_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-    state = {
-        "model.embed_tokens.weight": (64, 1024),
-        "lm_head.weight": (64, 1024),
-        "model.norm.weight": (1024,),
-    }
-    for index in range(4):
-        stem = f"model.layers.{index}."
-        state |= {f"{stem}self_attn.{name}_proj.weight": (1024, 1024) for name in "qkvo"}
-        state |= {f"{stem}mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
-        state |= {f"{stem}mlp.down_proj.weight": (1024, 4096)}
-        state |= {f"{stem}{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
-    source = tmp_path / "source"
-    source.mkdir()
-    save_file(
-        {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in state.items()},
-        source / "model.safetensors",
-    )
-    (source / "config.json").write_text(json.dumps(config))
+def test_packing_peaks_at_a_matrix_and_loading_at_less(large_checkpoint, tmp_path):
+    """Packing holds no second matrix, and a packed model is not copied."""
     watch = (
         "import sys, threading, time\n"
         "anonymous = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if 'RssAnon' in l)\n"
@@ -274,7 +251,13 @@ def test_packing_peaks_at_a_matrix_and_loading_at_less(tmp_path):
     # both parts of a product as integers, once more when they are joined, packed, and what rounding takes
     for program, bound in ((packing, gate_up * (1 + 1 + 1) + (8 << 20)), (loading, 8 << 20)):
         done = subprocess.run(
-            [sys.executable, "-c", f"{watch}{program}print(peak[0] - before)", source, tmp_path / "out"],
+            [
+                sys.executable,
+                "-c",
+                f"{watch}{program}print(peak[0] - before)",
+                large_checkpoint,
+                tmp_path / "out",
+            ],
             capture_output=True,
             text=True,
             check=True,

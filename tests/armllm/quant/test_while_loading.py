@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -164,31 +163,8 @@ def test_memory_is_counted_as_packed(make_checkpoint):
 
 
 @pytest.mark.slow
-def test_loading_peaks_at_the_packed_size_and_a_tensor(tmp_path):
-    """67 million weights: one more copy of them in int8 would take more than this allows."""
-
-    config = {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 1024,
-        "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
-        "num_key_value_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
-
-    state = {
-        "model.embed_tokens.weight": (64, 1024),
-        "lm_head.weight": (64, 1024),
-        "model.norm.weight": (1024,),
-    }
-    for index in range(4):
-        stem = f"model.layers.{index}."
-        state |= {f"{stem}self_attn.{name}_proj.weight": (1024, 1024) for name in "qkvo"}
-        state |= {f"{stem}mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
-        state |= {f"{stem}mlp.down_proj.weight": (1024, 4096)}
-        state |= {f"{stem}{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
-    save_file(
-        {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in state.items()},
-        tmp_path / "model.safetensors",
-    )
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_loading_peaks_at_the_packed_size_and_a_tensor(large_checkpoint):
+    """One more copy of them in int8 would take more than this allows."""
     program = (
         "import resource, sys; from armllm import LLM\n"
         "anonymous = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if 'RssAnon' in l)\n"
@@ -203,7 +179,7 @@ def test_loading_peaks_at_the_packed_size_and_a_tensor(tmp_path):
         "print(peak[0] - before)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(large_checkpoint)], capture_output=True, text=True, check=True
     )
     elements = 4 * (4 * 1024 * 1024 + 3 * 4096 * 1024)
     packed = elements // 2 + elements // 128 * 4
