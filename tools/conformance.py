@@ -111,11 +111,16 @@ def build(
     arm64: bool = False,
     sanitize: bool = False,
     source: Path = ROOT,
+    program: str = "conformance",
 ) -> Path:
-    """Build the runner of ``source`` in ``folder`` and return its path. Raises BuildError, MissingError."""
+    """Build the runner of ``source``, or another ``program`` of its folder, in ``folder``; return its path.
+
+    Raises BuildError, MissingError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command_line = configure(folder, *options, arm64=arm64, sanitize=sanitize, source=source)
-    for command in (command_line, [sys.executable, "-m", "cmake", "--build", str(folder), "--parallel", "2"]):
+    compile_line = [sys.executable, "-m", "cmake", "--build", str(folder), "--target", program]
+    for command in (command_line, [*compile_line, "--parallel", "2"]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             output = done.stdout + done.stderr
@@ -125,9 +130,9 @@ def build(
             log = folder / "build.log"
             log.write_text(output, encoding="utf-8")
             raise BuildError(
-                f"the runner did not build: {lines[0].strip() if lines else 'no output'} (log: {log})"
+                f"{program} did not build: {lines[0].strip() if lines else 'no output'} (log: {log})"
             )
-    return folder / "conformance" / "conformance"
+    return folder / "conformance" / program
 
 
 def run(name: str, command: list[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-MARK = re.compile(r"\s*// armllm-loop (\w+) (\d+)")
+MARK = re.compile(r"\s*armllm_loop\.(\w+)\.(\d+)\.\d+:")
 LABEL = re.compile(r"(\.L\w+):")
 FUNCTION = re.compile(r"(_Z\w+|\w+):")
 BRANCH = re.compile(r"\s+(?:b\.?\w*|cbn?z|tbn?z)\s+(?:.*,\s*)?(\.L\w+)\s*(?://.*)?$")
@@ -45,7 +45,7 @@ def find_loops(lines: list[str]) -> dict[tuple[str, str, int], list[str]]:
 def is_code(line: str) -> bool:
     """Return whether a line of assembly is an instruction, or a label within a loop."""
     text = line.strip()
-    return (bool(text) and not text.startswith((".", "//", "#"))) or bool(LABEL.match(line))
+    return (bool(text) and not text.startswith((".", "//", "#", "armllm_loop."))) or bool(LABEL.match(line))
 
 
 POST_INDEX = re.compile(r"(\s+\w+\s+.*\[(x\d+|sp)\]), #(-?\d+)$")

@@ -18,10 +18,10 @@
 #define ARMLLM_MEMBER inline __attribute__((always_inline))
 #define ARMLLM_LAMBDA __attribute__((always_inline))
 #define ARMLLM_ENTRY __attribute__((section(ARMLLM_SECTION), noinline))
-// Names an inner loop for tools/cycles.py: once per `n` vectors of elements, or with the number of rows.
-// Nothing in a build for use.
+// Names an inner loop for tools/cycles.py and count_instructions.py, by a label: once per `n` vectors of
+// elements, or with the number of rows. Nothing in a build for use.
 #if defined(ARMLLM_MARK_LOOPS)
-#define ARMLLM_LOOP(name, n) __asm__ volatile("// armllm-loop " name " %c0" : : "i"(n))
+#define ARMLLM_LOOP(name, n) __asm__ volatile("armllm_loop." name ".%c0.%=:" : : "i"(n))
 #else
 #define ARMLLM_LOOP(name, n)
 #endif

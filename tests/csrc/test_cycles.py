@@ -21,7 +21,7 @@ _ZN6armllm4neon11silu_f32Ev:
 .LBB0_2:
 	ldr	q0, [x0], #16
 	//APP
-	// armllm-loop apply 2
+	armllm_loop.apply.2.17:
 	//NO_APP
 	fmla	v1.4s, v0.4s, v0.4s
 	subs	x3, x3, #1
