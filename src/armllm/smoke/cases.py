@@ -102,16 +102,17 @@ def batch(name: str, chosen: tuple[Recitation, ...], options: dict[str, Any]) ->
 
 
 def mixture(passages: Sequence[Passage]) -> tuple[Recitation, ...]:
-    """Every passage from its beginning but the first, which ``alone`` recites from there; two of them twice.
+    """Every passage: the first two, which are long, from further on, twice; the others from their beginning.
 
-    So the first has a long prompt, all go on for similarly many steps, and some prompts share beginnings.
+    So some have long prompts, all go on for similarly many steps, and some prompts share beginnings.
     """
 
     def late(index: int, share: float) -> Recitation:
         passage = passages[index % len(passages)]
         return Recitation(passage=passage, given=int(len(passage.token_ids) * share))
 
-    return late(0, 0.6), *recitations(passages[1:], len(passages) - 1), late(0, 0.8), late(1, 0.5)
+    begun = tuple(Recitation(passage=passage) for passage in passages[2:])
+    return late(0, 0.8), late(1, 0.5), *begun, late(0, 0.9), late(1, 0.75)
 
 
 def default_cases(passages: Sequence[Passage], options: dict[str, Any]) -> list[Case]:

@@ -49,13 +49,16 @@ def test_usual_batch_is_preempted(passages):
     assert result.preemptions > 0
 
 
-def test_usual_cases_recite_the_longest_text_whole_and_all_others_too(passages):
-    said = {
-        (request.passage.name, request.given)
-        for case in default_cases(passages, {})
-        for request in case.recitations
-    }
-    assert {(passage.name, 0) for passage in passages} <= said
+def test_usual_cases_recite_the_longest_text_whole_and_most_of_the_others(passages):
+    first_given = {}
+    for case in default_cases(passages, {}):
+        for request in case.recitations:
+            name = request.passage.name
+            first_given[name] = min(request.given, first_given.get(name, request.given))
+    longest, next_longest, *others = passages
+    assert first_given[longest.name] == 0
+    assert first_given[next_longest.name] == len(next_longest.token_ids) // 2
+    assert all(first_given[other.name] == 0 for other in others)
 
 
 def test_engine_that_raises_has_failed_and_says_why(passages):
