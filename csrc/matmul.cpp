@@ -21,10 +21,6 @@ constexpr int64_t kMaxChannel = 131072;
 
 void check_weight(int bits, const WeightShape& shape) {
   if (bits != 4 && bits != 8) throw std::invalid_argument("bits is " + std::to_string(bits) + ", not 4 or 8");
-  if (bits == 8 && shape.group_size != 0) {
-    throw std::invalid_argument("group_size is " + std::to_string(shape.group_size) +
-                                ": weights of 8 bits have one scale per channel");
-  }
   const int64_t g = shape.group_size;
   if (g != 0 && ((g != 32 && g != 64 && g != 128) || shape.in_features % g != 0)) {
     throw std::invalid_argument("group_size is " + std::to_string(g) + ", not 32, 64 or 128 dividing the " +

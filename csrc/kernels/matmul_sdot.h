@@ -99,10 +99,10 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
 
 // Integers start at the bits of 1.5 * 2^23, where a float's last bit counts 1: as floats they are off by just
 // that number, which a subtraction mends, in one slot where SCVTF takes two. Exact below 2^22: a group of 128
-// reaches 128 * 127 * 128.
+// reaches 128 * 127 * 128, with 8 bits as with 4, whose integers are 16 times too large.
 alignas(16) static const int32_t kStart[4] = {kRounderBits, kRounderBits, kRounderBits, kRounderBits};
 
-template <int rows, int panels, int length>
+template <int bits, int rows, int panels, int length>
 ARMLLM_INLINE void grouped_tile(const Product& p) {
   constexpr bool kCrowded = rows > 8;
   const uint8_t* w[panels];
@@ -122,7 +122,7 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16) {
       ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
         int8x16_t block[4];
-        w[j] = load_block<4, kCrowded>(w[j], block);
+        w[j] = load_block<bits, kCrowded>(w[j], block);
         ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
           sums[j][r] = add_products<kCrowded>(sums[j][r], block, x, 16 * r);
       }
@@ -144,10 +144,10 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
 
 template <int bits, int rows, int panels = 1>
 ARMLLM_INLINE void tile_of(const Product& p) {
-  if constexpr (bits == 4 && rows <= 12) {
-    if (p.grouped && p.group == 32) return grouped_tile<rows, panels, 32>(p);
-    if (p.grouped && p.group == 64) return grouped_tile<rows, panels, 64>(p);
-    if (p.grouped && p.group == 128) return grouped_tile<rows, panels, 128>(p);
+  if constexpr (rows <= 12) {
+    if (p.grouped && p.group == 32) return grouped_tile<bits, rows, panels, 32>(p);
+    if (p.grouped && p.group == 64) return grouped_tile<bits, rows, panels, 64>(p);
+    if (p.grouped && p.group == 128) return grouped_tile<bits, rows, panels, 128>(p);
   }
   channel_tile<bits, rows, panels>(p);
 }

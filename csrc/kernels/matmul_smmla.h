@@ -172,7 +172,7 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
   }
 }
 
-template <int pairs, int length>
+template <int bits, int pairs, int length>
 ARMLLM_INLINE void grouped_tile(const Product& p) {
   const uint8_t* w = p.weights;
   const int8_t* x = p.q;
@@ -184,12 +184,13 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     ARMLLM_LOOP("group", 2 * pairs * 1000 + length);
     int32x4_t sums[pairs][2];
     ARMLLM_UNROLL for (int r = 0; r < pairs; ++r) {
-      sums[r][0] = reload(starts, 16 * r);
-      sums[r][1] = reload(starts, 16 * r);
+      const void* start = bits == 4 ? starts + 4 * r : kRounders;
+      sums[r][0] = reload(start, 0);
+      sums[r][1] = reload(start, 0);
     }
     starts += 4 * pairs;
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
-      add_products<4, pairs>(sums, w, x);
+      add_products<bits, pairs>(sums, w, x);
     const float32x4_t scales = vld1q_f32(p.scales + 4 * g);
     const float32x4_t rounder =
         pairs > 4 ? vreinterpretq_f32_s32(reload(kRounders, 0)) : vdupq_n_f32(kRounder);
@@ -203,33 +204,67 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     store_pair(p.out + 8 * r, out[r][0], out[r][1]);
 }
 
-// A single row of int8: SDOT of 8 elements of two columns at a time, both halves of the sum apart.
-template <int panels>
+// A single row of int8: SDOT of 8 elements of two columns at a time, both halves of the sum apart. length 0:
+// one group of all features.
+template <int panels, int length>
 ARMLLM_INLINE void single_row_w8(const Product& p) {
+  constexpr int kParts = length == 32 ? 1 : 2;
+  const int64_t groups = p.groups;
   const int8_t *w[panels], *x = p.q;
-  int32x4_t sums[panels][2][2];
+  int32x4_t sums[panels][2][kParts];
+  const float* scales[panels];
+  float32x4_t out[panels];
   ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
     w[j] = reinterpret_cast<const int8_t*>(p.weights + j * p.panel_bytes);
-    ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
-      sums[j][i / 2][i % 2] = vdupq_n_s32(0);
+    scales[j] = of_panel(p.scales, p, j);
+    out[j] = vdupq_n_f32(0);
   }
-  for (int64_t k = 0; k < p.features; k += 16) {
-    ARMLLM_LOOP("channel", 1016);
+  const auto start = [&](int32x4_t first) __attribute__((always_inline)) {
+    ARMLLM_UNROLL for (int i = 0; i < 2 * panels; ++i) {
+      sums[i / 2][i % 2][kParts - 1] = vdupq_n_s32(0);
+      sums[i / 2][i % 2][0] = first;
+    }
+  };
+  const auto add_16 = [&]() __attribute__((always_inline)) {
     const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       ARMLLM_UNROLL for (int n = 0; n < 2; ++n) {
         sums[j][n][0] = vdotq_s32(sums[j][n][0], vld1q_s8(w[j] + 16 * n), first);
-        sums[j][n][1] = vdotq_s32(sums[j][n][1], vld1q_s8(w[j] + 32 + 16 * n), second);
+        int32x4_t& sum = sums[j][n][kParts - 1];
+        sum = vdotq_s32(sum, vld1q_s8(w[j] + 32 + 16 * n), second);
       }
       w[j] += 64;
     }
     x += 32;
+  };
+  const auto whole = [&](int j) __attribute__((always_inline)) {
+    if constexpr (kParts == 1) return vpaddq_s32(sums[j][0][0], sums[j][1][0]);
+    return vpaddq_s32(vaddq_s32(sums[j][0][0], sums[j][0][1]), vaddq_s32(sums[j][1][0], sums[j][1][1]));
+  };
+  if constexpr (length == 0) {
+    start(vdupq_n_s32(0));
+    for (int64_t k = 0; k < p.features; k += 16) {
+      ARMLLM_LOOP("channel", 1016);
+      add_16();
+    }
+    ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
+      out[j] = vmulq_f32(vcvtq_f32_s32(whole(j)), vld1q_f32(scales[j]));
+  } else {
+    // Two neighbouring sums become one: the first of them starts at what makes it a float.
+    const int32x4_t first_rounders = vreinterpretq_s32_s64(vdupq_n_s64(kRounderBits));
+    for (int64_t g = 0; g < groups; ++g) {
+      ARMLLM_LOOP("group", 1000 + length);
+      start(first_rounders);
+      ARMLLM_UNROLL for (int k = 0; k < length; k += 16)
+        add_16();
+      ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
+        const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(whole(j)), vdupq_n_f32(kRounder));
+        out[j] = vfmaq_f32(out[j], sum, vld1q_f32(scales[j] + 4 * g));
+      }
+    }
   }
-  ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
-    const int32x4_t all =
-        vpaddq_s32(vaddq_s32(sums[j][0][0], sums[j][0][1]), vaddq_s32(sums[j][1][0], sums[j][1][1]));
-    vst1q_f32(p.out + 8 * j, vmulq_f32(vcvtq_f32_s32(all), vld1q_f32(of_panel(p.scales, p, j))));
-  }
+  ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
+    vst1q_f32(p.out + 8 * j, out[j]);
 }
 
 // See order_single_row. length 0: one group of all features.
@@ -299,29 +334,28 @@ ARMLLM_INLINE void single_row_w4(const Product& p) {
     vst1q_f32(p.out + 8 * j, out[j]);
 }
 
+template <int bits, int panels, int length>
+ARMLLM_INLINE void single_row_of(const Product& p) {
+  if constexpr (bits == 8) {
+    single_row_w8<panels, length>(p);
+  } else {
+    single_row_w4<panels, length>(p);
+  }
+}
 template <int bits, int panels>
 ARMLLM_INLINE void single_row(const Product& p) {
-  if constexpr (bits == 8) {
-    single_row_w8<panels>(p);
-  } else if (p.grouped) {
-    if (p.group == 32) {
-      single_row_w4<panels, 32>(p);
-    } else if (p.group == 64) {
-      single_row_w4<panels, 64>(p);
-    } else {
-      single_row_w4<panels, 128>(p);
-    }
-  } else {
-    single_row_w4<panels, 0>(p);
-  }
+  if (!p.grouped) return single_row_of<bits, panels, 0>(p);
+  if (p.group == 32) return single_row_of<bits, panels, 32>(p);
+  if (p.group == 64) return single_row_of<bits, panels, 64>(p);
+  single_row_of<bits, panels, 128>(p);
 }
 
 template <int bits, int pairs>
 ARMLLM_INLINE void tile_of(const Product& p) {
-  if constexpr (bits == 4 && pairs <= 6) {
-    if (p.grouped && p.group == 32) return grouped_tile<pairs, 32>(p);
-    if (p.grouped && p.group == 64) return grouped_tile<pairs, 64>(p);
-    if (p.grouped) return grouped_tile<pairs, 128>(p);
+  if constexpr (pairs <= 6) {
+    if (p.grouped && p.group == 32) return grouped_tile<bits, pairs, 32>(p);
+    if (p.grouped && p.group == 64) return grouped_tile<bits, pairs, 64>(p);
+    if (p.grouped) return grouped_tile<bits, pairs, 128>(p);
   }
   channel_tile<bits, pairs>(p);
 }

@@ -183,18 +183,16 @@ Result test_matmul(const Context& context) {
   Random random(context.seed);
   if (sizeof(T) == 4) {
     check_given_scale<T>(result, context, bits, {7, 77, 0, false}, random);
-    if (bits == 4) check_given_scale<T>(result, context, bits, {5, 256, 128, false}, random);
+    check_given_scale<T>(result, context, bits, {5, 256, 128, false}, random);
   }
   constexpr bool kIsFloat = sizeof(T) == 4;
   struct Size {
     int64_t out_features, in_features, group_size;
   };
   std::vector<Size> sizes = {{1, 1, 0}, {5, 31, 0}, {18, 77, 0}, {7, 160, 0}};
-  if (bits == 4) {
-    for (const int64_t group : {32, 64, 128}) {
-      sizes.push_back({18, group, group});
-      sizes.push_back({7, 3 * group, group});
-    }
+  for (const int64_t group : {32, 64, 128}) {
+    sizes.push_back({18, group, group});
+    sizes.push_back({7, 3 * group, group});
   }
   for (const Size& size : sizes) {
     for (const bool zero_points : {false, true}) {
@@ -210,9 +208,10 @@ Result test_matmul(const Context& context) {
     }
   }
   // Enough panels and rows for more than one block of either.
-  const armllm::WeightShape large{150, bits == 4 ? 128 : 96, bits == 4 ? 32 : 0, false};
-  const Given<T> given(bits, large, false, random);
-  for (const int64_t rows : {1, 33}) check_product(result, context, given, rows, true);
+  for (const int64_t group : {0, 32}) {
+    const Given<T> large(bits, {150, 96, group, false}, false, random);
+    for (const int64_t rows : {1, 33}) check_product(result, context, large, rows, true);
+  }
   return result;
 }
 

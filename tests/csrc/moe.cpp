@@ -259,7 +259,7 @@ Result test_moe(const Context& context, int bits) {
   Result result;
   Random random(context.seed);
   std::vector<Size> sizes = {{77, 50, 0}, {1, 3, 0}, {33, 160, 0}};
-  if (bits == 4) sizes.insert(sizes.end(), {{64, 96, 32}, {192, 64, 64}, {128, 128, 128}});
+  if (bits != 0) sizes.insert(sizes.end(), {{64, 96, 32}, {192, 64, 64}, {128, 128, 128}});
   constexpr int64_t kExperts = 5;
   constexpr Function kFunctions[] = {Function::silu_and_mul, Function::gelu_and_mul,
                                      Function::gelu_tanh_and_mul};

@@ -75,14 +75,10 @@ def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None 
     )
 
 
-def _group_size(features: int, groups: int, bits: int) -> int:
+def _group_size(features: int, groups: int) -> int:
     """Return the size of a group, 0 for one group of all features."""
-    if groups == 1 and features not in GROUP_SIZES:
+    if groups == 1:
         return 0
-    if bits == 8:
-        if groups == 1:
-            return 0
-        raise ValueError(f"scales has {groups} groups; weights of 8 bits have one scale per channel")
     if groups == 0 or features % groups != 0 or features // groups not in GROUP_SIZES:
         raise ValueError(
             f"scales has {groups} groups for {features} input features, expected 1, or groups of "
@@ -116,17 +112,16 @@ def pack_weight(
 
     ``q`` is int8 [out_features, in_features], for ``bits`` 4 with values -8..7 (formats that store 0..15
     subtract 8, from their zero points too). ``scales`` is float32 [out_features, groups]: one group, or
-    groups of 32, 64 or 128 input features; weights of 8 bits have one. ``zeros`` (int8, the shape of
-    ``scales``) are zero points, -8..8 for 4 bits; None is symmetric. ``target``: pack for the kernels of this
-    one, whatever this machine is; None: for those in use. Raises ValueError naming the argument that doesn't
-    fit.
+    groups of 32, 64 or 128 input features. ``zeros`` (int8, the shape of ``scales``) are zero points, -8..8
+    for 4 bits; None is symmetric. ``target``: pack for the kernels of this one, whatever this machine is;
+    None: for those in use. Raises ValueError naming the argument that doesn't fit.
     """
     if bits not in {4, 8}:
         raise ValueError(f"bits is {bits}, expected 4 or 8")
     _check.tensor("q", q, torch.int8, ("out_features", "in_features"))
     out_features, in_features = q.shape
     _check.tensor("scales", scales, torch.float32, (out_features, "groups"))
-    group_size = _group_size(in_features, scales.shape[1], bits)
+    group_size = _group_size(in_features, scales.shape[1])
     if not torch.isfinite(scales).all():
         row, group = (~torch.isfinite(scales)).nonzero()[0].tolist()
         raise ValueError(f"scales[{row}, {group}] is {scales[row, group].item()}, expected a finite number")

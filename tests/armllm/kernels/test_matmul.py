@@ -39,7 +39,7 @@ def multiply(x, quantised, bits, bias=None):
 
 CASES = [
     (4, 37, 96, 32), (4, 64, 128, 64), (4, 5, 384, 128), (4, 33, 77, 0), (4, 4, 32, 0), (8, 37, 77, 0),
-    (8, 18, 96, 0), (8, 3, 1, 0),
+    (8, 18, 96, 0), (8, 3, 1, 0), (8, 37, 96, 32), (8, 64, 128, 64), (8, 5, 384, 128), (8, 3, 32, 32),
 ]  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def weights():
         ({"scales": torch.full((4, 2), torch.inf)}, r"scales\[0, 0\] is inf"),
         ({"zeros": torch.zeros(4, 1, dtype=torch.int8)}, "zeros has shape"),
         ({"zeros": torch.full((4, 2), 9, dtype=torch.int8)}, "zeros has values from 9 to 9"),
-        ({"bits": 8}, "scales has 2 groups; weights of 8 bits have one"),
+        ({"bits": 8, "scales": torch.ones(4, 4)}, "scales has 4 groups"),
     ],
 )
 def test_a_weight_that_cannot_be_is_refused_by_name(change, message):

@@ -59,7 +59,8 @@ def mixed(op, x, ids, weights, experts, **options):
 
 
 @pytest.mark.parametrize(
-    ("bits", "group", "zero_points"), [(4, 32, False), (4, 32, True), (4, 0, False), (8, 0, False)]
+    ("bits", "group", "zero_points"),
+    [(4, 32, False), (4, 32, True), (4, 0, False), (8, 32, True), (8, 0, False)],
 )
 @pytest.mark.parametrize("tokens", [1, 2, 17])
 def test_fused_experts_are_the_products_one_after_the_other(bits, group, zero_points, tokens):
@@ -93,13 +94,13 @@ def test_floating_point_experts_are_those_of_the_reference(dtype, activation):
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_experts_are_those_of_the_reference(dtype, bits):
+@pytest.mark.parametrize(("bits", "group"), [(4, 0), (8, 0), (8, 32)])
+def test_quantised_experts_are_those_of_the_reference(dtype, bits, group):
     x = torch.randn(23, HIDDEN).to(dtype)
     ids, weights = route(23, 3, missing=True)
     op = f"moe_w{bits}a8"
-    got = mixed(getattr(kernels, op), x, ids, weights, quantised(kernels, bits))
-    expected = mixed(getattr(reference, op), x, ids, weights, quantised(reference, bits))
+    got = mixed(getattr(kernels, op), x, ids, weights, quantised(kernels, bits, group=group))
+    expected = mixed(getattr(reference, op), x, ids, weights, quantised(reference, bits, group=group))
     # What rounds to another integer on one side differs by a step of 1/127 of the row's largest number.
     assert_close(got, expected, rtol=2 * torch.finfo(dtype).eps, atol=0.01)
     assert (got.double() - expected.double()).norm() <= (
@@ -222,7 +223,7 @@ def test_experts_that_are_not_alike_are_refused_by_name():
     for gate_up, downs, message in (
         ([], [], "gate_up has 0 experts and down 0"),
         (up[:2], down[:1], "gate_up has 2 experts and down 1"),
-        ((up[0], grouped.gate_up[1]), down[:2], r"gate_up\[1\] has group_size 32, that of expert 0 has 64"),
+        ((up[0], grouped.gate_up[1]), down[:2], r"gate_up\[1\] has group_size 32, that of expert 0 has 0"),
         (up[:2], (down[0], up[1]), r"down\[1\] is \[192, 64\], expected \[64, 96\]"),
         (up[:1], eight.down[:1], r"down\[0\] has weights of 8, gate_up\[0\] of 4"),
         (up[:2], (down[0], dense.down[1]), r"down\[1\] is stored otherwise than that of expert 0"),
