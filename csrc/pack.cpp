@@ -22,39 +22,74 @@ int64_t panel_bytes(const WeightLayout& layout, int bits, const WeightShape& s) 
   return padded_features(s) * layout.columns * bits / 8 + floats * static_cast<int64_t>(sizeof(float));
 }
 
-// One run of a column into its place; int4: two runs.
+// One run into its place; int4: two runs.
 template <int bits, int run, int nibbles>
-void pack_run(uint8_t* to, const int8_t* q) {
+void pack_run(uint8_t* to, const int8_t* low, const int8_t* high) {
   if constexpr (bits == 8) {
-    memcpy(to, q, run);
+    memcpy(to, low, run);
   } else {
-    for (int i = 0; i < run; ++i) {
-      to[i] = static_cast<uint8_t>(((q[i] & 15) | ((q[run + i] & 15) << 4)) ^ nibbles);
-    }
+    for (int i = 0; i < run; ++i)
+      to[i] = static_cast<uint8_t>(((low[i] & 15) | ((high[i] & 15) << 4)) ^ nibbles);
   }
 }
 
+// Columns `first` (high) and `first` + 1 (low) of a panel that pairs them, in runs.
+template <int columns, int run, int nibbles>
+void pack_pair(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t* to) {
+  const WeightShape& s = a.shape;
+  const int64_t step = run * columns / 2, whole = s.in_features / run * run;
+  int8_t last[2][run] = {};
+  const int8_t* from[2] = {};
+  for (int64_t n = 0; n < 2 && first + n < s.out_features; ++n) {
+    from[n] = a.q + (first + n) * a.q_stride;
+    memcpy(last[n], from[n] + whole, static_cast<size_t>(s.in_features - whole));
+  }
+  constexpr int8_t kZeros[run] = {};
+  for (int64_t k = 0; k < padded; k += run, to += step) {
+    const int8_t* runs[2];
+    for (int n = 0; n < 2; ++n)
+      runs[n] = from[n] == nullptr || k > whole ? kZeros : k < whole ? from[n] + k : last[n];
+    pack_run<4, run, nibbles>(to, runs[1], runs[0]);
+  }
+}
+
+// A column `first` in blocks of kBlock elements.
 template <int bits, int columns, int run, int nibbles>
+void pack_column(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t* to) {
+  constexpr int64_t kBlock = bits == 4 ? 2 * run : run, kHigh = kBlock - run;
+  const WeightShape& s = a.shape;
+  const int64_t whole = s.in_features / kBlock * kBlock;
+  int64_t k = 0;
+  if (first < s.out_features) {
+    const int8_t* from = a.q + first * a.q_stride;
+    for (; k < whole; k += kBlock) {
+      pack_run<bits, run, nibbles>(to + k * columns * bits / 8, from + k, from + k + kHigh);
+    }
+    if (k < s.in_features) {
+      int8_t last[kBlock] = {};
+      memcpy(last, from + k, static_cast<size_t>(s.in_features - k));
+      pack_run<bits, run, nibbles>(to + k * columns * bits / 8, last, last + kHigh);
+      k += kBlock;
+    }
+  }
+  constexpr int8_t kZeros[kBlock] = {};
+  for (; k < padded; k += kBlock) {
+    pack_run<bits, run, nibbles>(to + k * columns * bits / 8, kZeros, kZeros + kHigh);
+  }
+}
+
+template <int bits, int columns, int run, int nibbles, bool pairs>
 void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
-  constexpr int64_t kBlock = bits == 4 ? 2 * run : run;
   const WeightShape& s = a.shape;
   const int64_t first = panel * columns, groups = group_count(s), padded = padded_features(s);
-  const int64_t whole = s.in_features / kBlock * kBlock;
-  for (int64_t n = 0; n < columns; ++n) {
-    uint8_t* column = to + n * run;
-    int64_t k = 0;
-    if (first + n < s.out_features) {
-      const int8_t* from = a.q + (first + n) * a.q_stride;
-      for (; k < whole; k += kBlock) pack_run<bits, run, nibbles>(column + k * columns * bits / 8, from + k);
-      if (k < s.in_features) {
-        int8_t last[kBlock] = {};
-        memcpy(last, from + k, static_cast<size_t>(s.in_features - k));
-        pack_run<bits, run, nibbles>(column + k * columns * bits / 8, last);
-        k += kBlock;
-      }
+  if constexpr (bits == 4 && pairs) {
+    for (int64_t n = 0; n < columns; n += 2) {
+      pack_pair<columns, run, nibbles>(a, first + n, padded, to + n / 2 * run);
     }
-    constexpr int8_t kZeros[kBlock] = {};
-    for (; k < padded; k += kBlock) pack_run<bits, run, nibbles>(column + k * columns * bits / 8, kZeros);
+  } else {
+    for (int64_t n = 0; n < columns; ++n) {
+      pack_column<bits, columns, run, nibbles>(a, first + n, padded, to + n * run);
+    }
   }
   float* floats = reinterpret_cast<float*>(to + padded * columns * bits / 8);
   for (int64_t g = 0; g < groups; ++g) {
@@ -74,14 +109,16 @@ using PackPanel = void(const PackWeightArgs&, int64_t panel, uint8_t* to);
 template <const WeightLayout& layout>
 PackPanel* packer_of(int bits) {
   constexpr int kColumns = layout.columns, kRun = layout.run, kNibbles = layout.nibbles;
-  return bits == 4 ? pack_panel<4, kColumns, kRun, kNibbles> : pack_panel<8, kColumns, kRun, kNibbles>;
+  constexpr bool kPairs = layout.pairs;
+  return bits == 4 ? pack_panel<4, kColumns, kRun, kNibbles, kPairs>
+                   : pack_panel<8, kColumns, kRun, kNibbles, kPairs>;
 }
 
 PackPanel* packer(const WeightLayout& layout, int bits) {
   if (&layout == &kColumns16) return packer_of<kColumns16>(bits);
   if (&layout == &kColumns4x4) return packer_of<kColumns4x4>(bits);
   if (&layout == &kColumns4x8) return packer_of<kColumns4x8>(bits);
-  return packer_of<kColumns4x8Offset>(bits);
+  return packer_of<kColumnPairs4x8>(bits);
 }
 
 }  // namespace

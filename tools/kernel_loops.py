@@ -64,10 +64,13 @@ LOOPS = (
             rows=rows,
             length=length,
             bits=bits,
-            panels=panels if rows == 1 else 1,
+            panels=panels[bits] if rows == 1 else 1,
             cores=cores,
         )
-        for target, panels, cores in (("dotprod", 4, ("neoverse-n1",)), ("i8mm", 2, ARMV9))
+        for target, panels, cores in (
+            ("dotprod", {4: 4, 8: 4}, ("neoverse-n1",)),
+            ("i8mm", {4: 4, 8: 2}, ARMV9),
+        )
         for bits, marker, length, tiles in (
             (4, "group", 32, (12, 4, 2, 1)),
             (4, "group", 64, (12, 1)),

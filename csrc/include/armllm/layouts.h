@@ -9,19 +9,21 @@ namespace armllm {
 
 // Panels of `columns` columns, one after the other. A panel holds blocks, then its scales [groups, columns],
 // and with zero points [groups, columns] of -scale * zero. A block holds `run` elements of each column in
-// order, of int4 2 * run: the first half in the low nibbles. Nibbles are two's complement XORed with
-// `nibbles`: 0x88 is an offset of 8.
+// order. Of int4 a byte is a low and a high nibble, two's complement XORed with `nibbles` (8 in either half
+// is an offset of 8): of a column's 2 * run elements the first and the second half, or with `pairs` the
+// elements of two neighbouring columns, the second one low.
 struct WeightLayout {
   const char* name;
   int64_t columns;
   int64_t run;
   int nibbles;
+  bool pairs;
 };
 
-inline constexpr WeightLayout kColumns16{"columns16", 16, 2, 0};
-inline constexpr WeightLayout kColumns4x4{"columns4x4", 4, 4, 0};
-inline constexpr WeightLayout kColumns4x8{"columns4x8", 4, 8, 0};
-inline constexpr WeightLayout kColumns4x8Offset{"columns4x8offset", 4, 8, 0x88};
+inline constexpr WeightLayout kColumns16{"columns16", 16, 2, 0, false};
+inline constexpr WeightLayout kColumns4x4{"columns4x4", 4, 4, 0, false};
+inline constexpr WeightLayout kColumns4x8{"columns4x8", 4, 8, 0, false};
+inline constexpr WeightLayout kColumnPairs4x8{"columnpairs4x8", 4, 8, 0x08, true};
 
 // The layout that a target's matmul reads.
 struct TargetLayout {
@@ -30,7 +32,7 @@ struct TargetLayout {
 };
 inline constexpr TargetLayout kTargetLayouts[] = {
     {"scalar", &kColumns16}, {"avx2", &kColumns16},     {"avx512", &kColumns16},
-    {"neon", &kColumns4x8},  {"dotprod", &kColumns4x4}, {"i8mm", &kColumns4x8Offset},
+    {"neon", &kColumns4x8},  {"dotprod", &kColumns4x4}, {"i8mm", &kColumnPairs4x8},
 };
 
 // Whether a target, by the name of its section (`armllm.<target>`), is listed with this layout.

@@ -130,7 +130,7 @@ def test_a_folder_for_another_target_is_refused_where_it_cannot_run(make_checkpo
     """Packing for it works here; its layout is what tests/armllm/kernels/test_matmul.py checks."""
     here = kernels.weight_layouts()[kernels.weight_target(4)]
     for target, layout in (
-        ("neoverse-v1", "columns4x8offset"),
+        ("neoverse-v1", "columnpairs4x8"),
         ("neoverse-n1", "columns4x4"),
         ("cortex-a72", "columns4x8"),
     ):
