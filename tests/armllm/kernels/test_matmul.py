@@ -115,7 +115,7 @@ def test_rows_without_numbers_stay_so_with_a_given_scale():
 def test_weights_are_packed_for_every_target(target, case):
     """By the description of layouts in csrc/include/armllm/layouts.h, element by element."""
     columns, run, nibbles = {
-        "scalar": (16, 2, 0), "neon": (4, 8, 0), "dotprod": (4, 4, 0), "i8mm": (4, 8, 0x88)
+        "scalar": (16, 2, 0), "neon": (4, 8, 0), "dotprod": (4, 4, 0), "i8mm": (4, 8, 0x08)
     }[target]  # fmt: skip
     bits, n, k, group = case
     q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
@@ -124,11 +124,14 @@ def test_weights_are_packed_for_every_target(target, case):
     groups, padded, panels = scales.shape[1], -(-k // 32) * 32, -(-n // columns)
     values = torch.zeros(panels * columns, padded, dtype=torch.int64)
     values[:n, :k] = q
-    blocks = values.view(panels, columns, -1, (1 if bits == 8 else 2), run)
-    if bits == 4:
-        blocks = ((blocks[..., 0, :] & 15) | (blocks[..., 1, :] & 15) << 4) ^ nibbles
+    if bits == 8:
+        blocks = values.view(panels, columns, -1, run) & 255
     else:
-        blocks = blocks[..., 0, :] & 255
+        if target == "i8mm":  # of neighbouring columns the first one is high
+            high, low = values.view(panels, -1, 2, padded // run, run).unbind(2)
+        else:
+            low, high = values.view(panels, columns, -1, 2, run).unbind(3)
+        blocks = ((low & 15) | (high & 15) << 4) ^ nibbles
     floats = torch.zeros(2, panels * columns, groups)
     floats[0, :n], floats[1, :n] = scales, -scales * zeros
     floats = floats.view(2, panels, columns, groups).permute(1, 0, 3, 2).reshape(panels, -1)
