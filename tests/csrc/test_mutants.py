@@ -5,87 +5,138 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import conformance as tool
 
 ROOT = Path(__file__).parents[2]
-# A mutant breaks what all targets are made of, so one target shows it.
-SCALAR = ("-DARMLLM_AVX2=OFF", "-DARMLLM_AVX512=OFF")
+# A mutant breaks what all targets are made of, so one target shows it, and one op.
+SCALAR = ("-DARMLLM_AVX2=OFF", "-DARMLLM_AVX512=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1")
 
-MUTANTS = {
-    "attention forgets what earlier keys weighed": (
-        "csrc/kernels/softmax.h",
-        "sum = sum * factor + total;",
-        "sum = sum + total;",
+
+class Mutant(NamedTuple):
+    """One line that is broken, and an op that must fail for it."""
+
+    what: str
+    op: str
+    file: str
+    line: str
+    broken: str
+
+
+# Those of a group break different ops, so they are built together.
+GROUPS = (
+    (
+        Mutant(
+            "attention forgets what earlier keys weighed",
+            "paged_attention_f32",
+            "csrc/kernels/softmax.h",
+            "sum = sum * factor + total;",
+            "sum = sum + total;",
+        ),
+        Mutant(
+            "rotation turns the wrong way",
+            "rotary_embedding_f32",
+            "csrc/kernels/rotary.h",
+            "a = sub(mul(x, cosine), mul(b, sine));",
+            "a = add(mul(x, cosine), mul(b, sine));",
+        ),
+        Mutant(
+            "a group's scale is that of the first",
+            "matmul_w4a8_f32",
+            "csrc/kernels/matmul_plain.h",
+            "p.scales[g * 16 + n]",
+            "p.scales[n]",
+        ),
+        Mutant(
+            "a token's rows all get the first share",
+            "weighted_sum_f32",
+            "csrc/kernels/weighted_sum.h",
+            "splat(weights[j])",
+            "splat(weights[0])",
+        ),
+        Mutant(
+            "the last weights of a dense panel are the first",
+            "dense_matmul_f32",
+            "csrc/kernels/dense.h",
+            "(column + c < last ? column + c : last) * n",
+            "(column + c < last ? column + c : 0) * n",
+        ),
+        Mutant(
+            "a norm reads one element too far",
+            "rms_norm_f32",
+            "csrc/kernels/norm.h",
+            "for (; i + kLanes <= n; i += kLanes) {\n    const Vf v = load(x + i);",
+            "for (; i + kLanes <= n + 1; i += kLanes) {\n    const Vf v = load(x + i);",
+        ),
     ),
-    "a query sees one token of the future": (
-        "csrc/kernels/softmax.h",
-        "- queries + row / group + 1;",
-        "- queries + row / group + 2;",
+    (
+        Mutant(
+            "a query sees one token of the future",
+            "paged_attention_f32",
+            "csrc/kernels/softmax.h",
+            "- queries + row / group + 1;",
+            "- queries + row / group + 2;",
+        ),
+        Mutant(
+            "an expert has the weights of the one before",
+            "moe_w4a8_f32",
+            "csrc/moe.cpp",
+            "args.weight = weights[group.expert];",
+            "args.weight = weights[group.expert > 0 ? group.expert - 1 : 0];",
+        ),
     ),
-    "rotation turns the wrong way": (
-        "csrc/kernels/rotary.h",
-        "a = sub(mul(x, cosine), mul(b, sine));",
-        "a = add(mul(x, cosine), mul(b, sine));",
+    (
+        Mutant(
+            "a weight on an int8 cache loses its low digit",
+            "paged_attention_int8_f32",
+            "csrc/kernels/attention_int8.h",
+            "upper(sums[r][c]) * 128 + lower(sums[r][c])",
+            "upper(sums[r][c]) * 128",
+        ),
+        Mutant(
+            "an expert gets every other of its tokens twice",
+            "moe_w4a8_f32",
+            "csrc/kernels/matmul.h",
+            "const int64_t row = from.ids[r];",
+            "const int64_t row = from.ids[r - r % 2];",
+        ),
     ),
-    "a group's scale is that of the first": (
-        "csrc/kernels/matmul_plain.h",
-        "p.scales[g * 16 + n]",
-        "p.scales[n]",
+    (
+        Mutant(
+            "a value of an int8 cache gets its key's scale",
+            "paged_attention_int8_f32",
+            "csrc/kernels/attention_int8.h",
+            "scales[j / 16] = key_scales + block_size;",
+            "scales[j / 16] = key_scales;",
+        ),
+        Mutant(
+            "experts activate the rows of the first",
+            "moe_w4a8_f32",
+            "csrc/moe.cpp",
+            "products + (group.first - first_row + first) * 2 * width",
+            "products + (group.first / 2 - first_row / 2 + first) * 2 * width",
+        ),
     ),
-    "a weight on an int8 cache loses its low digit": (
-        "csrc/kernels/attention_int8.h",
-        "upper(sums[r][c]) * 128 + lower(sums[r][c])",
-        "upper(sums[r][c]) * 128",
+    (
+        Mutant(
+            "a scale that no token wrote is used",
+            "paged_attention_int8_f32",
+            "csrc/kernels/attention_int8.h",
+            "where_less(zero(), p, mul(p, load(scales[i / 16] + j - i)), zero())",
+            "mul(p, load(scales[i / 16] + j - i))",
+        ),
+        Mutant(
+            "an activation is rounded down",
+            "quantize_rows_f32",
+            "csrc/kernels/quantize.h",
+            "sub(add(div(x, scale), splat(kRounder)), splat(kRounder));",
+            "sub(add(sub(div(x, scale), splat(0.5f)), splat(kRounder)), splat(kRounder));",
+        ),
     ),
-    "a value of an int8 cache gets its key's scale": (
-        "csrc/kernels/attention_int8.h",
-        "scales[j / 16] = key_scales + block_size;",
-        "scales[j / 16] = key_scales;",
-    ),
-    "a scale that no token wrote is used": (
-        "csrc/kernels/attention_int8.h",
-        "where_less(zero(), p, mul(p, load(scales[i / 16] + j - i)), zero())",
-        "mul(p, load(scales[i / 16] + j - i))",
-    ),
-    "a token's rows all get the first share": (
-        "csrc/kernels/weighted_sum.h",
-        "splat(weights[j])",
-        "splat(weights[0])",
-    ),
-    "an expert gets every other of its tokens twice": (
-        "csrc/kernels/matmul.h",
-        "const int64_t row = from.ids[r];",
-        "const int64_t row = from.ids[r - r % 2];",
-    ),
-    "the last weights of a dense panel are the first": (
-        "csrc/kernels/dense.h",
-        "(column + c < last ? column + c : last) * n",
-        "(column + c < last ? column + c : 0) * n",
-    ),
-    "an expert has the weights of the one before": (
-        "csrc/moe.cpp",
-        "args.weight = weights[group.expert];",
-        "args.weight = weights[group.expert > 0 ? group.expert - 1 : 0];",
-    ),
-    "experts activate the rows of the first": (
-        "csrc/moe.cpp",
-        "products + (group.first - first_row + first) * 2 * width",
-        "products + (group.first / 2 - first_row / 2 + first) * 2 * width",
-    ),
-    "an activation is rounded down": (
-        "csrc/kernels/quantize.h",
-        "sub(add(div(x, scale), splat(kRounder)), splat(kRounder));",
-        "sub(add(sub(div(x, scale), splat(0.5f)), splat(kRounder)), splat(kRounder));",
-    ),
-    "a norm reads one element too far": (
-        "csrc/kernels/norm.h",
-        "for (; i + kLanes <= n; i += kLanes) {\n    const Vf v = load(x + i);",
-        "for (; i + kLanes <= n + 1; i += kLanes) {\n    const Vf v = load(x + i);",
-    ),
-}
+)
 
 
 @pytest.fixture(scope="session")
@@ -103,15 +154,20 @@ def copy(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("file", "line", "broken"), MUTANTS.values(), ids=MUTANTS.keys())
-def test_one_broken_line_fails_the_runner(copy, file, line, broken):
-    path = copy / "source" / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(line) == 1
-    path.write_text(text.replace(line, broken), encoding="utf-8")
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group[0].what)
+def test_one_broken_line_fails_the_runner(copy, group):
+    sources = {copy / "source" / mutant.file for mutant in group}
+    whole = {path: path.read_text(encoding="utf-8") for path in sources}
     try:
+        for mutant in group:
+            path = copy / "source" / mutant.file
+            text = path.read_text(encoding="utf-8")
+            assert text.count(mutant.line) == 1, mutant.what
+            path.write_text(text.replace(mutant.line, mutant.broken), encoding="utf-8")
         runner = tool.build(copy / "build", *SCALAR, source=copy / "source")
     finally:
-        path.write_text(text, encoding="utf-8")
-    done = subprocess.run([runner], capture_output=True, text=True, check=False)
-    assert done.returncode != 0, done.stdout
+        for path, text in whole.items():
+            path.write_text(text, encoding="utf-8")
+    for mutant in group:
+        done = subprocess.run([runner, "--op", mutant.op], capture_output=True, text=True, check=False)
+        assert done.returncode != 0, (mutant.what, done.stdout)
