@@ -40,7 +40,7 @@ def _engine(  # noqa: PLR0917 - a list of options
         str | None,
         typer.Option(
             "--quantization",
-            help="Round weights while loading: int8, int4, int4-g32, int4-g64, int4-g128, int4-channelwise.",
+            help="Round weights while loading: int8, int4 (either with -g32, -g64, -g128), int4-channelwise.",
             rich_help_panel="Engine",
         ),
     ] = None,

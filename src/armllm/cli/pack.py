@@ -26,7 +26,7 @@ def pack(  # noqa: PLR0917 - a list of options
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="Round weights first: int8, int4, int4-g32, int4-g64, int4-g128 or int4-channelwise."
+            help="Round weights first: int8, int4, both also with -g32, -g64 or -g128, or int4-channelwise."
         ),
     ] = None,
     calibration: Annotated[

@@ -24,7 +24,7 @@ def quantize(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
     scheme: Annotated[
-        str, typer.Option(help="int8, int4, int4-g32, int4-g64, int4-g128 or int4-channelwise.")
+        str, typer.Option(help="int8, int4, both also with -g32, -g64 or -g128, or int4-channelwise.")
     ],
     calibrate: Annotated[
         Path | None,

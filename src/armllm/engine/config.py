@@ -42,8 +42,9 @@ class EngineConfig:
     model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
     skip_tokenizer_init: token ids in, token ids out, no text.
     dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
-    quantization: round weights while loading: "int8", "int4", "int4-g32", "int4-g64", "int4-g128" or
-    "int4-channelwise". A checkpoint that is quantised says so itself; its method may be named all the same.
+    quantization: round weights while loading: "int8", "int4", both also in groups ("int4-g32", "-g64",
+    "-g128"), or "int4-channelwise". A checkpoint that is quantised says so itself; its method may be named
+    all the same.
     calibration: a text of the kind that the model will see, by which inputs of products are scaled before
     their weights are rounded (``quantization``).
     seed: of the seeds of requests that bring none.

@@ -86,14 +86,12 @@ class CompressedTensors:
         return f"{self.method} ({'; '.join(dict.fromkeys(map(str, self.groups)))})"
 
     def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
-        """The matrix's in memory: exactly as stored, but 8 bits have one scale per row."""
+        """The matrix's, exactly as stored."""
         group = self._group_of(weights.prefix + name)
         if group is None:
             return None
-        if group.bits == 8:
-            return Scheme(bits=8)
         return Scheme(
-            bits=4,
+            bits=group.bits,
             group_size=0 if group.group_size >= in_features else group.group_size,
             symmetric=group.symmetric,
         )

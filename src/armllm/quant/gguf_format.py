@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from armllm.models.gguf import GGUFCheckpoint
     from armllm.models.loader import Weights
 
-# Q4_0 is kept as it is. The kernels have one scale per row for 8 bits and whole zero points for 4.
+# Q4_0, Q5_0 and Q8_0 are kept as they are. The kernels have no groups of 16, and whole zero points.
 SCHEMES = {kind: Scheme(bits=8) for kind in BLOCKS} | {
     "Q4_0": Scheme(bits=4, group_size=32),
+    "Q5_0": Scheme(bits=8, group_size=32),
+    "Q8_0": Scheme(bits=8, group_size=32),
     "Q4_1": Scheme(bits=4, group_size=32, symmetric=False),
     "Q4_K": Scheme(bits=4, group_size=32, symmetric=False),
 }

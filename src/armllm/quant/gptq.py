@@ -62,9 +62,8 @@ class GPTQ:
         """None where the checkpoint has no packed matrix of this name."""
         if not weights.has(f"{name}.qweight"):
             return None
-        if self.bits == 8:
-            return Scheme(bits=8)
-        return Scheme(bits=4, group_size=grouping(self.group_size, in_features), symmetric=self.symmetric)
+        size = grouping(self.group_size, in_features)
+        return Scheme(bits=self.bits, group_size=size, symmetric=self.symmetric)
 
     def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """Values, scales, zero points and maybe groups of inputs."""

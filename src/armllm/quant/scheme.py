@@ -8,7 +8,10 @@ from armllm.errors import RequestError
 
 # Sizes of groups that the kernels have.
 GROUP_SIZES = (128, 64, 32)
-SCHEMES = ("int8", "int4", "int4-g32", "int4-g64", "int4-g128", "int4-channelwise")
+SCHEMES = (
+    *("int8", "int8-g32", "int8-g64", "int8-g128"),
+    *("int4", "int4-g32", "int4-g64", "int4-g128", "int4-channelwise"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +31,8 @@ class Scheme:
         return in_features // self.group_size if self.group_size else 1
 
     def num_bytes(self, out_features: int, in_features: int) -> int:
-        """Memory of a packed matrix: values, fp32 scales, and zero points of one byte."""
-        per_group = 4 if self.symmetric else 5
+        """Memory of a packed matrix: values, fp32 scales, and their products with zero points."""
+        per_group = 4 if self.symmetric else 8
         groups = out_features * self.num_groups(in_features)
         return -(-out_features * in_features * self.bits // 8) + groups * per_group
 
@@ -47,13 +50,18 @@ def scheme_for(name: str, in_features: int) -> Scheme:
     ``int4`` takes groups of 128, else of 64 or 32, else one per row, whichever divides first. ValueError
     where a group size that was asked for does not divide.
     """
-    if name == "int8":
-        return Scheme(bits=8)
-    if name == "int4-channelwise":
-        return Scheme(bits=4)
+    bits = 8 if name.startswith("int8") else 4
+    if name in {"int8", "int4-channelwise"}:
+        return Scheme(bits=bits)
     if name == "int4":
-        return Scheme(bits=4, group_size=next((size for size in GROUP_SIZES if in_features % size == 0), 0))
-    size = int(name.removeprefix("int4-g"))
+        return Scheme(bits=4, group_size=largest_group(in_features))
+    size = int(name.rpartition("-g")[2])
     if in_features % size:
-        raise ValueError(f"groups of {size} don't divide its {in_features} inputs; int4 takes what does")
-    return Scheme(bits=4, group_size=size)
+        other = "int4 takes what does" if bits == 4 else "int8 has one scale per row"
+        raise ValueError(f"groups of {size} don't divide its {in_features} inputs; {other}")
+    return Scheme(bits=bits, group_size=size)
+
+
+def largest_group(inputs: int) -> int:
+    """The largest group that the kernels have and that divides so many inputs, 0 if none does."""
+    return next((size for size in GROUP_SIZES if inputs % size == 0), 0)

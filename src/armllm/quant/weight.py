@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from armllm.quant.rounding import round_matrix
-from armllm.quant.scheme import GROUP_SIZES, Scheme
+from armllm.quant.scheme import Scheme, largest_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,28 +83,36 @@ def stack(weights: Sequence[IntegerWeight]) -> IntegerWeight:
 def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     """The matrix in a form that the kernels have.
 
-    Large groups of 4 bits are cut into smaller ones, which is exact. 8 bits in groups or with zero points are
-    rounded anew, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
+    Large groups are cut into smaller ones, which is exact. 8 bits in groups that are no multiple of 32 are
+    rounded anew, with one scale per row, as are, in their groups, those with a zero point that int8 doesn't
+    hold: then the second value is the relative error, ||w' - w|| / ||w||.
     """
     if weight.zeros is not None and not weight.zeros.any():
         weight = dataclasses.replace(weight, zeros=None)
     groups, inputs = weight.num_groups, weight.q.shape[1]
-    if weight.bits == 8 and (groups > 1 or weight.zeros is not None):
+    size = inputs // groups
+    smaller = largest_group(size) if groups > 1 else 0
+    no_such_groups = groups > 1 and not smaller
+    if weight.bits == 8 and (no_such_groups or not _in_int8(weight.zeros)):
         exact = weight.dequantize()
-        rounded = dataclasses.replace(from_float(exact, Scheme(bits=8)), input_scale=weight.input_scale)
+        scheme = Scheme(bits=8, group_size=smaller, symmetric=no_such_groups or weight.zeros is None)
+        rounded = dataclasses.replace(from_float(exact, scheme), input_scale=weight.input_scale)
         return rounded, relative_error(rounded.dequantize(), exact)
+    if no_such_groups:
+        raise ValueError(f"groups of {size} are no multiple of 32")
     if weight.zeros is not None:
         weight = dataclasses.replace(weight, zeros=weight.zeros.to(torch.int8))
-    size = inputs // groups
-    if groups == 1 or size in GROUP_SIZES:
+    if smaller in {0, size}:
         return weight, None
-    smaller = next((known for known in GROUP_SIZES if size % known == 0), None)
-    if smaller is None:
-        raise ValueError(f"groups of {size} are no multiple of 32")
     times = size // smaller
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(times, 1)
     scales = weight.scales.repeat_interleave(times, 1)
     return dataclasses.replace(weight, scales=scales, zeros=zeros), None
+
+
+def _in_int8(zeros: Tensor | None) -> bool:
+    """GPTQ's first format stores zero points less one, which gives 128 of -128 to 127."""
+    return zeros is None or zeros.numel() == 0 or int(zeros.max()) < 128
 
 
 def from_float(matrix: Tensor, scheme: Scheme) -> IntegerWeight:

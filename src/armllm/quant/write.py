@@ -65,7 +65,8 @@ def quantize_checkpoint(
     """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
 
     Files keep their names; the folder appears when all is written. int8 becomes "int-quantized" W8A8 with
-    dynamic activations, int4 "pack-quantized" W4A16, with the largest groups that all layers have.
+    dynamic activations; int8 in groups and int4 "pack-quantized" W8A16 and W4A16, int4 with the largest
+    groups that all layers have.
     ``calibrate``: a text by which inputs of products are scaled first (`armllm.quant.calibration`).
     RequestError and CheckpointError say what is wrong.
     """
@@ -129,12 +130,17 @@ def describe(scheme: Scheme, checkpoint: Checkpoint) -> dict[str, Any]:
     alone = {name for name in layers if name.rpartition(".")[2] in LEFT_ALONE}
     return {
         "quant_method": "compressed-tensors",
-        "format": "int-quantized" if scheme.bits == 8 else "pack-quantized",
+        "format": "int-quantized" if _is_w8a8(scheme) else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], **_arguments(scheme)}},
         "ignore": sorted(alone | {"lm_head"}),
         "kv_cache_scheme": None,
     }
+
+
+def _is_w8a8(scheme: Scheme) -> bool:
+    """Whether it is written so: vLLM's W8A8 has no groups of weights, its W8A16 has."""
+    return scheme.bits == 8 and not scheme.group_size
 
 
 def _arguments(scheme: Scheme) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     return {
         "weights": weights,
-        "input_activations": inputs if scheme.bits == 8 else None,
+        "input_activations": inputs if _is_w8a8(scheme) else None,
         "output_activations": None,
     }
 
@@ -185,7 +191,7 @@ def _rounded(checkpoint: Tensors, name: str, stored: Tensor, scheme: Scheme) -> 
     """The tensors that take a matrix's place; scales keep its dtype."""
     weight = rounded(Weights(checkpoint, torch.float32), name, stored, scheme)
     scale = {f"{name}_scale": weight.scales.to(stored.dtype)}
-    if scheme.bits == 8:
+    if _is_w8a8(scheme):
         return {name: weight.q, **scale}
     return {
         f"{name}_packed": pack_signed(weight.q, scheme.bits),

@@ -175,10 +175,10 @@ def _quantize_rows(ops: Any, dtype: torch.dtype) -> Tensor:
 
 def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
     def run(ops: Any, dtype: torch.dtype) -> Tensor:
-        """One token, two, a tile and a rest of rows; per channel, and int4's groups with zero points."""
+        """One token, two, a tile and a rest of rows; per channel, and groups with zero points."""
         generator = torch.Generator().manual_seed(bits)
         parts = []
-        for features, groups, with_zeros in ((77, 1, False), *(((128, 4, True),) if bits == 4 else ())):
+        for features, groups, with_zeros in ((77, 1, False), (128, 4, True)):
             low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
             q = torch.randint(low, high, (13, features), generator=generator, dtype=torch.int8)
             scales = torch.rand(13, groups, generator=generator) + 0.5

@@ -67,6 +67,8 @@ def agrees(folder, model, *, atol=1e-4):
         ({"bits": 4}, TOKENS),
         ({"bits": 4, "symmetric": False}, None),
         ({"bits": 8}, None),
+        ({"bits": 8, "group_size": 32}, TOKENS),
+        ({"bits": 8, "group_size": 128, "symmetric": False}, None),
     ],
     ids=str,
 )
@@ -217,9 +219,23 @@ def test_gptq_large_groups_are_cut_into_smaller_ones(make_checkpoint, tmp_path):
     agrees(folder, model, atol=3e-4)
 
 
-def test_gptq_of_8_bits_channelwise(make_checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"group_size": 0}, {"group_size": -1}),
+        ({"group_size": 32}, {}),
+        ({"group_size": 64, "act_order": True}, {"group_size": 64, "desc_act": True}),
+        (
+            {"group_size": 128, "symmetric": False, "act_order": True, "version": 2},
+            {"group_size": 128, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
+        ),
+    ],
+    ids=str,
+)
+def test_gptq_of_8_bits(make_checkpoint, tmp_path, options, settings):
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(), GPTQ | {"bits": 8, "group_size": -1}, gptq(8, 0))
+    settings = GPTQ | {"bits": 8} | settings
+    model = write_quantised(folder, make_checkpoint(**SIZES), settings, gptq(8, **options))
     agrees(folder, model)
 
 
@@ -233,17 +249,21 @@ def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
 
 
-@pytest.mark.parametrize(
-    "options", [{"group_size": 32}, {"group_size": 32, "symmetric": False, "act_order": True}], ids=str
-)
-def test_gptq_of_8_bits_in_groups_is_rounded_anew(make_checkpoint, tmp_path, options):
+def test_gptq_of_8_bits_with_zero_points_of_256_is_rounded_anew(make_checkpoint, tmp_path, caplog):
+    """The first format's largest, one more than int8 holds. Matrices without one are kept."""
     folder = tmp_path / "model"
-    settings = GPTQ | {"bits": 8, "sym": options.get("symmetric", True)}
-    model = write_quantised(folder, make_checkpoint(), settings, gptq(8, **options))
+    settings = GPTQ | {"bits": 8, "sym": False}
+    model = write_quantised(folder, make_checkpoint(), settings, gptq(8, 32, symmetric=False))
+    scheme = Scheme(bits=8, group_size=32, symmetric=False)
+    state, rounded = load_file(folder / "model.safetensors"), []
     for name, parameter in model.named_parameters():
-        if "_proj" in name:
-            parameter.data = from_float(parameter.data, Scheme(bits=8)).dequantize()
+        stored = state.get(name.removesuffix("weight") + "qzeros")
+        if stored is not None and (stored.view(torch.uint8) == 255).any():
+            parameter.data = from_float(parameter.data, scheme).dequantize()
+            rounded.append(name)
+    assert 0 < len(rounded) < 14
     agrees(folder, model)
+    assert "had to be rounded anew" in caplog.text
 
 
 def test_biases_of_zeros_are_passed_over_and_others_refused(make_checkpoint, tmp_path):

@@ -36,7 +36,7 @@ def logits(folder, **options):
     return torch.cat([llm.generate(prompt, 4)[1] for prompt in random_prompts((1, 30), 2)])
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-g32", "int4-channelwise"])
+@pytest.mark.parametrize("scheme", ["int8", "int8-g64", "int4", "int4-g32", "int4-channelwise"])
 def test_a_packed_folder_computes_what_rounding_while_loading_gives(make_checkpoint, tmp_path, scheme):
     source = make_checkpoint(**SIZES, attention_bias=True, mlp_bias=True).folder
     pack(source, tmp_path / "out", "--quantization", scheme)
@@ -49,7 +49,7 @@ def test_a_packed_folder_computes_what_rounding_while_loading_gives(make_checkpo
     [
         (GPTQ | {"desc_act": True, "sym": False}, gptq(4, 32, symmetric=False, act_order=True)),
         (AWQ | {"group_size": 64}, awq(64)),
-        (GPTQ | {"bits": 8}, gptq(8, 32)),
+        (GPTQ | {"bits": 8, "sym": False}, gptq(8, 32, symmetric=False, act_order=True)),
         compressed("pack-quantized", bits=4, group_size=32, inputs=TOKENS, ignore=("re:.*k_proj", "lm_head")),
     ],
     ids=["gptq with act-order", "awq", "gptq of 8 bits", "an ignored part"],

