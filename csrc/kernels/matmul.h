@@ -223,23 +223,25 @@ ARMLLM_INLINE void add_zero_points(const Product& p, float one) {
   }
 }
 
+// A panel of rows `first` to `first` + `rows` into the result, times the rows' scales and `unit`.
 template <class T>
-ARMLLM_INLINE void store_row(const MatmulArgs& a, const float* from, float scale, int64_t row,
-                             int64_t column) {
-  T* out = static_cast<T*>(a.out) + row * a.out_stride + column;
-  const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
-  const int64_t width =
-      a.shape.out_features - column < kPanelColumns ? a.shape.out_features - column : kPanelColumns;
-  const Vf factor = splat(scale);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const int64_t n = width - i;
-    Vf v = mul(load(from + i), factor);
-    if (n >= kLanes) {
-      if (bias != nullptr) v = add(v, load(bias + i));
-      store(out + i, v);
-    } else {
-      if (bias != nullptr) v = add(v, load_first(bias + i, n));
-      store_first(out + i, v, n);
+ARMLLM_INLINE void store_panel(const MatmulArgs& a, const float* from, const float* scales, float unit,
+                               int64_t first, int64_t rows, int64_t panel) {
+  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
+    const int64_t column = panel * kPanelColumns + i, n = a.shape.out_features - column;
+    if (n <= 0) return;
+    const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
+    const Vf more = bias == nullptr ? zero() : n >= kLanes ? load(bias) : load_first(bias, n);
+    T* out = static_cast<T*>(a.out) + first * a.out_stride + column;
+    for (int64_t r = 0; r < rows; ++r) {
+      Vf v = mul(load(from + r * kPanelColumns + i), splat(scales[first + r] * unit));
+      if (bias != nullptr) v = add(v, more);
+      if (n >= kLanes) {
+        store(out, v);
+      } else {
+        store_first(out, v, n);
+      }
+      out += a.out_stride;
     }
   }
 }
@@ -258,18 +260,31 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
              kPanelColumns];
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
+    const int64_t real = a.rows - first < rows ? a.rows - first : rows;
+    Product product{nullptr,
+                    nullptr,
+                    nullptr,
+                    x.q + first * features,
+                    x.sums + first * groups,
+                    x.more,
+                    features,
+                    group_length(s),
+                    groups,
+                    rows,
+                    first,
+                    s.group_size != 0,
+                    a.rows == 1,
+                    together,
+                    size,
+                    result};
     for (int64_t panel = panel_begin; panel < panel_end; panel += together) {
-      const uint8_t* weights = static_cast<const uint8_t*>(a.weight) + panel * size;
-      const float* scales = reinterpret_cast<const float*>(weights + weight_bytes<bits>(s));
-      const int64_t panels = panel_end - panel < together ? panel_end - panel : together;
-      tile_by_panel({weights, scales, s.zero_points ? scales + groups * kPanelColumns : nullptr,
-                     x.q + first * features, x.sums + first * groups, x.more, features, group_length(s),
-                     groups, rows, first, s.group_size != 0, a.rows == 1, panels, size, result});
-      for (int64_t i = 0; i < panels * rows; ++i) {
-        const int64_t row = first + i % rows;
-        if (row >= a.rows) continue;
-        store_row<T>(a, result + i * kPanelColumns, x.scales[row] * unit, row,
-                     (panel + i / rows) * kPanelColumns);
+      product.weights = static_cast<const uint8_t*>(a.weight) + panel * size;
+      product.scales = reinterpret_cast<const float*>(product.weights + weight_bytes<bits>(s));
+      if (s.zero_points) product.zeros = product.scales + groups * kPanelColumns;
+      if (panel_end - panel < together) product.panels = panel_end - panel;
+      tile_by_panel(product);
+      for (int64_t j = 0; j < product.panels; ++j) {
+        store_panel<T>(a, result + j * rows * kPanelColumns, x.scales, unit, first, real, panel + j);
       }
     }
   }
