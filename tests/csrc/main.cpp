@@ -1,6 +1,6 @@
 // The conformance runner: every op of every target that this CPU can run, against float64, without Python.
 //
-//   conformance [--target NAME] [--op NAME] [--chosen] [--list] [--seed N]
+//   conformance [--target NAME] [--op NAME]... [--chosen] [--list] [--seed N]
 //
 // --chosen leaves out what dispatch would not choose on this CPU. A target is tried whatever the length of
 // the SVE vectors. A line per op and target, exit status 1 when anything failed, 2 for wrong usage.
@@ -37,7 +37,7 @@ bool usable(const armllm::Target& target) {
 }
 
 int usage(const char* problem) {
-  fprintf(stderr, "%s\nusage: conformance [--target NAME] [--op NAME] [--chosen] [--list] [--seed N]\n",
+  fprintf(stderr, "%s\nusage: conformance [--target NAME] [--op NAME]... [--chosen] [--list] [--seed N]\n",
           problem);
   return 2;
 }
@@ -45,7 +45,8 @@ int usage(const char* problem) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string only_target, only_op;
+  std::string only_target;
+  std::set<std::string> only_ops;
   uint64_t seed = 1;
   bool list = false, only_chosen = false;
   for (int i = 1; i < argc; ++i) {
@@ -61,7 +62,7 @@ int main(int argc, char** argv) {
     if (value == nullptr) return usage((option + " needs a value").c_str());
     ++i;
     if (option == "--target") only_target = value;
-    if (option == "--op") only_op = value;
+    if (option == "--op") only_ops.insert(value);
     if (option == "--seed") {
       char* end = nullptr;
       seed = strtoull(value, &end, 10);
@@ -77,7 +78,9 @@ int main(int argc, char** argv) {
   }
   if (!only_target.empty() && targets.count(only_target) == 0)
     return usage(("unknown target " + only_target).c_str());
-  if (!only_op.empty() && ops.count(only_op) == 0) return usage(("unknown op " + only_op).c_str());
+  for (const std::string& op : only_ops)
+    if (ops.count(op) == 0) return usage(("unknown op " + op).c_str());
+  const auto wanted = [&](const char* name) { return only_ops.empty() || only_ops.count(name) != 0; };
 
   for (int op = 0; op < armllm::kOpCount; ++op) {
     if (ops.count(armllm::op_name(static_cast<armllm::Op>(op))) == 0) {
@@ -99,7 +102,7 @@ int main(int argc, char** argv) {
     const armllm::Choice choice = armllm::choose(target.name, armllm::cpu_has, kAnyLength);
     for (const conformance::NamedTest& test : conformance::op_tests()) {
       const char* name = test.driver == nullptr ? test.op : test.driver;
-      if (!only_op.empty() && only_op != name) continue;
+      if (!wanted(name)) continue;
       for (const armllm::Op op : target.ops) {
         if (std::string(armllm::op_name(op)) != test.op) continue;
         const bool is_chosen = best.target[static_cast<size_t>(op)] == target.name;
@@ -114,7 +117,6 @@ int main(int argc, char** argv) {
   }
   if (list) return 0;
   if (only_target.empty()) {
-    const auto wanted = [&](const char* name) { return only_op.empty() || only_op == name; };
     if (wanted("dispatch")) report("dispatch", "-", conformance::test_dispatch());
     if (wanted("threads")) report("threads", armllm::thread_backend(), conformance::test_threads(seed));
     if (wanted("rejects")) report("rejects", "-", conformance::test_rejects());
