@@ -9,6 +9,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized import pack_to_int32, unpack_from_int32
 
 from armllm.errors import RequestError
+from armllm.quant.packed import pack
 from armllm.quant.scheme import SCHEMES, Scheme, check_scheme, scheme_for
 from armllm.quant.weight import IntegerWeight, fit, from_float, stack
 from armllm.quant.words import pack_signed, unpack_signed
@@ -42,6 +43,15 @@ def test_zero_points_put_zero_on_a_step_and_halve_a_one_sided_range():
     # the zero point is rounded, so the ends may be off by another half
     step = weight.scales.repeat_interleave(32, 1)
     assert ((weight.dequantize() - matrix).abs() <= step * 1.0001).all()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_counts_the_bytes_that_a_packed_matrix_takes(name, symmetric):
+    """Where nothing is padded; memory is planned by it before any weight is read."""
+    scheme = dataclasses.replace(scheme_for(name, 384), symmetric=symmetric)
+    weight = pack(from_float(normal(16, 384), scheme)).weight
+    assert weight.nbytes == scheme.num_bytes(16, 384)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
