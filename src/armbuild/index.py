@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from armbuild import cache, provenance, smoke, wheelfile
+from armbuild import cache, provenance, smoke, variant, wheelfile
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Entry:
     variant: str
     """The label of a raised baseline, such as "neoverse.v1"; empty: runs everywhere."""
     kernels: tuple[str, ...] = ()
+    properties: dict[str, Any] | None = None
+    """The ``variant.json`` of a wheel variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,7 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
             if not entries or not entries[-1].commit:
                 raise UsageError(f"--channel {channel}: no wheel with a known commit: say --commit")
             state.channels[channel] = entries[-1].commit
+        _variants([*state.entries, *entries])
         for path, entry in zip(paths, entries, strict=True):
             if entry.filename not in known:
                 _store(folder, path, entry)
@@ -154,6 +157,7 @@ def _dump(state: _State) -> str:
 
 def _describe(path: Path, commit: str) -> Entry:
     wheel = wheelfile.read(path)
+    label = variant.split(path.name)[1] or Version(wheel.version).local or ""
     metadata = _metadata(path)
     found = re.search(r"(?m)^Requires-Python: *(.+?)\s*$", metadata.decode("utf-8", errors="replace"))
     return Entry(
@@ -165,8 +169,9 @@ def _describe(path: Path, commit: str) -> Entry:
         requires_python=found[1] if found else "",
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
         commit=_commit_of(path) or commit,
-        variant=Version(wheel.version).local or "",
+        variant=label,
         kernels=tuple(sorted(smoke.kernel_targets(path) or ())),
+        properties=wheel.variant,
     )
 
 
@@ -195,8 +200,27 @@ def _store(folder: Path, path: Path, entry: Entry) -> None:
             _copy(source, place / source.name)
 
 
+def _variants(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+    """Return PEP 825's index-level metadata: file name -> content; raises UsageError for contradictions."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.properties:
+            found.setdefault(_variants_name(entry), []).append(entry)
+    return {
+        name: variant.combine(name, (entry.properties for entry in own if entry.properties))
+        for name, own in found.items()
+    }
+
+
+def _variants_name(entry: Entry) -> str:
+    return f"{entry.name.replace('-', '_')}-{entry.version}-variants.json"
+
+
 def _write_pages(folder: Path, state: _State) -> None:
     """Write the whole index, one sub-index for each commit and variant, the channels, and the first page."""
+    for name, told in _variants(state.entries).items():
+        place = canonicalize_name(name.partition("-")[0])
+        _write(folder / "files" / place / name, variant.dump(told))
     views = {"": state.entries}
     for entry in state.entries:
         if entry.commit:
@@ -221,10 +245,15 @@ def _write_simple(place: Path, entries: Sequence[Entry], up: str) -> None:
     for name in names:
         own = [entry for entry in entries if entry.name == name]
         base = f"../../{up}files/{name}/"
+        variants = sorted({_variants_name(entry) for entry in own if entry.properties})
         lines = [_link(entry, base) for entry in own]
+        lines += [f'<a href="{base}{file.replace("+", "%2B")}">{file}</a><br>' for file in variants]
         body = "\n".join(lines)
         _write(place / f"simple/{name}/index.html", PAGE.format(title=f"Links for {name}", body=body))
-        _write(place / f"simple/{name}/index.json", json.dumps(_project(name, own, base), indent=1) + "\n")
+        _write(
+            place / f"simple/{name}/index.json",
+            json.dumps(_project(name, own, base, variants), indent=1) + "\n",
+        )
 
 
 def _link(entry: Entry, base: str) -> str:
@@ -236,7 +265,9 @@ def _link(entry: Entry, base: str) -> str:
     return f'<a href="{address}" {attributes}>{entry.filename}</a><br>'
 
 
-def _project(name: str, entries: Sequence[Entry], base: str) -> dict[str, Any]:
+def _project(name: str, entries: Sequence[Entry], base: str, variants: Sequence[str]) -> dict[str, Any]:
+    # what lists the variants changes with every new one: no hash, as PEP 825 allows
+    listed = [{"filename": file, "url": base + file.replace("+", "%2B"), "hashes": {}} for file in variants]
     return {
         "meta": {"api-version": "1.1"},
         "name": name,
@@ -251,7 +282,8 @@ def _project(name: str, entries: Sequence[Entry], base: str) -> dict[str, Any]:
                 **({"requires-python": entry.requires_python} if entry.requires_python else {}),
             }
             for entry in entries
-        ],
+        ]
+        + listed,
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, container, hints, isa, project, pythons
+from armbuild import cache, container, hints, isa, project, pythons, variant
 from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
@@ -73,6 +73,8 @@ class Plan:
     """The build requirements, pinned and hashed; written when it is not there yet."""
     container: Container | None = None
     """What cibuildwheel is told, in the container lane."""
+    variant: str | None = None
+    """The label of the wheel variant that says the baseline; None: the version's local label says it."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -88,7 +90,9 @@ class Plan:
     @property
     def label(self) -> str | None:
         """Return the local version label of a raised baseline, such as ``neoverse.v1``."""
-        return self.baseline.replace("-", ".").replace("_", ".") if self.baseline else None
+        if self.variant or not self.baseline:
+            return None
+        return self.baseline.replace("-", ".").replace("_", ".")
 
     def defines(self) -> dict[str, str]:
         """Return the CMake variables that the project is configured with."""
@@ -125,7 +129,9 @@ class Plan:
             version = f"{version}{'.' if '+' in version else '+'}{self.label}"
         tag = "cp" + python.version.replace(".", "")
         glibc = self.glibc.replace(".", "_") if self.glibc else "*"
-        return f"{self.project.name.replace('-', '_')}-{version}-{tag}-{tag}-manylinux_{glibc}_aarch64.whl"
+        variant = f"-{self.variant}" if self.variant else ""
+        name = self.project.name.replace("-", "_")
+        return f"{name}-{version}-{tag}-{tag}-manylinux_{glibc}_aarch64{variant}.whl"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON value."""
@@ -147,6 +153,7 @@ class Plan:
             "lock": str(self.lock) if self.lock else None,
             "kernels": list(self.targets),
             "baseline": self.baseline,
+            "variant": self.variant,
             "flags": list(self.flags),
             "defines": self.defines(),
             "source_date_epoch": self.epoch,
@@ -188,6 +195,7 @@ def plan(
     lock: Path | None = None,
     engine: str | None = None,
     image: str | None = None,
+    as_variant: bool = False,
     find: Callable[[str], HostPython] = pythons.find,
 ) -> Plan:
     """Check every choice and return what will be done.
@@ -217,7 +225,7 @@ def plan(
             raise UsageError(
                 f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
             )
-    core = _baseline(baseline)
+    core, label = _baseline(baseline, as_variant=as_variant)
     if chosen == "cross":
         hints.check_languages(described.name, described.requires)
     compiler = _toolchain(toolchain, chosen, described)
@@ -246,6 +254,7 @@ def plan(
         isolation=isolation,
         missing=missing,
         lock=lock.absolute() if lock else None,
+        variant=label,
     )
     if chosen != "container":
         return made
@@ -353,12 +362,16 @@ def _kernels(described: project.Project, asked: Mapping[str, bool | None]) -> di
     return {name: given.get(name, True) for name in there}
 
 
-def _baseline(name: str | None) -> tuple[str, isa.Isa] | None:
-    """Return the name in its plain spelling, fit for a version label, and what that core can do."""
+def _baseline(name: str | None, *, as_variant: bool) -> tuple[tuple[str, isa.Isa] | None, str | None]:
+    """Return the name in its plain spelling and what that core can do, and a variant's label."""
     if name is None:
-        return None
-    core = isa.Isa.from_target(name)
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), core
+        if as_variant:
+            raise UsageError("--variant says a raised baseline: name it with --baseline, such as neoverse-v1")
+        return None, None
+    core, plain = isa.Isa.from_target(name), re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not as_variant:
+        return (plain, core), None
+    return (plain, variant.narrow(core)), variant.label(plain, variant.properties(core))
 
 
 def _check_version(described: project.Project) -> None:

@@ -14,8 +14,9 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import process, pythons, sbom, wheelfile
+from armbuild import process, pythons, sbom, variant, wheelfile
 from armbuild.errors import BuildError, MissingError
+from armbuild.isa import Isa
 from armbuild.project import EARLIEST
 
 if TYPE_CHECKING:
@@ -58,11 +59,16 @@ def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
             if NO_LIBC not in str(error):
                 raise
             path = _auditwheel(_with_libc(built.path, folder / "libc"), folder, built.libraries, work)
-    label = built.plan.label if not pure else None
+    plan = built.plan
+    label = plan.label if not pure else None
+    special = plan.variant if not pure else None
     read = wheelfile.read(path)
     version = f"{read.version}{'.' if '+' in read.version else '+'}{label}" if label else read.version
     parts = {} if pure else {f"{sbom.FOLDER}/{sbom.NAME}": sbom.document(built, read.name, version)}
-    made = repack(path, out, label=label, epoch=built.plan.epoch, add=parts)
+    if special and plan.baseline:
+        told = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
+        parts[variant.MEMBER] = variant.dump(told)
+    made = repack(path, out, label=label, epoch=plan.epoch, add=parts, variant_label=special)
     return RepairedWheel(built=built, path=made, pure=pure)
 
 
@@ -113,11 +119,17 @@ def _with_libc(wheel: Path, folder: Path) -> Path:
 
 
 def repack(
-    wheel: Path, out: Path, *, label: str | None, epoch: int, add: Mapping[str, bytes] | None = None
+    wheel: Path,
+    out: Path,
+    *,
+    label: str | None,
+    epoch: int,
+    add: Mapping[str, bytes] | None = None,
+    variant_label: str | None = None,
 ) -> Path:
     """Write ``wheel`` anew into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version.
 
-    ``add`` are files for its ``.dist-info`` folder.
+    ``add`` are files for its ``.dist-info`` folder; ``variant_label`` goes to the end of the file name.
     """
     with zipfile.ZipFile(wheel) as archive:
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist() if not info.is_dir()}
@@ -125,6 +137,8 @@ def repack(
     name = wheel.name
     if label:
         files, modes, name = relabel(files, modes, name, label)
+    if variant_label:
+        name = f"{name.removesuffix('.whl')}-{variant_label}.whl"
     record = next(member for member in files if re.fullmatch(r"[^/]+\.dist-info/RECORD", member))
     # signatures of RECORD cannot survive its change (PEP 427 lets them go)
     files = {key: value for key, value in files.items() if key not in (f"{record}.jws", f"{record}.p7s")}

@@ -44,6 +44,9 @@ class Settings:
     toolchain: str | None = _setting(None, "The cross lane's compiler: `zig`, `gcc` or `clang`.")
     packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
     baseline: str | None = _setting(None, "Compile everything for this core and newer.")
+    variant: bool = _setting(
+        False, "Experimental: say the baseline in a wheel variant (PEP 825, a draft), not in the version."
+    )
     isolation: bool = _setting(True, "Install build requirements into an environment of their own.")
     lock: str | None = _setting(None, "The file that pins and hashes the build requirements.")
     imports: tuple[str, ...] = _setting((), "Modules whose import proves the wheel.", key="import")

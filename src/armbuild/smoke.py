@@ -9,13 +9,14 @@ import functools
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, user_tests, wheelfile
+from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, user_tests, variant, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.user_tests import UserTests
 from armbuild.verdict import TIMEOUT, Cpu, CpuResult, Run, judge, judge_status
@@ -131,7 +132,9 @@ def smoke(
     on_step(f"AArch64 packages for Python {python}")
     site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
     own = work / "site"
-    target_packages.install([path], python, own, log=log, dependencies=False, platform=target_packages.NEWEST)
+    target_packages.install(
+        [_installable(path, work)], python, own, log=log, dependencies=False, platform=target_packages.NEWEST
+    )
     if host:
         target_packages.compile_all(host, own, log=log)
     if emulator:
@@ -269,6 +272,17 @@ def explain_failure(report: SmokeReport) -> str:
     """Return which CPU failed, and why."""
     failed = next(result for result in report.results if not result.passed)
     return f"{failed.cpu}: {failed.reason}"
+
+
+def _installable(path: Path, work: Path) -> Path:
+    """Return the wheel under a name that installers take: a variant's copy without its label."""
+    plain, label = variant.split(path.name)
+    if label is None:
+        return path
+    copied = work / "plain" / plain
+    copied.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path, copied)
+    return copied
 
 
 def _host(python: str) -> pythons.HostPython | None:

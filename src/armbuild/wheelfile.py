@@ -8,10 +8,11 @@ import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from armbuild import variant
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class WheelFile:
     platforms: frozenset[str]
     requires: tuple[str, ...]
     """``Requires-Dist`` lines."""
+    variant: dict[str, Any] | None = None
+    """What ``variant.json`` says in a wheel variant."""
 
     @property
     def python(self) -> str | None:
@@ -90,8 +93,9 @@ def read(path: Path) -> WheelFile:
     """Read a wheel's name and metadata; raises UsageError for whatever is no intact wheel, in one line."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
+    plain, label = variant.split(path.name)
     try:
-        name, version, _, tags = parse_wheel_filename(path.name)
+        name, version, _, tags = parse_wheel_filename(plain)
     except InvalidWheelFilename as error:
         raise UsageError(
             f"{path.name}: not a wheel's file name (NAME-VERSION-PYTHON-ABI-PLATFORM.whl)"
@@ -108,6 +112,7 @@ def read(path: Path) -> WheelFile:
             folder = folders.pop()
             metadata = _headers(archive, f"{folder}/METADATA", path)
             declared = _headers(archive, f"{folder}/WHEEL", path)
+            described = _variant(archive, f"{folder}/{variant.MEMBER}", path, label)
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path.name}: truncated or not a zip archive ({error})") from error
     inside = (canonicalize_name(metadata.get("Name", "")), metadata.get("Version", ""))
@@ -125,6 +130,7 @@ def read(path: Path) -> WheelFile:
         abis=frozenset(tag.abi for tag in tags),
         platforms=frozenset(tag.platform for tag in tags),
         requires=tuple(metadata.get_all("Requires-Dist", [])),
+        variant=described,
     )
 
 
@@ -180,6 +186,19 @@ def _headers(archive: zipfile.ZipFile, name: str, path: Path) -> email.message.M
     except KeyError as error:
         raise UsageError(f"{path.name}: not a wheel: {name} is missing") from error
     return email.parser.HeaderParser().parsestr(text)
+
+
+def _variant(archive: zipfile.ZipFile, name: str, path: Path, label: str | None) -> dict[str, Any] | None:
+    there = name in archive.namelist()
+    if label is None or not there:
+        if label or there:
+            lacks = f"has no {variant.MEMBER}" if label else "is a wheel variant, and its name has no label"
+            raise UsageError(f"{path.name}: renamed: it {lacks}")
+        return None
+    try:
+        return variant.parse(archive.read(name), label)
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error}") from error
 
 
 def _archive_members(content: bytes) -> Iterator[tuple[str, bytes]]:

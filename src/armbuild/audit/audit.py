@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from armbuild import variant
 from armbuild.audit import code, wheel
 from armbuild.audit.archive import Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, read_elf
@@ -21,7 +22,6 @@ from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport, one_line
 from armbuild.audit.verdict import judge, lowest_core, verdicts
 from armbuild.errors import UsageError
-from armbuild.isa.tables import key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,6 +76,7 @@ class _Run:
         self.wheel: wheel.FileName | None = None
         self.parts: dict[str, int] = {}
         self.own = False
+        self.variant_floor: str | None = None
 
     def report(self) -> AuditReport:
         is_wheel = self.archive.kind == "wheel"
@@ -87,7 +88,7 @@ class _Run:
         with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as name:
             folder = Path(name)
             # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
-            elves = folder / self.archive.path.with_suffix(".whl").name
+            elves = folder / variant.split(self.archive.path.with_suffix(".whl").name)[0]
             with zipfile.ZipFile(elves, "w") as kept:
                 for member in self.archive.members:
                     self._member(member, folder / "member.elf", kept)
@@ -101,6 +102,8 @@ class _Run:
         if is_wheel:
             if self.wheel:
                 self.errors.extend(wheel.check_metadata(self.wheel, self.contents))
+                self.variant_floor, problems = wheel.variant_floor(self.wheel, self.contents)
+                self.errors.extend(problems)
             self.errors.extend(wheel.check_record(self.contents))
             info, problems = wheel.build_info(self.contents)
             self.errors.extend(problems)
@@ -116,7 +119,9 @@ class _Run:
                 size=sum(self.parts.values())
                 if self.archive.kind == "folder"
                 else self.archive.path.stat().st_size,
-                tag="-".join(self.archive.path.stem.split("-")[-3:]) if self.wheel else None,
+                tag="-".join(variant.split(self.archive.path.name)[0].removesuffix(".whl").split("-")[-3:])
+                if self.wheel
+                else None,
                 files=tuple(self.files),
                 kernel_targets=targets,
                 policy=policy,
@@ -127,6 +132,7 @@ class _Run:
 
     def _judged(self, report: AuditReport, info: dict[str, Any] | None) -> AuditReport:
         stated = str(info.get("baseline") or "") if info and self._machine() == "aarch64" else ""
+        stated = self.variant_floor or stated  # which may allow less: properties don't name every feature
         try:
             baseline = parse_floor(stated) if stated else frozenset[str]()
         except UsageError as error:
@@ -290,14 +296,16 @@ class _Run:
             self.errors.append(
                 f"build_info.json says {info.get('machine')}, the code is for {self._machine()}"
             )
-        baseline, local = str(info.get("baseline", "")), self.wheel.version.local if self.wheel else None
+        baseline = str(info.get("baseline", ""))
         if self.wheel and str(info.get("version", "")).partition("+")[0] != self.wheel.version.public:
             self.errors.append(
                 f"build_info.json says version {info.get('version')}, the wheel {self.wheel.version}"
             )
-        if self.wheel and self._machine() == "aarch64" and key(local or "armv8-a") != key(baseline):
+        if self.wheel and self._machine() == "aarch64" and not wheel.tells_baseline(self.wheel, baseline):
+            label = self.wheel.variant or self.wheel.version.local
+            kind = "variant" if self.wheel.variant else "version's local"
             self.errors.append(
-                f"the baseline is {baseline}, the version's local label {local or 'missing'}: they must agree"
+                f"the baseline is {baseline}, the {kind} label {label or 'missing'}: they must agree"
             )
 
     def _openmp(self) -> None:

@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from armbuild import variant
+from armbuild.errors import UsageError
+from armbuild.isa import Isa
+from armbuild.isa.tables import key
+
 if TYPE_CHECKING:
     from packaging.tags import Tag
 
@@ -34,6 +39,8 @@ class FileName:
     name: str
     version: Version
     tags: frozenset[Tag]
+    variant: str | None = None
+    """The label of a wheel variant."""
 
     @property
     def machines(self) -> frozenset[str]:
@@ -65,7 +72,7 @@ class Contents:
     def wants_text(self, name: str) -> bool:
         """Return whether the content of this member is needed as a whole."""
         return name == "armllm/build_info.json" or bool(
-            re.fullmatch(r"[^/]+\.dist-info/(WHEEL|METADATA|RECORD)", name)
+            re.fullmatch(r"[^/]+\.dist-info/(WHEEL|METADATA|RECORD|variant\.json)", name)
         )
 
     def text(self, suffix: str) -> str | None:
@@ -78,11 +85,12 @@ class Contents:
 
 def parse_name(name: str) -> FileName | str:
     """Return the parts of a wheel's file name, or what is wrong with it."""
+    plain, label = variant.split(name)
     try:
-        project, version, _, tags = parse_wheel_filename(name)
+        project, version, _, tags = parse_wheel_filename(plain)
     except (InvalidWheelFilename, InvalidVersion) as error:
         return f"not a wheel's file name: {error}"
-    return FileName(name=project, version=version, tags=tags)
+    return FileName(name=project, version=version, tags=tags, variant=label)
 
 
 def machine_of(platform: str) -> str | None:
@@ -141,6 +149,31 @@ def check_metadata(wheel: FileName, contents: Contents) -> list[str]:
     if len({folder for folder in folders if folder.endswith(".dist-info")}) > 1:
         errors.append(f"more than one .dist-info folder: {_list(folders)}")
     return errors
+
+
+def variant_floor(wheel: FileName, contents: Contents) -> tuple[str | None, list[str]]:
+    """Return the CPU floor that a wheel variant states (None: it is none) and what is wrong with that."""
+    text = contents.text(f".dist-info/{variant.MEMBER}")
+    if wheel.variant is None or text is None:
+        if wheel.variant:
+            return None, [
+                f"the name ends in the variant label {wheel.variant}, but there is no {variant.MEMBER}"
+            ]
+        return None, [] if text is None else [f"{variant.MEMBER} in a wheel whose name has no variant label"]
+    try:
+        return variant.floor(variant.parse(text, wheel.variant), wheel.variant), []
+    except UsageError as error:
+        return None, [str(error)]
+
+
+def tells_baseline(wheel: FileName, baseline: str) -> bool:
+    """Return whether the wheel's name states this baseline: by its variant, else by its local version."""
+    if wheel.variant is None:
+        return key(wheel.version.local or "armv8-a") == key(baseline)
+    try:
+        return wheel.variant == variant.label(baseline, variant.properties(Isa.from_target(baseline)))
+    except UsageError:
+        return False
 
 
 def check_record(contents: Contents) -> list[str]:

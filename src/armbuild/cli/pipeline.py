@@ -104,7 +104,7 @@ class Pipeline:
                 with progress.step("audit", "tag, ELF, symbols, instructions"):
                     report = audit(
                         repaired.path,
-                        floor=plan.baseline,
+                        floor=None if plan.variant else plan.baseline,  # a variant states its floor
                         expect_targets=plan.targets if plan.project.is_armllm else None,
                     )
                 if not report.ok:

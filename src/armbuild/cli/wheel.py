@@ -71,6 +71,12 @@ def wheel(
         typer.Option("--image", metavar="NAME", help="The container lane's image; may be a local one."),
     ] = None,
     baseline: Baseline = None,
+    variant: Annotated[
+        bool,
+        typer.Option(
+            "--variant", help="Experimental: say --baseline in a wheel variant, not in the version."
+        ),
+    ] = False,
     bf16: Bf16 = None,
     dotprod: Dotprod = None,
     fhm: Fhm = None,
@@ -125,6 +131,7 @@ def wheel(
         "toolchain": toolchain,
         "packages": packages,
         "baseline": baseline,
+        "variant": variant or None,
         "isolation": False if no_isolation else None,
         "lock": lock,
         "imports": imports,
@@ -155,6 +162,7 @@ def wheel(
         lock=Path(told.lock) if told.lock else None,
         engine=told.engine,
         image=told.image,
+        as_variant=told.variant,
         find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
     )
     chosen.tests.check()
@@ -217,6 +225,7 @@ def _plan_text(plan: Plan) -> str:
         *(_container_rows(plan, plan.container) if plan.container else ()),
         *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
         ("baseline", plan.baseline or "armv8-a"),
+        *((("variant", f"{plan.variant} (experimental: PEP 825 is a draft)"),) if plan.variant else ()),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),

@@ -171,8 +171,9 @@ def _by_architecture(paths: Sequence[Path]) -> dict[str, wheelfile.WheelFile]:
     for path in paths:
         wheel = wheelfile.read(path)
         machines = {machine for _, machine in wheelfile.machine_code(path)}
-        if wheel.name != "armllm":
-            raise UsageError(f"{path.name}: an image holds the engine, armllm; this is {wheel.name}")
+        if wheel.name != "armllm" or wheel.variant:
+            what = "a wheel variant: build it without --variant" if wheel.variant else wheel.name
+            raise UsageError(f"{path.name}: an image holds the engine, armllm; this is {what}")
         architecture = next(
             (name for name, machine in reference.MACHINES.items() if machines == {machine}), None
         )
