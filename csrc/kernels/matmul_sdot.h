@@ -107,14 +107,16 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
   constexpr bool kCrowded = rows > 8;
   const uint8_t* w[panels];
   const int8_t* x = p.q;
+  const float* scales[panels];
   float32x4_t out[panels][rows];
   ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
     w[j] = p.weights + j * p.panel_bytes;
+    scales[j] = of_panel(p.scales, p, j);
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       out[j][r] = vdupq_n_f32(0);
   }
-  const float* scales = p.scales;
-  for (int64_t g = 0; g < p.groups; ++g) {
+  const int64_t groups = p.groups;
+  for (int64_t g = 0; g < groups; ++g) {
     ARMLLM_LOOP("group", rows * 1000 + length);
     int32x4_t sums[panels][rows];
     ARMLLM_UNROLL for (int i = 0; i < panels * rows; ++i)
@@ -130,13 +132,12 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     }
     const float32x4_t rounder = kCrowded ? vreinterpretq_f32_s32(reload(kStart, 0)) : vdupq_n_f32(kRounder);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
-      const float32x4_t scale = vld1q_f32(of_panel(scales, p, j));
+      const float32x4_t scale = vld1q_f32(scales[j] + 4 * g);
       ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
         const float32x4_t sum = vsubq_f32(vreinterpretq_f32_s32(sums[j][r]), rounder);
         out[j][r] = vfmaq_f32(out[j][r], sum, scale);
       }
     }
-    scales += 4;
   }
   ARMLLM_UNROLL for (int i = 0; i < panels * rows; ++i)
     vst1q_f32(p.out + 4 * i, out[i / rows][i % rows]);
