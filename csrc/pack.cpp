@@ -18,8 +18,9 @@ int64_t padded_features(const WeightShape& s) { return ceil_div(s.in_features, k
 int64_t group_count(const WeightShape& s) { return s.group_size == 0 ? 1 : s.in_features / s.group_size; }
 
 int64_t panel_bytes(const WeightLayout& layout, int bits, const WeightShape& s) {
-  const int64_t floats = group_count(s) * layout.columns * (s.zero_points ? 2 : 1);
-  return padded_features(s) * layout.columns * bits / 8 + floats * static_cast<int64_t>(sizeof(float));
+  const int64_t columns = layout.columns_of(bits),
+                floats = group_count(s) * columns * (s.zero_points ? 2 : 1);
+  return padded_features(s) * columns * bits / 8 + floats * static_cast<int64_t>(sizeof(float));
 }
 
 // One run into its place; int4: two runs.
@@ -33,15 +34,15 @@ void pack_run(uint8_t* to, const int8_t* low, const int8_t* high) {
   }
 }
 
-// Columns `first` (high) and `first` + 1 (low) of a panel that pairs them, in runs.
-template <int columns, int run, int nibbles>
+// Columns `first` (high) and `first` + `pairs` (low), in runs.
+template <int columns, int run, int nibbles, int pairs>
 void pack_pair(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t* to) {
   const WeightShape& s = a.shape;
   const int64_t step = run * columns / 2, whole = s.in_features / run * run;
   int8_t last[2][run] = {};
   const int8_t* from[2] = {};
-  for (int64_t n = 0; n < 2 && first + n < s.out_features; ++n) {
-    from[n] = a.q + (first + n) * a.q_stride;
+  for (int64_t n = 0; n < 2 && first + n * pairs < s.out_features; ++n) {
+    from[n] = a.q + (first + n * pairs) * a.q_stride;
     memcpy(last[n], from[n] + whole, static_cast<size_t>(s.in_features - whole));
   }
   constexpr int8_t kZeros[run] = {};
@@ -78,13 +79,14 @@ void pack_column(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t
   }
 }
 
-template <int bits, int columns, int run, int nibbles, bool pairs>
+template <int bits, int columns, int run, int nibbles, int pairs>
 void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
   const WeightShape& s = a.shape;
   const int64_t first = panel * columns, groups = group_count(s), padded = padded_features(s);
-  if constexpr (bits == 4 && pairs) {
-    for (int64_t n = 0; n < columns; n += 2) {
-      pack_pair<columns, run, nibbles>(a, first + n, padded, to + n / 2 * run);
+  if constexpr (bits == 4 && pairs != 0) {
+    for (int64_t n = 0; n < columns / 2; ++n) {
+      pack_pair<columns, run, nibbles, pairs>(a, first + n / pairs * 2 * pairs + n % pairs, padded,
+                                              to + n * run);
     }
   } else {
     for (int64_t n = 0; n < columns; ++n) {
@@ -108,15 +110,16 @@ using PackPanel = void(const PackWeightArgs&, int64_t panel, uint8_t* to);
 
 template <const WeightLayout& layout>
 PackPanel* packer_of(int bits) {
-  constexpr int kColumns = layout.columns, kRun = layout.run, kNibbles = layout.nibbles;
-  constexpr bool kPairs = layout.pairs;
-  return bits == 4 ? pack_panel<4, kColumns, kRun, kNibbles, kPairs>
+  constexpr int kColumns = layout.columns, kInt4Columns = layout.int4_columns, kRun = layout.run,
+                kNibbles = layout.nibbles;
+  constexpr int kPairs = layout.pairs;
+  return bits == 4 ? pack_panel<4, kInt4Columns, kRun, kNibbles, kPairs>
                    : pack_panel<8, kColumns, kRun, kNibbles, kPairs>;
 }
 
 PackPanel* packer(const WeightLayout& layout, int bits) {
   if (&layout == &kColumns16) return packer_of<kColumns16>(bits);
-  if (&layout == &kColumns4x4) return packer_of<kColumns4x4>(bits);
+  if (&layout == &kColumnPairs4x4) return packer_of<kColumnPairs4x4>(bits);
   if (&layout == &kColumns4x8) return packer_of<kColumns4x8>(bits);
   return packer_of<kColumnPairs4x8>(bits);
 }
@@ -132,7 +135,7 @@ const WeightLayout& layout_of_target(const std::string& target) {
 
 int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& shape) {
   check_weight(bits, shape);
-  return ceil_div(shape.out_features, layout.columns) * panel_bytes(layout, bits, shape);
+  return ceil_div(shape.out_features, layout.columns_of(bits)) * panel_bytes(layout, bits, shape);
 }
 
 void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args) {
@@ -140,13 +143,13 @@ void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& arg
   constexpr int64_t kElements = 65536;
   PackPanel* pack = packer(layout, bits);
   const int64_t size = panel_bytes(layout, bits, args.shape);
-  const int64_t panels = ceil_div(args.shape.out_features, layout.columns);
-  parallel_ranges(panels, layout.columns * args.shape.in_features, kElements,
-                  [&](int64_t begin, int64_t end, int) {
-                    for (int64_t panel = begin; panel < end; ++panel) {
-                      pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size);
-                    }
-                  });
+  const int64_t columns = layout.columns_of(bits);
+  const int64_t panels = ceil_div(args.shape.out_features, columns);
+  parallel_ranges(panels, columns * args.shape.in_features, kElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      pack(args, panel, static_cast<uint8_t*>(args.packed) + panel * size);
+    }
+  });
 }
 
 }  // namespace armllm

@@ -187,7 +187,7 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
     """Put figures to a loop's cycles: multiply-accumulates or bytes of KV for attention, else per element."""
     if loop.length:
         times = int(body[-1].split()[-1]) // loop.mark
-        rate = times * loop.rows * loop.length * 4 * loop.panels / cycles
+        rate = times * loop.rows * loop.length * loop.columns / cycles
         figures = f"{rate:.1f} MAC"
         if loop.rows == 1:
             figures += f", {rate * loop.bits / 8:.1f} bytes of weights"

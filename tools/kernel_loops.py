@@ -36,8 +36,8 @@ class Loop:
     length: int = 0
     """Quantised products: elements of each row and column that an iteration takes. 0: another loop."""
     bits: int = 0
-    panels: int = 1
-    """Quantised products: how many panels of four columns the tile meets."""
+    columns: int = 0
+    """Quantised products: how many columns the tile meets."""
     digits: int = 1
     """Attention on an int8 cache: how many digits a row has, each of which is multiplied."""
     cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")
@@ -64,22 +64,20 @@ LOOPS = (
             rows=rows,
             length=length,
             bits=bits,
-            panels=panels[bits] if rows == 1 else 1,
+            columns=panel * (together if rows == 1 else 1),
             cores=cores,
         )
-        for target, panels, cores in (
-            ("dotprod", {4: 4, 8: 4}, ("neoverse-n1",)),
-            ("i8mm", {4: 4, 8: 2}, ARMV9),
+        for target, bits, panel, together, cores, groups, channel in (
+            ("dotprod", 4, 8, 4, ("neoverse-n1",), (6, 4, 2, 1), 12),
+            ("dotprod", 8, 4, 4, ("neoverse-n1",), (12, 4, 2, 1), 16),
+            ("i8mm", 4, 4, 4, ARMV9, (12, 4, 2, 1), 16),
+            ("i8mm", 8, 4, 2, ARMV9, (12, 4, 2, 1), 16),
         )
-        for bits, marker, length, tiles in (
-            (4, "group", 32, (12, 4, 2, 1)),
-            (4, "group", 64, (12, 1)),
-            (4, "group", 128, (12, 1)),
-            (4, "channel", 16, (16, 1)),
-            (8, "group", 32, (12, 4, 2, 1)),
-            (8, "group", 64, (12, 1)),
-            (8, "group", 128, (12, 1)),
-            (8, "channel", 16, (16, 1)),
+        for marker, length, tiles in (
+            ("group", 32, groups),
+            ("group", 64, (groups[0], 1)),
+            ("group", 128, (groups[0], 1)),
+            ("channel", 16, (channel, 1)),
         )
         for rows in tiles
     ),

@@ -11,7 +11,9 @@
 static_assert(reads_layout(ARMLLM_SECTION, kLayout), "csrc/include/armllm/layouts.h says otherwise");
 
 // Rows of activations are padded with zeros to whole steps, as weights are.
-inline constexpr int64_t kStep = kWeightStep, kPanelColumns = kLayout.columns;
+inline constexpr int64_t kStep = kWeightStep;
+template <int bits>
+inline constexpr int64_t kPanelColumns = kLayout.columns_of(bits);
 
 ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) { return round_up(s.in_features, kStep); }
@@ -25,11 +27,11 @@ ARMLLM_INLINE int64_t group_count(const WeightShape& s) {
 // A panel, as csrc/pack.cpp writes it.
 template <int bits>
 ARMLLM_INLINE int64_t weight_bytes(const WeightShape& s) {
-  return padded_features(s) * kPanelColumns * bits / 8;
+  return padded_features(s) * kPanelColumns<bits> * bits / 8;
 }
 template <int bits>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
-  const int64_t floats = group_count(s) * kPanelColumns * (s.zero_points ? 2 : 1);
+  const int64_t floats = group_count(s) * kPanelColumns<bits> * (s.zero_points ? 2 : 1);
   return weight_bytes<bits>(s) + floats * static_cast<int64_t>(sizeof(float));
 }
 
@@ -200,7 +202,7 @@ struct Product {
   int64_t first_row;
   bool grouped, single;         // groups of group_size; one row in all
   int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
-  float* out;                   // [panels, rows, kPanelColumns]: a row's scale is still missing
+  float* out;                   // [panels, rows, columns]: a row's scale is still missing
 };
 
 // Where a panel's floats are, given those of the first.
@@ -209,32 +211,34 @@ ARMLLM_INLINE const float* of_panel(const float* first, const Product& p, int64_
 }
 
 // out += sum of q * (-scale * zero) * `one`, which is 1 in the units of the sums of products.
+template <int bits>
 ARMLLM_INLINE void add_zero_points(const Product& p, float one) {
   if (p.zeros == nullptr) return;
   for (int64_t i = 0; i < p.panels * p.rows; ++i) {
     const float* zeros = of_panel(p.zeros, p, i / p.rows);
-    for (int64_t n = 0; n < kPanelColumns; n += kLanes) {
-      Vf total = load(p.out + i * kPanelColumns + n);
+    for (int64_t n = 0; n < kPanelColumns<bits>; n += kLanes) {
+      Vf total = load(p.out + i * kPanelColumns<bits> + n);
       for (int64_t g = 0; g < p.groups; ++g) {
-        total = fma(load(zeros + g * kPanelColumns + n), splat(p.sums[g * p.rows + i % p.rows] * one), total);
+        total = fma(load(zeros + g * kPanelColumns<bits> + n), splat(p.sums[g * p.rows + i % p.rows] * one),
+                    total);
       }
-      store(p.out + i * kPanelColumns + n, total);
+      store(p.out + i * kPanelColumns<bits> + n, total);
     }
   }
 }
 
 // A panel of rows `first` to `first` + `rows` into the result, times the rows' scales and `unit`.
-template <class T>
+template <int bits, class T>
 ARMLLM_INLINE void store_panel(const MatmulArgs& a, const float* from, const float* scales, float unit,
                                int64_t first, int64_t rows, int64_t panel) {
-  for (int64_t i = 0; i < kPanelColumns; i += kLanes) {
-    const int64_t column = panel * kPanelColumns + i, n = a.shape.out_features - column;
+  for (int64_t i = 0; i < kPanelColumns<bits>; i += kLanes) {
+    const int64_t column = panel * kPanelColumns<bits> + i, n = a.shape.out_features - column;
     if (n <= 0) return;
     const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
     const Vf more = bias == nullptr ? zero() : n >= kLanes ? load(bias) : load_first(bias, n);
     T* out = static_cast<T*>(a.out) + first * a.out_stride + column;
     for (int64_t r = 0; r < rows; ++r) {
-      Vf v = mul(load(from + r * kPanelColumns + i), splat(scales[first + r] * unit));
+      Vf v = mul(load(from + r * kPanelColumns<bits> + i), splat(scales[first + r] * unit));
       if (bias != nullptr) v = add(v, more);
       if (n >= kLanes) {
         store(out, v);
@@ -257,7 +261,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   const int64_t together = a.rows == 1 ? kPanelsOfRow : 1;
   alignas(64) float
       result[(kMaxTileRows > kPanelsOfRow * kRowsOfPair ? kMaxTileRows : kPanelsOfRow * kRowsOfPair) *
-             kPanelColumns];
+             kPanelColumns<bits>];
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
     const int64_t real = a.rows - first < rows ? a.rows - first : rows;
@@ -280,11 +284,12 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
     for (int64_t panel = panel_begin; panel < panel_end; panel += together) {
       product.weights = static_cast<const uint8_t*>(a.weight) + panel * size;
       product.scales = reinterpret_cast<const float*>(product.weights + weight_bytes<bits>(s));
-      if (s.zero_points) product.zeros = product.scales + groups * kPanelColumns;
+      if (s.zero_points) product.zeros = product.scales + groups * kPanelColumns<bits>;
       if (panel_end - panel < together) product.panels = panel_end - panel;
       tile_by_panel(product);
       for (int64_t j = 0; j < product.panels; ++j) {
-        store_panel<T>(a, result + j * rows * kPanelColumns, x.scales, unit, first, real, panel + j);
+        store_panel<bits, T>(a, result + j * rows * kPanelColumns<bits>, x.scales, unit, first, real,
+                             panel + j);
       }
     }
   }
@@ -309,9 +314,14 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
     multiply<bits, T>(a, tile_begin, tile_end, panel_begin, panel_end, unit, tile_by_panel);                 \
   }                                                                                                          \
   extern const MatmulKernel op##_##suffix;                                                                   \
-  const MatmulKernel op##_##suffix = {                                                                       \
-      &kLayout,    kPanelColumns, op##_panel_bytes,      op##_activation_bytes, op##_quantize_##suffix,      \
-      op##_gather, op##_tiles,    op##_multiply_##suffix};
+  const MatmulKernel op##_##suffix = {&kLayout,                                                              \
+                                      kPanelColumns<bits>,                                                   \
+                                      op##_panel_bytes,                                                      \
+                                      op##_activation_bytes,                                                 \
+                                      op##_quantize_##suffix,                                                \
+                                      op##_gather,                                                           \
+                                      op##_tiles,                                                            \
+                                      op##_multiply_##suffix};
 
 #define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, more_bytes, more)                        \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \

@@ -2,33 +2,20 @@
 
 inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 4;
 inline constexpr int64_t kMaxTileRows = 16;
-inline constexpr const WeightLayout& kLayout = kColumns4x4;
+inline constexpr const WeightLayout& kLayout = kColumnPairs4x4;
 // The sums of groups need as many registers as the integers.
-ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
+constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int bits, bool grouped) {
+  if (bits == 4) return grouped ? 6 : 12;
+  return grouped ? 12 : 16;
+}
 
 #include "kernels/matmul.h"
 
-// A constant that is loaded where it is used: the tiles leave no register for it.
-alignas(16) static const int32_t kHighNibbles[4] = {-0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10, -0x0f0f0f10};
-
-// 16 elements of four columns, four by four. Both nibbles of a byte are used 16 times too large, since a mask
-// or a shift alone gives that.
-template <int bits, bool crowded>
+// 16 elements of four columns, four by four.
 ARMLLM_INLINE const uint8_t* load_block(const uint8_t* w, int8x16_t (&block)[4]) {
-  const int8_t* p = reinterpret_cast<const int8_t*>(w);
-  if constexpr (bits == 8) {
-    ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
-      block[i] = vld1q_s8(p + 16 * i);
-    return w + 64;
-  } else {
-    const int8x16_t mask = crowded ? vreinterpretq_s8_s32(reload(kHighNibbles, 0)) : vdupq_n_s8(-16);
-    ARMLLM_UNROLL for (int i = 0; i < 2; ++i) {
-      const int8x16_t both = vld1q_s8(p + 16 * i);
-      block[2 * i] = vshlq_n_s8(both, 4);
-      block[2 * i + 1] = vandq_s8(both, mask);
-    }
-    return w + 32;
-  }
+  ARMLLM_UNROLL for (int i = 0; i < 4; ++i)
+    block[i] = vld1q_s8(reinterpret_cast<const int8_t*>(w) + 16 * i);
+  return w + 64;
 }
 
 // The 16 elements of a row at `x` + `offset`. The largest tiles leave a single register for them, while
@@ -53,7 +40,7 @@ ARMLLM_INLINE int32x4_t add_products(int32x4_t sum, const int8x16_t (&block)[4],
   }
 }
 
-template <int bits, int rows, int panels>
+template <int rows, int panels>
 ARMLLM_INLINE void channel_tile(const Product& p) {
   // A single row has few sums: each gets four accumulators, so that SDOT need not wait for itself.
   constexpr int kParts = rows == 1 ? 4 : 1;
@@ -70,7 +57,7 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
     ARMLLM_LOOP("channel", rows * 1000 + 16);
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
       int8x16_t block[4];
-      w[j] = load_block<bits, kCrowded>(w[j], block);
+      w[j] = load_block(w[j], block);
       ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
         int32x4_t(&sum)[kParts] = sums[j][r];
         if constexpr (kParts == 1) {
@@ -99,10 +86,10 @@ ARMLLM_INLINE void channel_tile(const Product& p) {
 
 // Integers start at the bits of 1.5 * 2^23, where a float's last bit counts 1: as floats they are off by just
 // that number, which a subtraction mends, in one slot where SCVTF takes two. Exact below 2^22: a group of 128
-// reaches 128 * 127 * 128, with 8 bits as with 4, whose integers are 16 times too large.
+// reaches 128 * 127 * 128, of 4 bits 128 * 127 * 136.
 alignas(16) static const int32_t kStart[4] = {kRounderBits, kRounderBits, kRounderBits, kRounderBits};
 
-template <int bits, int rows, int panels, int length>
+template <int rows, int panels, int length>
 ARMLLM_INLINE void grouped_tile(const Product& p) {
   constexpr bool kCrowded = rows > 8;
   const uint8_t* w[panels];
@@ -124,7 +111,7 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     ARMLLM_UNROLL for (int k = 0; k < length; k += 16) {
       ARMLLM_UNROLL for (int j = 0; j < panels; ++j) {
         int8x16_t block[4];
-        w[j] = load_block<bits, kCrowded>(w[j], block);
+        w[j] = load_block(w[j], block);
         ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
           sums[j][r] = add_products<kCrowded>(sums[j][r], block, x, 16 * r);
       }
@@ -143,14 +130,27 @@ ARMLLM_INLINE void grouped_tile(const Product& p) {
     vst1q_f32(p.out + 4 * i, out[i / rows][i % rows]);
 }
 
+#include "kernels/matmul_sdot_int4.h"
+
+template <int bits, int rows, int panels, int length>
+ARMLLM_INLINE void tile_of_length(const Product& p) {
+  if constexpr (rows > matmul_tile_rows(bits, length != 0)) {
+    // No tile is as large.
+  } else if constexpr (bits == 4) {
+    pairs_tile<rows, panels, length>(p);
+  } else if constexpr (length == 0) {
+    channel_tile<rows, panels>(p);
+  } else {
+    grouped_tile<rows, panels, length>(p);
+  }
+}
+
 template <int bits, int rows, int panels = 1>
 ARMLLM_INLINE void tile_of(const Product& p) {
-  if constexpr (rows <= 12) {
-    if (p.grouped && p.group == 32) return grouped_tile<bits, rows, panels, 32>(p);
-    if (p.grouped && p.group == 64) return grouped_tile<bits, rows, panels, 64>(p);
-    if (p.grouped && p.group == 128) return grouped_tile<bits, rows, panels, 128>(p);
-  }
-  channel_tile<bits, rows, panels>(p);
+  if (!p.grouped) return tile_of_length<bits, rows, panels, 0>(p);
+  if (p.group == 32) return tile_of_length<bits, rows, panels, 32>(p);
+  if (p.group == 64) return tile_of_length<bits, rows, panels, 64>(p);
+  tile_of_length<bits, rows, panels, 128>(p);
 }
 
 template <int bits>
@@ -165,7 +165,7 @@ ARMLLM_INLINE void any_tile(const Product& p) {
           tile_of<bits, 1>(one);
           one.weights += p.panel_bytes;
           one.scales = of_panel(one.scales, p, 1);
-          one.out += 4;
+          one.out += kPanelColumns<bits>;
         }
       }
       break;
@@ -215,11 +215,11 @@ ARMLLM_INLINE void any_tile(const Product& p) {
     default:
       tile_of<bits, 16>(p);
   }
-  add_zero_points(p, bits == 4 ? 16.0f : 1.0f);
+  add_zero_points<bits>(p, bits == 4 ? 16.0f : 1.0f);
 }
 
 static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) { any_tile<4>(p); }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, starts_bytes, prepare)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, starts_bytes, prepare)

@@ -232,7 +232,7 @@ ARMLLM_INLINE void any_tile(const Product& p) {
         tile_of<bits, 8>(p);
     }
   }
-  add_zero_points(p, bits == 4 ? 16.0f : 1.0f);
+  add_zero_points<bits>(p, bits == 4 ? 16.0f : 1.0f);
 }
 
 static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }

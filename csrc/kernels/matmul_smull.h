@@ -77,7 +77,7 @@ static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
     default:
       smull_tile<8, 4>(p);
   }
-  add_zero_points(p, 1.0f);
+  add_zero_points<8>(p, 1.0f);
 }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
   switch (p.rows) {
@@ -93,7 +93,7 @@ static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
     default:
       smull_tile<4, 4>(p);
   }
-  add_zero_points(p, 16.0f);
+  add_zero_points<4>(p, 16.0f);
 }
 
 ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)

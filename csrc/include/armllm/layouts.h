@@ -7,23 +7,25 @@
 
 namespace armllm {
 
-// Panels of `columns` columns, one after the other. A panel holds blocks, then its scales [groups, columns],
-// and with zero points [groups, columns] of -scale * zero. A block holds `run` elements of each column in
-// order. Of int4 a byte is a low and a high nibble, two's complement XORed with `nibbles` (8 in either half
-// is an offset of 8): of a column's 2 * run elements the first and the second half, or with `pairs` the
-// elements of two neighbouring columns, the second one low.
+// Panels of `columns` columns (of int4 `int4_columns`), one after the other. A panel holds blocks, then its
+// scales [groups, columns], and with zero points [groups, columns] of -scale * zero. A block holds `run`
+// elements of each column in order. Of int4 a byte is a low and a high nibble, two's complement XORed with
+// `nibbles` (8 in either half is an offset of 8): of a column's 2 * run elements the first and the second
+// half, or with `pairs` the elements of two neighbouring columns, the second one low.
 struct WeightLayout {
   const char* name;
-  int64_t columns;
+  int64_t columns, int4_columns;
   int64_t run;
   int nibbles;
-  bool pairs;
+  int pairs;
+
+  constexpr int64_t columns_of(int bits) const { return bits == 4 ? int4_columns : columns; }
 };
 
-inline constexpr WeightLayout kColumns16{"columns16", 16, 2, 0, false};
-inline constexpr WeightLayout kColumns4x4{"columns4x4", 4, 4, 0, false};
-inline constexpr WeightLayout kColumns4x8{"columns4x8", 4, 8, 0, false};
-inline constexpr WeightLayout kColumnPairs4x8{"columnpairs4x8", 4, 8, 0x08, true};
+inline constexpr WeightLayout kColumns16{"columns16", 16, 16, 2, 0, 0};
+inline constexpr WeightLayout kColumnPairs4x4{"columnpairs4x4", 4, 8, 4, 0x08, 4};
+inline constexpr WeightLayout kColumns4x8{"columns4x8", 4, 4, 8, 0, 0};
+inline constexpr WeightLayout kColumnPairs4x8{"columnpairs4x8", 4, 4, 8, 0x08, 1};
 
 // The layout that a target's matmul reads.
 struct TargetLayout {
@@ -31,8 +33,8 @@ struct TargetLayout {
   const WeightLayout* layout;
 };
 inline constexpr TargetLayout kTargetLayouts[] = {
-    {"scalar", &kColumns16}, {"avx2", &kColumns16},     {"avx512", &kColumns16},
-    {"neon", &kColumns4x8},  {"dotprod", &kColumns4x4}, {"i8mm", &kColumnPairs4x8},
+    {"scalar", &kColumns16}, {"avx2", &kColumns16},         {"avx512", &kColumns16},
+    {"neon", &kColumns4x8},  {"dotprod", &kColumnPairs4x4}, {"i8mm", &kColumnPairs4x8},
 };
 
 // Whether a target, by the name of its section (`armllm.<target>`), is listed with this layout.

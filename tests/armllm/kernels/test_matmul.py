@@ -114,10 +114,14 @@ def test_rows_without_numbers_stay_so_with_a_given_scale():
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_packed_for_every_target(target, case):
     """By the description of layouts in csrc/include/armllm/layouts.h, element by element."""
-    columns, run, nibbles = {
-        "scalar": (16, 2, 0), "neon": (4, 8, 0), "dotprod": (4, 4, 0), "i8mm": (4, 8, 0x08)
-    }[target]  # fmt: skip
     bits, n, k, group = case
+    columns, int4_columns, run, nibbles, pairs = {
+        "scalar": (16, 16, 2, 0, 0),
+        "neon": (4, 4, 8, 0, 0),
+        "dotprod": (4, 8, 4, 0x08, 4),
+        "i8mm": (4, 4, 8, 0x08, 1),
+    }[target]
+    columns = int4_columns if bits == 4 else columns
     q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
     packed = kernels.pack_weight(q, scales, zeros, bits=bits, target=target)
     assert packed.target == target
@@ -127,8 +131,9 @@ def test_weights_are_packed_for_every_target(target, case):
     if bits == 8:
         blocks = values.view(panels, columns, -1, run) & 255
     else:
-        if target == "i8mm":  # of neighbouring columns the first one is high
-            high, low = values.view(panels, -1, 2, padded // run, run).unbind(2)
+        if pairs:
+            high, low = values.view(panels, -1, 2, pairs, padded // run, run).unbind(2)
+            high, low = high.flatten(1, 2), low.flatten(1, 2)
         else:
             low, high = values.view(panels, columns, -1, 2, run).unbind(3)
         blocks = ((low & 15) | (high & 15) << 4) ^ nibbles

@@ -131,7 +131,7 @@ def test_a_folder_for_another_target_is_refused_where_it_cannot_run(make_checkpo
     here = kernels.weight_layouts()[kernels.weight_target(4)]
     for target, layout in (
         ("neoverse-v1", "columnpairs4x8"),
-        ("neoverse-n1", "columns4x4"),
+        ("neoverse-n1", "columnpairs4x4"),
         ("cortex-a72", "columns4x8"),
     ):
         folder = tmp_path / target
