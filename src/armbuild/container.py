@@ -207,8 +207,7 @@ def identifier(version: str) -> str:
 
 def python(version: str) -> HostPython:
     """Return the interpreter in the image: as PyPA's manylinux images have it."""
-    digits = version.replace(".", "")
-    folder = Path(f"/opt/python/cp{digits.removesuffix('t')}-cp{digits}")
+    folder = Path("/opt/python") / pythons.tags(version)
     return HostPython(
         version=version,
         executable=folder / "bin/python",
@@ -219,7 +218,7 @@ def python(version: str) -> HostPython:
 
 def find(version: str) -> HostPython:
     """Return the interpreter in the image; raises UsageError for what is no supported version."""
-    if version not in pythons.SUPPORTED:
+    if version not in pythons.SUPPORTED + pythons.FREE_THREADED:
         return pythons.find(version)  # which says what there is
     return python(version)
 

@@ -52,11 +52,12 @@ def jobs(
             where=folder / "pyproject.toml",
         )
         supported = SpecifierSet(described.requires_python)
-        asked = pythons.SUPPORTED if chosen.python in ((), ("all",)) else chosen.python
+        every = pythons.SUPPORTED + (pythons.FREE_THREADED if described.free_threading else ())
+        asked = every if chosen.python in ((), ("all",)) else chosen.python
         for version in asked:
-            if version not in pythons.SUPPORTED:
-                raise UsageError(f"--python {version}: there are {', '.join(pythons.SUPPORTED)}")
-        fitting = [version for version in asked if supported.contains(f"{version}.99")]
+            if version not in (known := pythons.SUPPORTED + pythons.FREE_THREADED):
+                raise UsageError(f"--python {version}: there are {', '.join(known)}")
+        fitting = [version for version in asked if supported.contains(f"{pythons.number(version)}.99")]
         if not fitting:
             raise UsageError(f"{described.name} needs Python {described.requires_python}: no job fits")
         tested = described.is_armllm or chosen.imports or chosen.command

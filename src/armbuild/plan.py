@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shlex
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -127,11 +126,11 @@ class Plan:
         version = self.project.version or "*"
         if self.label:
             version = f"{version}{'.' if '+' in version else '+'}{self.label}"
-        tag = "cp" + python.version.replace(".", "")
+        tags = pythons.tags(python.version)
         glibc = self.glibc.replace(".", "_") if self.glibc else "*"
         variant = f"-{self.variant}" if self.variant else ""
         name = self.project.name.replace("-", "_")
-        return f"{name}-{version}-{tag}-{tag}-manylinux_{glibc}_aarch64{variant}.whl"
+        return f"{name}-{version}-{tags}-manylinux_{glibc}_aarch64{variant}.whl"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON value."""
@@ -221,7 +220,7 @@ def plan(
         )
     interpreters, missing = _pythons(described, python_versions, find)
     for interpreter in interpreters:
-        if not SpecifierSet(described.requires_python).contains(f"{interpreter.version}.99"):
+        if not SpecifierSet(described.requires_python).contains(f"{pythons.number(interpreter.version)}.99"):
             raise UsageError(
                 f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
             )
@@ -309,15 +308,13 @@ def _pythons(
 ) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
     """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""
     if "all" not in asked:
-        return tuple(find(version) for version in dict.fromkeys(asked)) or (
-            find("{}.{}".format(*sys.version_info[:2])),
-        ), ()
+        return tuple(map(find, dict.fromkeys(asked))) or (find(pythons.running()),), ()
     if len(set(asked)) > 1:
         raise UsageError("--python all is every version already: name no other beside it")
     found, missing = [], []
     supported = SpecifierSet(described.requires_python)
-    for version in pythons.SUPPORTED:
-        if supported.contains(f"{version}.99"):
+    for version in pythons.SUPPORTED + (pythons.FREE_THREADED if described.free_threading else ()):
+        if supported.contains(f"{pythons.number(version)}.99"):
             try:
                 found.append(find(version))
             except MissingError as error:

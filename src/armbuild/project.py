@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.message
 import email.parser
 import os
 import sys
@@ -26,6 +27,7 @@ else:
 
 EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
 KERNEL_TABLE = "src/armbuild/data/kernels.toml"
+FREE_THREADING = "Programming Language :: Python :: Free Threading"
 LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
 
 
@@ -45,6 +47,8 @@ class Project:
     """The ``[tool]`` table."""
     origin: Origin | None = None
     """The sdist that the folder was unpacked from."""
+    free_threading: bool = False
+    """Whether its classifiers say that it works without the global lock."""
 
     @property
     def is_armllm(self) -> bool:
@@ -75,7 +79,7 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
         raise UsageError(f"{path}: [build-system] and [project] must be tables")
     if path.is_file() and not build_system and not project and not (folder / "setup.py").is_file():
         raise UsageError(f"{path}: neither [build-system] nor [project]: it describes no package")
-    stated = _package_info(folder) if origin else {}
+    stated = _package_info(folder) if origin else email.message.Message()
     requires_python = str(project.get("requires-python", stated.get("Requires-Python", "")))
     listed = build_system.get("requires", ["setuptools>=40.8.0"])  # PEP 517's default
     if not isinstance(listed, list):
@@ -94,15 +98,18 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
         requires_python=requires_python,
         tool=table.get("tool", {}),
         origin=origin,
+        free_threading=any(
+            str(line).startswith(FREE_THREADING)
+            for line in (*project.get("classifiers", ()), *stated.get_all("Classifier", ()))
+        ),
     )
 
 
-def _package_info(folder: Path) -> dict[str, str]:
+def _package_info(folder: Path) -> email.message.Message:
     """Return what an sdist's own metadata says, where it has one."""
     path = folder / "PKG-INFO"
-    if not path.is_file():
-        return {}
-    return dict(email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace")))
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return email.parser.HeaderParser().parsestr(text)
 
 
 def needs_torch(described: Project) -> bool:

@@ -93,6 +93,8 @@ def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
 
 def python_for(wheel: wheelfile.WheelFile) -> str:
     """Return the Python to run a wheel with: its own, or for one that serves several, one that is there."""
+    if wheel.is_free_threaded and platform.machine() != "aarch64":
+        raise MissingError(f"{wheel.path.name}: no Debian release carries a free-threaded Python to emulate")
     if wheel.python:
         return wheel.python
     running = "{}.{}".format(*sys.version_info[:2])

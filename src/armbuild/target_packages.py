@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from armbuild import cache, isolation, process
+from armbuild import cache, isolation, process, pythons
 from armbuild.errors import MissingError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def requirements(wheel: WheelFile, python: str, extras: Iterable[str]) -> list[s
 
 def marker_environment(python: str) -> dict[str, str]:
     """Return the environment markers (PEP 508) of CPython ``python`` on AArch64 Linux."""
+    python = pythons.number(python)
     return {
         "implementation_name": "cpython",
         "implementation_version": f"{python}.0",
@@ -87,7 +88,10 @@ def install(
     platform: str = PLATFORM,
 ) -> None:
     """Install ``packages`` (requirements or files) into ``folder``; raises MissingError with uv's reason."""
-    target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
+    target = ["--python-platform", platform, "--python-version", pythons.number(python)]
+    target += ["--only-binary", ":all:"]
+    if python.endswith("t"):  # a version has no letter: what tags fit is the interpreter's to say
+        target += ["--python", str(pythons.find(python).executable)]
     if not dependencies:
         target.append("--no-deps")
     wanted = [os.fspath(package) for package in packages]

@@ -34,7 +34,7 @@ MACHINES = {
 }
 """e_machine of the System V ABI, as uname names it."""
 EXTENSION = re.compile(
-    r"\.(?:cpython-(?P<digits>\d+)t?-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
+    r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
 )
 
 
@@ -57,9 +57,15 @@ class WheelFile:
 
     @property
     def python(self) -> str | None:
-        """Return "3.11" for a wheel of CPython 3.11 alone, None for one that serves several."""
+        """Return "3.11" ("3.14t") for a wheel of that CPython alone, None for one that serves several."""
         digits = [tag[3:] for tag in self.pythons if re.fullmatch(r"cp3\d+", tag)]
-        return f"3.{digits[0]}" if len(digits) == 1 and not self.is_stable_abi else None
+        free = "t" if self.is_free_threaded else ""
+        return f"3.{digits[0]}{free}" if len(digits) == 1 and not self.is_stable_abi else None
+
+    @property
+    def is_free_threaded(self) -> bool:
+        """Whether the wheel is for a CPython without the global lock (PEP 703)."""
+        return all(re.fullmatch(r"cp3\d+t", tag) for tag in self.abis)
 
     @property
     def is_stable_abi(self) -> bool:
@@ -67,8 +73,11 @@ class WheelFile:
         return "abi3" in self.abis
 
     def serves(self, version: str) -> bool:
-        """Return whether CPython ``version`` ("3.11") may install it on AArch64."""
-        minor = int(version.partition(".")[2])
+        """Return whether CPython ``version`` ("3.11", "3.14t") may install it on AArch64."""
+        free = version.endswith("t")
+        if self.abis != {"none"} and free != self.is_free_threaded:
+            return False
+        minor = int(version.partition(".")[2].removesuffix("t"))
         return any(
             tag in ("py3", f"py3{minor}", f"cp3{minor}")
             or (self.is_stable_abi and re.fullmatch(r"cp3\d+", tag) and int(tag[3:]) <= minor)

@@ -158,6 +158,28 @@ def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_b
         planned(python_versions=["all", "3.11"])
 
 
+@pytest.mark.parametrize(
+    ("classifiers", "tried"),
+    [
+        ('["Programming Language :: Python :: Free Threading :: 2 - Beta"]', ["3.13", "3.14", "3.14t"]),
+        ('["Programming Language :: Python :: Free Threading"]', ["3.13", "3.14", "3.14t"]),
+        ('["Programming Language :: Python :: 3"]', ["3.13", "3.14"]),
+    ],
+)
+def test_all_includes_the_free_threaded_python_where_the_project_says_that_it_supports_it(
+    tmp_path, classifiers, tried
+):
+    (tmp_path / "pyproject.toml").write_text(
+        f'[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.13"\nclassifiers = {classifiers}\n'
+    )
+    chosen = planned(tmp_path, python_versions=["all"], find=fake_find(*tried))
+    assert [python.version for python in chosen.pythons] == tried
+    without = planned(tmp_path, python_versions=["all"], find=fake_find("3.13", "3.14"))
+    assert [version for version, _ in without.missing] == tried[2:]
+    named = planned(tmp_path, python_versions=["3.14t"], find=fake_find("3.14t"))
+    assert named.wheel_name(named.pythons[0]).startswith("x-1-cp314-cp314t-manylinux_")
+
+
 def test_wheels_of_the_engine_for_several_pythons_share_what_was_compiled_and_others_do_not():
     one, other = (replace(pythons.find(), version=version) for version in ("3.11", "3.12"))
     assert planned().key(one) == planned().key(other)

@@ -17,6 +17,8 @@ OTHER = next(version for version in pythons.SUPPORTED if version != RUNNING)
         ("311", "say 3.11"),
         ("cp312", "say 3.12"),
         ("3.11.4", "say 3.11"),
+        ("cp314t", "say 3.14t"),
+        ("3.13t", ""),
         ("2.7", ""),
         ("", ""),
         ("pypy", ""),
@@ -45,7 +47,10 @@ def empty_machine(tmp_path, monkeypatch):
 def fake(path, version):
     """An interpreter that runs the probe but says that it is ``version``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lie = f"import sys; sys.version_info = ({version.replace('.', ',')}, 0); exec(sys.argv[1])"
+    lie = f"import sys; sys.version_info = ({version.rstrip('t').replace('.', ',')}, 0); "
+    if version.endswith("t"):
+        lie += "import sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; "
+    lie += "exec(sys.argv[1])"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -c "{lie}" "$3"\n')
     path.chmod(0o755)
 
@@ -61,6 +66,29 @@ def fake(path, version):
 def test_an_interpreter_is_found_wherever_people_keep_them(empty_machine, place):
     fake(empty_machine / place.format(v=OTHER), OTHER)
     assert pythons.find(OTHER).version == OTHER
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "PATH/python3.14t",
+        "PYENV_ROOT/versions/3.14.2t/bin/python3.14t",
+        "UV_PYTHON_INSTALL_DIR/cpython-3.14.2+freethreaded-linux-x86_64-gnu/bin/python3.14t",
+    ],
+)
+def test_a_free_threaded_interpreter_is_found_and_never_for_the_ordinary_one(empty_machine, place):
+    fake(empty_machine / place, "3.14t")
+    assert pythons.find("3.14t").version == "3.14t"
+    fake(empty_machine / place.replace("python3.14t", "python3.14"), "3.14t")
+    with pytest.raises(MissingError, match=r"no Python 3\.14 on"):
+        pythons.find("3.14")
+
+
+@pytest.mark.usefixtures("empty_machine")
+def test_an_ordinary_interpreter_is_not_taken_for_the_free_threaded_one(empty_machine):
+    fake(empty_machine / "PATH/python3.14t", "3.14")
+    with pytest.raises(MissingError, match=r"no Python 3\.14t on"):
+        pythons.find("3.14t")
 
 
 def test_a_shim_that_does_not_run_is_no_interpreter(empty_machine):

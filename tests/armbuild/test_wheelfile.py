@@ -131,6 +131,27 @@ def test_abi3_and_unsuffixed_modules_are_fine(tmp_path):
     assert [text for text in wheelfile.mismatches(wheel) if "_core" not in text] == []
 
 
+def test_free_threaded_and_ordinary_extensions_are_kept_apart(tmp_path):
+    tag, wrong = "cp314-cp314t-linux_aarch64", "cp314-cp314-linux_aarch64"
+    members = {
+        "thing/_core.cpython-311-aarch64-linux-gnu.so": None,
+        "thing/_core.cpython-314t-aarch64-linux-gnu.so": wheels.elf(),
+    }
+    free = wheelfile.read(wheels.write(tmp_path, f"thing-1.0-{tag}.whl", members))
+    assert free.python == "3.14t"
+    assert wheelfile.mismatches(free) == []
+    assert free.serves("3.14t")
+    assert not free.serves("3.14")
+    other = wheelfile.read(wheels.write(tmp_path, f"thing-1.0-{wrong}.whl", members))
+    assert "named for another Python" in wheelfile.mismatches(other)[0]
+    assert not other.serves("3.14t")
+    stable = wheelfile.read(wheels.write(tmp_path, "thing-1.0-cp310-abi3-linux_aarch64.whl"))
+    assert stable.serves("3.14")
+    assert not stable.serves("3.14t")
+    anywhere = wheelfile.read(wheels.write(tmp_path, "thing-1.0-py3-none-linux_aarch64.whl"))
+    assert anywhere.serves("3.14t")
+
+
 def test_a_pure_wheel_is_pure(tmp_path):
     core = {"thing/_core.cpython-311-aarch64-linux-gnu.so": None}
     wheel = wheelfile.read(wheels.write(tmp_path, "thing-1.0-py3-none-any.whl", core))

@@ -186,7 +186,7 @@ def wheel(
 
 def _resolve_for(versions: list[str]) -> str | None:
     """Return the Python that a requirement is resolved for: the oldest of those asked for."""
-    exact = [version for version in versions if re.fullmatch(r"3\.\d+", version)]
+    exact = [version.removesuffix("t") for version in versions if re.fullmatch(r"3\.\d+t?", version)]
     return min(exact, key=lambda version: int(version[2:])) if exact else None
 
 

@@ -37,7 +37,7 @@ CFLAGS = "-O2 -fwrapv -Wall -DNDEBUG"
 def target_values(host: Mapping[str, Any], bin_folder: Path, headers: Sequence[Path]) -> dict[str, Any]:
     """Return the target's ``build_time_vars``, given the host's and the folder with its compilers."""
     values = {name: value for name, value in host.items() if name not in DROPPED}
-    digits = str(host["VERSION"]).replace(".", "")
+    digits = str(host["VERSION"]).replace(".", "") + ("t" if host.get("Py_GIL_DISABLED") else "")
     soabi = f"cpython-{digits}-aarch64-linux-gnu"
     compiler, linker = f"{bin_folder / 'cc'} -pthread", f"{bin_folder / 'c++'} -pthread"
     values |= dict.fromkeys(EMPTY, "")

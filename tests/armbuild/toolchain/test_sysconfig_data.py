@@ -32,6 +32,14 @@ def test_the_machines_words_are_the_targets_and_the_rest_the_hosts():
     assert not [name for name, value in values.items() if "x86" in str(value)]
 
 
+def test_a_free_threaded_host_names_free_threaded_extensions():
+    host = HOST | {"VERSION": "3.14", "Py_GIL_DISABLED": 1, "INCLUDEPY": "/uv/include/python3.14t"}
+    values = sysconfig_data.target_values(host, Path("/kit/bin"), ())
+    assert values["EXT_SUFFIX"] == ".cpython-314t-aarch64-linux-gnu.so"
+    assert values["Py_GIL_DISABLED"] == 1
+    assert values["INCLUDEPY"] == "/uv/include/python3.14t"
+
+
 def test_headers_of_the_target_replace_the_hosts():
     values = sysconfig_data.target_values(HOST, Path("/kit/bin"), [Path("/debian/python3.11")])
     assert values["INCLUDEPY"] == "/debian/python3.11"
