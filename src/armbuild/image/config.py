@@ -28,8 +28,10 @@ def stamp(epoch: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch))
 
 
-def lowest(found: Content) -> str:
+def lowest(found: Content, machine: str) -> str:
     """Return the lowest architecture level that has all that the content needs for certain."""
+    if machine != "aarch64":
+        return "x86-64"  # the audit knows the instructions of AArch64 only
     for level in architectures().values():
         if found.needs <= level.extensions:
             return f"{level.name} or newer"
@@ -45,7 +47,7 @@ def facts(found: Content, *, machine: str, version: str, python: str, torch: str
         "python": python,
         "torch": torch,
         "kernels": sorted(found.kernels),
-        "floor": {"features": sorted(found.floor), "lowest_core": lowest(found)},
+        "floor": {"features": sorted(found.floor), "lowest_core": lowest(found, machine)},
         "dispatched": sorted(found.dispatched),
         "elf_files": found.elf_files,
     }
