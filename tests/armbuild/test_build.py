@@ -66,6 +66,9 @@ def under_emulation(wheel, code, work):
             ),
             "5 sum too large",
         ),
+        ("hatch", "import fixture_hatch as f; print(f.answer())", "42"),
+        ("flit", "import fixture_flit as f; print(f.answer())", "42"),
+        ("nanobind", "import fixture_nanobind as f; print(f.join([1, 2]))", "1;2;"),
     ],
 )
 def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, said):

@@ -1,0 +1,1 @@
+from fixture_flit._core import answer as answer

@@ -1,0 +1,1 @@
+from fixture_hatch._core import answer as answer

@@ -1,0 +1,1 @@
+from fixture_nanobind._core import join as join
