@@ -116,7 +116,7 @@ def config(
         "config": {
             "User": f"{root.USER_ID}:{root.USER_ID}",
             "Env": [f"{name}={value}" for name, value in environment.items()],
-            "Entrypoint": ["/usr/bin/tini", "-s", "--", foundation.python, "-m", "armbuild.image.entrypoint"],
+            "Entrypoint": ["/usr/bin/tini", "--", foundation.python, "-m", "armbuild.image.entrypoint"],
             "WorkingDir": "/",
             "ExposedPorts": {"8000/tcp": {}},
             "StopSignal": "SIGTERM",

@@ -127,7 +127,7 @@ def _address(
     return weight.data.data_ptr()
 
 
-def _moe(
+def _moe(  # noqa: PLR0917 - two are bound below
     bits: int,
     dtype: torch.dtype | None,
     /,

@@ -137,7 +137,7 @@ def test_a_signal_before_the_server_is_up_ends_the_process(tmp_path):
 )
 def test_the_health_check_finds_the_servers_address(tmp_path, arguments, address):
     words = ["/usr/bin/python3.11", "-m", "armbuild.image.entrypoint", *arguments]
-    for number, line in {"1": ["/usr/bin/tini", "-s", "--", *words], "7": words, "self": []}.items():
+    for number, line in {"1": ["/usr/bin/tini", "--", *words], "7": words, "self": []}.items():
         (tmp_path / number).mkdir()
         (tmp_path / number / "cmdline").write_bytes("".join(f"{word}\0" for word in line).encode())
     assert health.server_arguments(tmp_path) == arguments
