@@ -35,7 +35,14 @@ LAYERS = {
 }
 """Output and input features of a layer's matrices: those of Qwen2.5-0.5B and of TinyLlama-1.1B."""
 TARGETS = {"dotprod": "neoverse-n1", "i8mm": "neoverse-v1"}
-SCHEMES = {"int8": (8, 0), "int4-g32": (4, 32), "int4-g128": (4, 128), "int4": (4, 0)}
+SCHEMES = {
+    "int8": (8, 0),
+    "int8-g32": (8, 32),
+    "int8-g128": (8, 128),
+    "int4-g32": (4, 32),
+    "int4-g128": (4, 128),
+    "int4": (4, 0),
+}
 """Bits and group size."""
 MOST = 0.25
 LOOP, TILE, EPILOGUE, QUANTIZE, DRIVER = "loop", "tile", "epilogue", "quantize", "driver"

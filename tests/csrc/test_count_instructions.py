@@ -115,4 +115,4 @@ def test_less_than_a_quarter_is_outside_the_loops():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\n") == 10
+    assert done.stdout.count("\n") == 14
