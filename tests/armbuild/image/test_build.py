@@ -117,7 +117,7 @@ def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world)
     assert facts["kernels"] == ["neon"]
     config = manifest.config["config"]
     assert config["User"] == "10001:10001"
-    assert config["Entrypoint"][0] == "/usr/bin/tini"
+    assert config["Entrypoint"][:2] == ["/usr/bin/tini", "--"], "emulators know no subreaper"
     assert config["Labels"]["armllm.floor"] == "atomics"
     assert manifest.config["created"] == "2023-11-14T22:13:20Z"
     bill = json.loads(files["usr/local/share/armllm/sbom.cdx.json"])
