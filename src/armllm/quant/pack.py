@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import tempfile
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -20,16 +17,17 @@ from armllm.models import read_model_config
 from armllm.models.hub import resolve_model
 from armllm.models.loader import SINGLE, Checkpoint, Weights
 from armllm.quant.calibration import calibrated
+from armllm.quant.derived import check_free, derived_folder
 from armllm.quant.digest import digest_file
 from armllm.quant.formats import choose_format
 from armllm.quant.load import check_idle_biases, read_integers
 from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, pack
 from armllm.quant.scheme import SCHEMES, check_scheme
-from armllm.quant.write import copy_others
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -71,8 +69,7 @@ def pack_checkpoint(
     targets = kernel_targets(target)
     if quantization is not None:
         check_scheme("--quantization", quantization)
-    if output.exists():
-        raise RequestError(f"{output} exists already; choose another folder")
+    check_free(output)
     folder = resolve_model(model)
     if folder.is_file():
         raise RequestError(f"{folder} is a GGUF file; pack the folder of the model it was made from")
@@ -96,10 +93,7 @@ def pack_checkpoint(
     weights.finish_check(architecture.ignored_tensors(config))
     _check_products(weights, folder)
     files = ["config.json", *sorted({source.where(name).name for name in source.names()})]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        copy_others(folder, work)
+    with derived_folder(folder, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
         writer.write(weights, told)
         manifest = {
@@ -116,11 +110,6 @@ def pack_checkpoint(
         values.pop("compression_config", None)
         values["quantization_config"] = {"quant_method": Packed.method}
         (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        work.chmod(0o755)
-        work.rename(output)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
     return PackedFolder(
         folder=output,
         target=target,

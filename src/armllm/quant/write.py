@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +16,7 @@ from armllm.models import read_model_config
 from armllm.models.hub import resolve_model
 from armllm.models.loader import INDEX, SINGLE, Checkpoint, Weights
 from armllm.quant.calibration import calibrated
+from armllm.quant.derived import check_free, derived_folder
 from armllm.quant.round_to_nearest import LEFT_ALONE, RoundToNearest, rounded
 from armllm.quant.scheme import check_scheme
 from armllm.quant.words import pack_signed
@@ -26,23 +24,12 @@ from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
     from armllm.models.loader import Tensors
     from armllm.quant.scheme import Scheme
-
-# Beside these, everything in the folder is copied: tokenizer, chat template, generation_config.json.
-WEIGHT_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-    "*.h5",
-    "*.onnx",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +58,7 @@ def quantize_checkpoint(
     RequestError and CheckpointError say what is wrong.
     """
     check_scheme("--scheme", scheme)
-    if output.exists():
-        raise RequestError(f"{output} exists already; choose another folder")
+    check_free(output)
     folder = resolve_model(model)
     if folder.is_file():
         raise RequestError(f"{folder} is a GGUF file; give the folder of the model it was made from")
@@ -87,19 +73,11 @@ def quantize_checkpoint(
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(folder, scheme, calibrate, Tokenizer(folder), dtype)
         told(str(report))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        copy_others(folder, work)
+    with derived_folder(folder, output) as work:
         before, now = _write_files(source, schemes, work, told)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        work.chmod(0o755)
-        work.rename(output)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
     counts = Counter(map(str, schemes.values()))
     return Written(folder=output, matrices=dict(counts), bytes_before=before, bytes_now=now)
 
@@ -198,13 +176,3 @@ def _rounded(checkpoint: Tensors, name: str, stored: Tensor, scheme: Scheme) -> 
         f"{name}_shape": torch.tensor(stored.shape),
         **scale,
     }
-
-
-def copy_others(folder: Path, work: Path) -> None:
-    """Copy all but the weights, and what is hidden."""
-    for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in inner.parts)
-        if path.is_file() and not hidden and not any(path.match(pattern) for pattern in WEIGHT_FILES):
-            (work / inner).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, work / inner)
