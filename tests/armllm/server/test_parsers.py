@@ -54,6 +54,8 @@ CASES = [
     ),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123[ARGS]{"a":1}', "", [("f", '{"a":1}')]),
     ("mistral", "[1, 2] and [TOOL", "[1, 2] and [TOOL", []),
+    ("llama3_json", '{"name": "f", "arguments": [1 x] and', " and", [("f", "[1 x]")]),
+    ("mistral", '[TOOL_CALLS]{"name": 1} [TOOL_CALLS]f{}', '{"name": 1}', [("f", "{}")]),
 ]
 
 

@@ -48,9 +48,8 @@ class MistralParser(Stateful):
             return []
         match = _NAME.match(name)
         if match is None:
-            self._state = "text"
-            shown, self._buffer = self._buffer, ""
-            return [Text(shown)]
+            self._state, self._buffer = "text", self._buffer[len(name) + 1 :]
+            return [Text(name + brace)]
         self._state, self._buffer = "named", self._buffer[len(name) :]
         self._arguments = ValueScanner()
         return [CallStart(self._count, match.group(1))]

@@ -131,7 +131,7 @@ class CallScanner:
             decoded = self._decode(text)
             if isinstance(decoded, str):
                 self._arguments = decoded
-            elif decoded is None:
+            elif decoded is None and not self.failed:
                 self._arguments = "{}"
 
     def _decode(self, text: str) -> Any:
