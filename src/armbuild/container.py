@@ -218,7 +218,7 @@ def python(version: str) -> HostPython:
 
 def find(version: str) -> HostPython:
     """Return the interpreter in the image; raises UsageError for what is no supported version."""
-    if version not in pythons.SUPPORTED + pythons.FREE_THREADED:
+    if version not in pythons.KNOWN:
         return pythons.find(version)  # which says what there is
     return python(version)
 

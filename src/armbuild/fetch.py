@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from armbuild import cache, process
+from armbuild import cache, process, pythons
 from armbuild.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def locate(text: str, *, python: str | None = None, hashes: Sequence[str] = ()) 
         ) from error
     if requirement.url:
         return locate(requirement.url, hashes=hashes)
-    return _resolved(requirement, python or "{}.{}".format(*sys.version_info[:2]), wanted)
+    return _resolved(requirement, python or pythons.number(pythons.running()), wanted)
 
 
 def _checked_hash(text: str) -> str:

@@ -7,8 +7,6 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import SpecifierSet
-
 from armbuild import project, pythons, settings
 from armbuild.errors import UsageError
 
@@ -51,13 +49,11 @@ def jobs(
             environ,
             where=folder / "pyproject.toml",
         )
-        supported = SpecifierSet(described.requires_python)
-        every = pythons.SUPPORTED + (pythons.FREE_THREADED if described.free_threading else ())
-        asked = every if chosen.python in ((), ("all",)) else chosen.python
+        asked = described.pythons if chosen.python in ((), ("all",)) else chosen.python
         for version in asked:
-            if version not in (known := pythons.SUPPORTED + pythons.FREE_THREADED):
-                raise UsageError(f"--python {version}: there are {', '.join(known)}")
-        fitting = [version for version in asked if supported.contains(f"{pythons.number(version)}.99")]
+            if version not in pythons.KNOWN:
+                raise UsageError(f"--python {version}: there are {', '.join(pythons.KNOWN)}")
+        fitting = list(filter(described.supports, asked))
         if not fitting:
             raise UsageError(f"{described.name} needs Python {described.requires_python}: no job fits")
         tested = described.is_armllm or chosen.imports or chosen.command

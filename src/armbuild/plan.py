@@ -11,7 +11,6 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from armbuild import cache, container, hints, isa, project, pythons, variant
@@ -220,7 +219,7 @@ def plan(
         )
     interpreters, missing = _pythons(described, python_versions, find)
     for interpreter in interpreters:
-        if not SpecifierSet(described.requires_python).contains(f"{pythons.number(interpreter.version)}.99"):
+        if not described.supports(interpreter.version):
             raise UsageError(
                 f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
             )
@@ -312,13 +311,15 @@ def _pythons(
     if len(set(asked)) > 1:
         raise UsageError("--python all is every version already: name no other beside it")
     found, missing = [], []
-    supported = SpecifierSet(described.requires_python)
-    for version in pythons.SUPPORTED + (pythons.FREE_THREADED if described.free_threading else ()):
-        if supported.contains(f"{pythons.number(version)}.99"):
-            try:
-                found.append(find(version))
-            except MissingError as error:
-                missing.append((version, str(error).splitlines()[0]))
+    for version in described.pythons:
+        try:
+            found.append(find(version))
+        except MissingError as error:  # noqa: PERF203 - a handful, each tried
+            missing.append((version, str(error).splitlines()[0]))
+    if not found and not missing:
+        raise UsageError(
+            f"--python all: {described.name} needs Python {described.requires_python}: none fits"
+        )
     if not found:
         raise MissingError(f"--python all: {described.name} can be built for none here: {missing[0][1]}")
     return tuple(found), tuple(missing)

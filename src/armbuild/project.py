@@ -13,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
+from armbuild import process, pythons
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ class Project:
     def is_armllm(self) -> bool:
         """Whether this is the engine, whose kernel targets and smoke test armbuild knows."""
         return self.name == "armllm"
+
+    @property
+    def pythons(self) -> tuple[str, ...]:
+        """Return the Pythons that ``--python all`` stands for."""
+        every = pythons.KNOWN if self.free_threading else pythons.SUPPORTED
+        return tuple(version for version in every if self.supports(version))
+
+    def supports(self, version: str) -> bool:
+        """Return whether ``requires-python`` allows a Python such as "3.11" or "3.14t"."""
+        return SpecifierSet(self.requires_python).contains(f"{pythons.number(version)}.99")
 
 
 def read(folder: Path, origin: Origin | None = None) -> Project:
@@ -134,8 +145,6 @@ def kernel_targets(described: Project) -> tuple[str, ...]:
 
 def source_epoch(described: Project) -> int:
     """Return SOURCE_DATE_EPOCH: the environment's, else the sdist's or last commit's time, else 1980."""
-    from armbuild import process  # noqa: PLC0415 - reading a project needs no subprocess
-
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     if given:
         if not given.isdigit():

@@ -19,6 +19,7 @@ from armbuild.errors import MissingError, UsageError
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 FREE_THREADED = ("3.14t",)
 """Builds without the global lock (PEP 703), under the name of their program; 3.13's was an experiment."""
+KNOWN = SUPPORTED + FREE_THREADED
 
 PROBE = """\
 import importlib.util, json, os, pathlib, sys, sysconfig
@@ -90,10 +91,10 @@ def find(version: str | None = None) -> HostPython:
     UsageError for what is no supported version, MissingError when the machine has none.
     """
     wanted = running() if version is None else version
-    if wanted not in SUPPORTED + FREE_THREADED:
+    if wanted not in KNOWN:
         hint = ""
         digits = re.fullmatch(r"(?:cp|py|python)?-?3\.?(\d{1,2})(?:\.\d+)?(t?)", wanted)
-        if digits and f"3.{digits[1]}{digits[2]}" in SUPPORTED + FREE_THREADED:
+        if digits and f"3.{digits[1]}{digits[2]}" in KNOWN:
             hint = f"; say 3.{digits[1]}{digits[2]}"
         raise UsageError(f"--python {wanted}: not a supported version (3.10 to 3.14, 3.14t){hint}")
     if wanted == running():

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 import time
 import zipfile
 from dataclasses import asdict, dataclass
@@ -97,7 +96,7 @@ def python_for(wheel: wheelfile.WheelFile) -> str:
         raise MissingError(f"{wheel.path.name}: no Debian release carries a free-threaded Python to emulate")
     if wheel.python:
         return wheel.python
-    running = "{}.{}".format(*sys.version_info[:2])
+    running = pythons.running()
     there = [running, *arm64_root.SUITES]
     fitting = [version for version in there if wheel.serves(version) and (version in arm64_root.SUITES)]
     if platform.machine() == "aarch64" and wheel.serves(running):

@@ -158,6 +158,14 @@ def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_b
         planned(python_versions=["all", "3.11"])
 
 
+def test_all_says_so_where_a_project_allows_no_python_that_there_is(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.99"\n'
+    )
+    with pytest.raises(UsageError, match=r"x needs Python >=3\.99: none fits"):
+        planned(tmp_path, python_versions=["all"], find=fake_find("3.11"))
+
+
 @pytest.mark.parametrize(
     ("classifiers", "tried"),
     [
