@@ -119,9 +119,7 @@ class _Run:
                 size=sum(self.parts.values())
                 if self.archive.kind == "folder"
                 else self.archive.path.stat().st_size,
-                tag="-".join(variant.split(self.archive.path.name)[0].removesuffix(".whl").split("-")[-3:])
-                if self.wheel
-                else None,
+                tag=self.wheel.tag if self.wheel else None,
                 files=tuple(self.files),
                 kernel_targets=targets,
                 policy=policy,

@@ -41,6 +41,8 @@ class FileName:
     tags: frozenset[Tag]
     variant: str | None = None
     """The label of a wheel variant."""
+    tag: str = ""
+    """Python, ABI and platforms as the name has them."""
 
     @property
     def machines(self) -> frozenset[str]:
@@ -90,7 +92,8 @@ def parse_name(name: str) -> FileName | str:
         project, version, _, tags = parse_wheel_filename(plain)
     except (InvalidWheelFilename, InvalidVersion) as error:
         return f"not a wheel's file name: {error}"
-    return FileName(name=project, version=version, tags=tags, variant=label)
+    tag = "-".join(plain.removesuffix(".whl").split("-")[-3:])
+    return FileName(name=project, version=version, tags=tags, variant=label, tag=tag)
 
 
 def machine_of(platform: str) -> str | None:
