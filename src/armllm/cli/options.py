@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armllm.errors import RequestError
+from armllm.quant.scheme import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ def _engine(  # noqa: PLR0917 - a list of options
         str | None,
         typer.Option(
             "--quantization",
-            help="Round weights while loading: int8, int4 (either with -g32, -g64, -g128), int4-channelwise.",
+            help=f"Round weights while loading: {', '.join(SCHEMES)}.",
             rich_help_panel="Engine",
         ),
     ] = None,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+from armllm.quant.scheme import SCHEMES
 
 
 def register(app: typer.Typer) -> None:
@@ -25,9 +26,7 @@ def pack(  # noqa: PLR0917 - a list of options
     ] = "native",
     quantization: Annotated[
         str | None,
-        typer.Option(
-            help="Round weights first: int8, int4, both also with -g32, -g64 or -g128, or int4-channelwise."
-        ),
+        typer.Option(help=f"Round weights first: {', '.join(SCHEMES)}."),
     ] = None,
     calibration: Annotated[
         Path | None, typer.Option(help="A text by which --quantization scales inputs first.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+from armllm.quant.scheme import SCHEMES
 
 if TYPE_CHECKING:
     from armllm.quant.write import Written
@@ -23,9 +24,7 @@ def register(app: typer.Typer) -> None:
 def quantize(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
-    scheme: Annotated[
-        str, typer.Option(help="int8, int4, both also with -g32, -g64 or -g128, or int4-channelwise.")
-    ],
+    scheme: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEMES)}.")],
     calibrate: Annotated[
         Path | None,
         typer.Option(help="A text of the kind that the model will see, by which inputs are scaled first."),
