@@ -195,9 +195,11 @@ def _moe(  # noqa: PLR0917 - two are bound below
     )
 
 
-# One op per kind of weights, as `report` names them: it refuses experts stored otherwise.
+# One op per kind of weights, which refuses experts stored otherwise.
 moe_w4a8 = functools.partial(_moe, 4, None)
 moe_w8a8 = functools.partial(_moe, 8, None)
 moe_bf16 = functools.partial(_moe, 0, torch.bfloat16)
 moe_f16 = functools.partial(_moe, 0, torch.float16)
 moe_f32 = functools.partial(_moe, 0, torch.float32)
+for _op in (moe_w4a8, moe_w8a8, moe_bf16, moe_f16, moe_f32):
+    _op.__doc__ = _moe.__doc__

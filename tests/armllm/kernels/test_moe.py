@@ -236,3 +236,8 @@ def test_experts_that_are_not_alike_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             kernels.join_experts(gate_up, downs)
+
+
+@pytest.mark.parametrize("name", ["moe_w4a8", "moe_w8a8", "moe_bf16", "moe_f16", "moe_f32"])
+def test_each_op_documents_its_shapes(name):
+    assert "[tokens, per_token]" in getattr(kernels, name).__doc__
