@@ -1,8 +1,7 @@
-"""The conformance runner passes, natively and on emulated cores, and fails when a kernel is wrong."""
+"""The conformance runner passes on this machine, with sanitizers too, and knows its command line."""
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,29 +10,17 @@ from pathlib import Path
 import pytest
 
 import conformance as tool
-from armbuild import qemu
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        env={**os.environ, **tool.QEMU},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="session")
 def native(tmp_path_factory):
     return tool.build(tmp_path_factory.mktemp("native"))
-
-
-@pytest.fixture(scope="session")
-def arm64(tmp_path_factory):
-    return tool.build(tmp_path_factory.mktemp("aarch64"), arm64=True)
 
 
 @pytest.mark.slow
@@ -65,30 +52,6 @@ def test_the_runner_knows_its_options(native):
 def test_no_kernel_reads_or_writes_outside_its_buffers(tmp_path):
     done = run(tool.build(tmp_path, sanitize=True))
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.emulated
-@pytest.mark.parametrize("cpu", tool.CPUS)
-def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
-    done = run(qemu.find((cpu.partition(",")[0],)), "-cpu", cpu, arm64, *tool.CPUS[cpu])
-    assert done.returncode == 0, done.stdout
-
-    def ran(op, target):
-        return bool(re.search(rf"^{op} +{target} +ok ", done.stdout, re.MULTILINE))
-
-    if cpu.startswith("max"):
-        assert ran("silu_and_mul_(f32|bf16)", "sve")
-        return
-    newer = cpu in {"neoverse-n2", "neoverse-v1"}
-    assert ran("paged_attention_f32", "neon")
-    assert ran("paged_attention_bf16", "bf16") is newer
-    assert ran("paged_attention_f16", "fhm") is newer
-    assert ran("paged_attention_int8_f16", "i8mm") is newer
-    assert ran("paged_attention_int8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
-    assert ran("matmul_w4a8_f32", "i8mm") is newer
-    assert ran("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
-    assert ran("silu_and_mul_f32", "sve") is (cpu in {"neoverse-v1", "a64fx"})
 
 
 def test_a_missing_emulator_is_named_and_nothing_is_built(tmp_path):
