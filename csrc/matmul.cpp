@@ -59,13 +59,18 @@ void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArg
 
   thread_local Workspace workspace;
   MatmulArgs args = given;
-  args.activations = workspace.reserve(kernel.activation_bytes(args.shape, args.rows));
+  const int64_t activation_bytes = ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
+  const int64_t scratch_bytes = kernel.scratch_bytes(args.rows);
+  char* const memory = workspace.reserve(activation_bytes + ThreadScratch::total(scratch_bytes));
+  const ThreadScratch scratch{memory + activation_bytes, scratch_bytes};
+  args.activations = memory;
 
   parallel_ranges(args.rows, args.shape.in_features, kProductElements,
                   [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); });
 
   const ProductItems items(kernel, args.shape, args.rows, wanted_items());
-  parallel_for(items.count(), 0, [&](int64_t item, int) { items.run(args, item); });
+  parallel_for(items.count(), 0,
+               [&](int64_t item, int thread) { items.run(args, item, scratch.of(thread)); });
 }
 
 }  // namespace armllm

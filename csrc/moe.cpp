@@ -108,9 +108,11 @@ class GroupedProduct {
       args.out_stride = shape.out_features;
       calls_.push_back(args);
       bytes_ += aligned(kernel.activation_bytes(shape, group.rows));
+      scratch_bytes_ = std::max(scratch_bytes_, kernel.scratch_bytes(group.rows));
     }
   }
   int64_t activation_bytes() const { return bytes_; }
+  int64_t scratch_bytes() const { return scratch_bytes_; }
   // `out` has the rows of the batch.
   void place(char* activations, float* out) {
     for (MatmulArgs& call : calls_) {
@@ -135,7 +137,7 @@ class GroupedProduct {
     }
   }
   // Every expert has its share of the items, a busy one as many as keep all threads busy.
-  void run() const {
+  void run(const ThreadScratch& scratch) const {
     const int64_t wanted = wanted_items();
     int64_t all_tiles = 0;
     for (const MatmulArgs& call : calls_) all_tiles += kernel_.tiles(call.shape, call.rows);
@@ -146,9 +148,9 @@ class GroupedProduct {
       items.emplace_back(kernel_, call.shape, call.rows, ceil_div(wanted * tiles, all_tiles));
       ends.push_back((ends.empty() ? 0 : ends.back()) + items.back().count());
     }
-    parallel_for(ends.empty() ? 0 : ends.back(), 0, [&](int64_t item, int) {
+    parallel_for(ends.empty() ? 0 : ends.back(), 0, [&](int64_t item, int thread) {
       const auto g = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), item) - ends.begin());
-      items[g].run(calls_[g], item - (g == 0 ? 0 : ends[g - 1]));
+      items[g].run(calls_[g], item - (g == 0 ? 0 : ends[g - 1]), scratch.of(thread));
     });
   }
 
@@ -157,7 +159,7 @@ class GroupedProduct {
   const Routing& routing_;
   Batch batch_;
   std::vector<MatmulArgs> calls_;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, scratch_bytes_ = 0;
 };
 
 Activation* gated(const KernelTable& table, Function function) {
@@ -187,7 +189,7 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
   const Routing routing = sort_by_expert(args);
   const auto rows = static_cast<int64_t>(routing.tokens.size());
   const int64_t product_row_bytes = 2 * width * static_cast<int64_t>(sizeof(float));
-  int64_t activation_bytes = 0, product_bytes = 0;
+  int64_t activation_bytes = 0, product_bytes = 0, scratch_bytes = 0;
   struct Products {
     Batch batch;
     GroupedProduct gate_up, down;
@@ -200,20 +202,24 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
     activation_bytes = std::max(
         {activation_bytes, all.back().gate_up.activation_bytes(), all.back().down.activation_bytes()});
     product_bytes = std::max(product_bytes, aligned(batch.rows * product_row_bytes));
+    scratch_bytes =
+        std::max({scratch_bytes, all.back().gate_up.scratch_bytes(), all.back().down.scratch_bytes()});
   }
   const int64_t result_bytes = aligned(rows * hidden * static_cast<int64_t>(sizeof(float)));
   const int64_t activated_bytes = aligned(width * static_cast<int64_t>(sizeof(float)));
   const int64_t q_bytes = bits == 0 ? 0 : aligned(args.tokens * hidden);
   const int64_t scale_bytes = bits == 0 ? 0 : aligned(args.tokens * static_cast<int64_t>(sizeof(float)));
   thread_local Workspace workspace;
-  char* memory = workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
-                                   num_threads() * activated_bytes);
+  char* memory =
+      workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
+                        ThreadScratch::total(activated_bytes) + ThreadScratch::total(scratch_bytes));
   char* const activations = memory;
   float* const products = reinterpret_cast<float*>(activations + activation_bytes);
   float* const results = reinterpret_cast<float*>(activations + activation_bytes + product_bytes);
   int8_t* const q = reinterpret_cast<int8_t*>(reinterpret_cast<char*>(results) + result_bytes);
   float* const scales = reinterpret_cast<float*>(q + q_bytes);
-  char* const activated = reinterpret_cast<char*>(scales) + scale_bytes;
+  const ThreadScratch activated{reinterpret_cast<char*>(scales) + scale_bytes, activated_bytes};
+  const ThreadScratch scratch{activated.first + ThreadScratch::total(activated_bytes), scratch_bytes};
 
   // Each token is rounded once, however many experts it goes to.
   GatherArgs from{args.x, nullptr, nullptr, args.x_stride};
@@ -232,13 +238,13 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
         kernel.gather(call, gather, first, last);
       });
     });
-    gate_up.run();
+    gate_up.run(scratch);
 
     // A row is activated in memory of the thread's own, and from there rounded into its place.
     const GroupedProduct& second = down;
     down.place(activations, results + first_row * hidden);
     parallel_ranges(batch.rows, 2 * width, kProductElements, [&](int64_t begin, int64_t end, int thread) {
-      float* const row = reinterpret_cast<float*>(activated + thread * activated_bytes);
+      float* const row = static_cast<float*>(activated.of(thread));
       second.for_rows(
           begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
             const float* product = products + (group.first - first_row + first) * 2 * width;
@@ -251,7 +257,7 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
             }
           });
     });
-    down.run();
+    down.run(scratch);
   }
 
   const WeightedSumArgs sum{

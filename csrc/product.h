@@ -7,12 +7,22 @@
 #include <algorithm>
 
 #include "armllm/kernels.h"
+#include "armllm/threads.h"
 #include "ranges.h"
 
 namespace armllm {
 
 // How many items keep all threads busy to the end.
 inline int64_t wanted_items() { return num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads()); }
+
+// The scratch memory of each thread, `bytes` apart; null where nobody wants any.
+struct ThreadScratch {
+  char* first;
+  int64_t bytes;
+
+  static int64_t total(int64_t bytes) { return num_threads() * bytes; }
+  void* of(int thread) const { return bytes == 0 ? nullptr : first + thread * bytes; }
+};
 
 // Blocks of panels by blocks of tiles. A block of panels stays in the second-level cache while tile after
 // tile of rows goes over it; a tile stays in the first-level one. About `wanted` items or more, so that no
@@ -32,7 +42,9 @@ class ProductItems {
     count_ = blocks * row_blocks_;
   }
   int64_t count() const { return count_; }
-  void run(const MatmulArgs& args, int64_t item) const {
+  // `scratch`: of the thread that calls, or null.
+  void run(MatmulArgs args, int64_t item, void* scratch) const {
+    args.scratch = scratch;
     const int64_t panel = item / row_blocks_ * block_, tile = item % row_blocks_ * tiles_each_;
     if (tile < tiles_) {
       kernel_->multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel,

@@ -45,13 +45,13 @@ SCHEMES = {
 }
 """Bits and group size."""
 MOST = 0.25
-LOOP, TILE, EPILOGUE, QUANTIZE, DRIVER = "loop", "tile", "epilogue", "quantize", "driver"
-PARTS = (TILE, EPILOGUE, QUANTIZE, DRIVER)
+LOOP, TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER = "loop", "tile", "decode", "epilogue", "quantize", "driver"
+PARTS = (TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-    """Instructions by part: the marked loops, the tile around them, epilogue, quantisation, driver."""
+    """Instructions by part: marked loops, the tile around them, decoding, epilogue, quantisation, driver."""
 
     parts: dict[str, int]
 
@@ -70,7 +70,8 @@ class Count:
 
 def part_of(function: str) -> str:
     """Return which part of a product a function is, by its name, loops aside."""
-    for piece, part in (("_tile", TILE), ("_multiply_", EPILOGUE), ("_quantize_", QUANTIZE)):
+    pieces = {"_tile": TILE, "decode_panel": DECODE, "_multiply_": EPILOGUE, "_quantize_": QUANTIZE}
+    for piece, part in pieces.items():
         if piece in function:
             return part
     return DRIVER

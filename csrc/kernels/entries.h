@@ -127,7 +127,9 @@
                                               dense_put_rows_##suffix,                                       \
                                               dense_gather_##suffix,                                         \
                                               dense_tiles_##suffix,                                          \
-                                              dense_multiply_##suffix};
+                                              dense_multiply_##suffix,                                       \
+                                              0,                                                             \
+                                              0};
 
 // Everything that the primitives of a target give.
 #define ARMLLM_ALL_ENTRIES                     \

@@ -201,6 +201,7 @@ struct Product {
   int64_t features, group, groups, rows;
   int64_t first_row;
   bool grouped, single;         // groups of group_size; one row in all
+  bool decoded;                 // weights of 4 bits, 16 times too large, as 8 bits are packed
   int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
   float* out;                   // [panels, rows, columns]: a row's scale is still missing
 };
@@ -250,10 +251,21 @@ ARMLLM_INLINE void store_panel(const MatmulArgs& a, const float* from, const flo
   }
 }
 
+// How weights of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
+// 16, as a panel of 8 bits has them, and `tile` multiplies by those. Both null: never.
+struct Decoder {
+  void (*decode)(const uint8_t* panel, int64_t features, uint8_t* to);
+  void (*tile)(const Product&);
+};
+inline constexpr Decoder kNoDecoder{nullptr, nullptr};
+inline constexpr int64_t kDecodedRows = 64;           // fewer don't pay for decoding
+inline constexpr int64_t kDecodedBytes = 256 * 1024;  // of panels, in the second-level cache
+
 // `unit` is what a product of integers counts: 1/16 where nibbles stand in the high half of a byte.
 template <int bits, class T>
 ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
-                            int64_t panel_end, float unit, void (*tile_by_panel)(const Product&)) {
+                            int64_t panel_end, float unit, void (*tile_by_panel)(const Product&),
+                            const Decoder& decoder) {
   const WeightShape& s = a.shape;
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
@@ -262,34 +274,52 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   alignas(64) float
       result[(kMaxTileRows > kPanelsOfRow * kRowsOfPair ? kMaxTileRows : kPanelsOfRow * kRowsOfPair) *
              kPanelColumns<bits>];
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
-    const int64_t real = a.rows - first < rows ? a.rows - first : rows;
-    Product product{nullptr,
-                    nullptr,
-                    nullptr,
-                    x.q + first * features,
-                    x.sums + first * groups,
-                    x.more,
-                    features,
-                    group_length(s),
-                    groups,
-                    rows,
-                    first,
-                    s.group_size != 0,
-                    a.rows == 1,
-                    together,
-                    size,
-                    result};
-    for (int64_t panel = panel_begin; panel < panel_end; panel += together) {
-      product.weights = static_cast<const uint8_t*>(a.weight) + panel * size;
-      product.scales = reinterpret_cast<const float*>(product.weights + weight_bytes<bits>(s));
-      if (s.zero_points) product.zeros = product.scales + groups * kPanelColumns<bits>;
-      if (panel_end - panel < together) product.panels = panel_end - panel;
-      tile_by_panel(product);
-      for (int64_t j = 0; j < product.panels; ++j) {
-        store_panel<bits, T>(a, result + j * rows * kPanelColumns<bits>, x.scales, unit, first, real,
-                             panel + j);
+  uint8_t* const decoded = static_cast<uint8_t*>(a.scratch);
+  const int64_t decoded_size = features * kPanelColumns<bits>;
+  const bool decode = decoder.decode != nullptr && decoded != nullptr && decoded_size <= kDecodedBytes &&
+                      tiling.first_row(tile_end) - tiling.first_row(tile_begin) >= kDecodedRows;
+  const int64_t block = decode ? kDecodedBytes / decoded_size : panel_end - panel_begin;
+  for (int64_t begin = panel_begin; begin < panel_end; begin += block) {
+    const int64_t end = panel_end - begin < block ? panel_end : begin + block;
+    for (int64_t panel = begin; decode && panel < end; ++panel) {
+      decoder.decode(static_cast<const uint8_t*>(a.weight) + panel * size, features,
+                     decoded + (panel - begin) * decoded_size);
+    }
+    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+      const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
+      const int64_t real = a.rows - first < rows ? a.rows - first : rows;
+      Product product{nullptr,
+                      nullptr,
+                      nullptr,
+                      x.q + first * features,
+                      x.sums + first * groups,
+                      x.more,
+                      features,
+                      group_length(s),
+                      groups,
+                      rows,
+                      first,
+                      s.group_size != 0,
+                      a.rows == 1,
+                      decode,
+                      together,
+                      size,
+                      result};
+      for (int64_t panel = begin; panel < end; panel += together) {
+        const uint8_t* packed = static_cast<const uint8_t*>(a.weight) + panel * size;
+        product.weights = decode ? decoded + (panel - begin) * decoded_size : packed;
+        product.scales = reinterpret_cast<const float*>(packed + weight_bytes<bits>(s));
+        if (s.zero_points) product.zeros = product.scales + groups * kPanelColumns<bits>;
+        if (end - panel < together) product.panels = end - panel;
+        if (decode) {
+          decoder.tile(product);
+        } else {
+          tile_by_panel(product);
+        }
+        for (int64_t j = 0; j < product.panels; ++j) {
+          store_panel<bits, T>(a, result + j * rows * kPanelColumns<bits>, x.scales, unit, first, real,
+                               panel + j);
+        }
       }
     }
   }
@@ -304,14 +334,14 @@ template <int>
 ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
 
 // The table entries of one storage type.
-#define ARMLLM_MATMUL_ENTRIES_OF(T, suffix, op, bits, unit, tile_by_panel, more_bytes, more)                 \
+#define ARMLLM_MATMUL_ENTRIES_OF(T, suffix, op, bits, unit, tile_by_panel, decoder, more_bytes, more)        \
   static ARMLLM_ENTRY void op##_quantize_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {         \
     quantize_activations<bits, T>(a, begin, end);                                                            \
     more<bits>(a, begin, end);                                                                               \
   }                                                                                                          \
   static ARMLLM_ENTRY void op##_multiply_##suffix(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, \
                                                   int64_t panel_begin, int64_t panel_end) {                  \
-    multiply<bits, T>(a, tile_begin, tile_end, panel_begin, panel_end, unit, tile_by_panel);                 \
+    multiply<bits, T>(a, tile_begin, tile_end, panel_begin, panel_end, unit, tile_by_panel, decoder);        \
   }                                                                                                          \
   extern const MatmulKernel op##_##suffix;                                                                   \
   const MatmulKernel op##_##suffix = {&kLayout,                                                              \
@@ -321,9 +351,11 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
                                       op##_quantize_##suffix,                                                \
                                       op##_gather,                                                           \
                                       op##_tiles,                                                            \
-                                      op##_multiply_##suffix};
+                                      op##_multiply_##suffix,                                                \
+                                      (decoder).decode == nullptr ? 0 : kDecodedBytes,                       \
+                                      kDecodedRows};
 
-#define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, more_bytes, more)                        \
+#define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, decoder, more_bytes, more)               \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \
   static ARMLLM_ENTRY int64_t op##_activation_bytes(const WeightShape& s, int64_t rows) {             \
     return Activations::at(nullptr, s, rows).bytes + more_bytes<bits>(s, rows);                       \
@@ -336,6 +368,6 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
   static ARMLLM_ENTRY int64_t op##_tiles(const WeightShape& s, int64_t rows) {                        \
     return Tiling::of<bits>(s, rows).tiles;                                                           \
   }                                                                                                   \
-  ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel, more_bytes, more)               \
-  ARMLLM_MATMUL_ENTRIES_OF(float16, f16, op, bits, unit, tile_by_panel, more_bytes, more)             \
-  ARMLLM_MATMUL_ENTRIES_OF(bfloat16, bf16, op, bits, unit, tile_by_panel, more_bytes, more)
+  ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel, decoder, more_bytes, more)      \
+  ARMLLM_MATMUL_ENTRIES_OF(float16, f16, op, bits, unit, tile_by_panel, decoder, more_bytes, more)    \
+  ARMLLM_MATMUL_ENTRIES_OF(bfloat16, bf16, op, bits, unit, tile_by_panel, decoder, more_bytes, more)

@@ -149,5 +149,5 @@ static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
   add_zero_points<4>(p, 1.0f);
 }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, no_more_bytes, nothing_more)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 1.0f, w4a8_tile, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, kNoDecoder, no_more_bytes, nothing_more)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 1.0f, w4a8_tile, kNoDecoder, no_more_bytes, nothing_more)

@@ -221,5 +221,5 @@ ARMLLM_INLINE void any_tile(const Product& p) {
 static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) { any_tile<4>(p); }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, starts_bytes, prepare)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, starts_bytes, prepare)
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, kNoDecoder, starts_bytes, prepare)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, kNoDecoder, starts_bytes, prepare)

@@ -232,11 +232,25 @@ ARMLLM_INLINE void any_tile(const Product& p) {
         tile_of<bits, 8>(p);
     }
   }
-  add_zero_points<bits>(p, bits == 4 ? 16.0f : 1.0f);
+  add_zero_points<bits>(p, bits == 4 || p.decoded ? 16.0f : 1.0f);
 }
 
 static ARMLLM_ENTRY void w8a8_tile(const Product& p) { any_tile<8>(p); }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) { any_tile<4>(p); }
 
-ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, starts_bytes, prepare)
-ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, starts_bytes, prepare)
+// Panels of both have the same columns: bytes of pairs of columns come apart into runs of 8 of each, 16 times
+// their values. SMMLA then takes no mask: with groups of 32 that is a slot of every 20.
+static_assert(kPanelColumns<4> == kPanelColumns<8>);
+static ARMLLM_ENTRY void decode_panel(const uint8_t* panel, int64_t features, uint8_t* to) {
+  for (int64_t k = 0; k < features; k += 8, panel += 16, to += 32) {
+    const uint8x16_t pairs = vld1q_u8(panel);
+    const uint64x2_t high = vreinterpretq_u64_u8(vandq_u8(pairs, vdupq_n_u8(0xF0)));
+    const uint64x2_t low = vreinterpretq_u64_u8(veorq_u8(vshlq_n_u8(pairs, 4), vdupq_n_u8(0x80)));
+    vst1q_u8(to, vreinterpretq_u8_u64(vzip1q_u64(high, low)));
+    vst1q_u8(to + 16, vreinterpretq_u8_u64(vzip2q_u64(high, low)));
+  }
+}
+static constexpr Decoder kDecoder{decode_panel, w8a8_tile};
+
+ARMLLM_MATMUL_ENTRIES(matmul_w8a8, 8, 1.0f, w8a8_tile, kNoDecoder, starts_bytes, prepare)
+ARMLLM_MATMUL_ENTRIES(matmul_w4a8, 4, 0.0625f, w4a8_tile, kDecoder, starts_bytes, prepare)

@@ -12,7 +12,7 @@ namespace conformance {
 
 namespace {
 
-constexpr int64_t kRows = 33;
+constexpr int64_t kRows = 70;
 
 template <class T>
 struct Given {
@@ -210,7 +210,8 @@ Result test_matmul(const Context& context) {
   // Enough panels and rows for more than one block of either.
   for (const int64_t group : {0, 32}) {
     const Given<T> large(bits, {150, 96, group, false}, false, random);
-    for (const int64_t rows : {1, 33}) check_product(result, context, large, rows, true);
+    for (const int64_t rows : {int64_t{1}, int64_t{33}, kRows})
+      check_product(result, context, large, rows, true);
   }
   return result;
 }

@@ -234,7 +234,8 @@ struct MatmulArgs {
   WeightShape shape;
   int64_t rows;
   int64_t out_stride, x_stride;
-  float x_scale = 0;  // 0: each row's own
+  float x_scale = 0;        // 0: each row's own
+  void* scratch = nullptr;  // of the thread that multiplies, see scratch_bytes
 };
 // Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantised weights int8 and
 // scale as quantize_rows makes them, for others the storage type and no scales.
@@ -257,6 +258,10 @@ struct MatmulKernel {
   int64_t (*tiles)(const WeightShape&, int64_t rows);
   void (*multiply)(const MatmulArgs&, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                    int64_t panel_end);
+  // What `multiply` makes use of for that many rows or more, if its thread has it; 0: nothing.
+  int64_t scratch, scratch_rows;
+
+  int64_t scratch_bytes(int64_t rows) const { return rows < scratch_rows ? 0 : scratch; }
 };
 using Matmul = const MatmulKernel;
 
