@@ -246,15 +246,12 @@ def _group(reader: ConfigReader, form: str) -> Group:
     order = weights.get("actorder", False)
     if order not in (False, *GROUP_ORDERS, *WEIGHT_ORDERS):
         raise weights.error(f"actorder {order!r} is not supported")
-    symmetric = weights.boolean("symmetric", default=True)
-    if form == "int-quantized" and not symmetric:
-        raise weights.error(f"{scheme}: int-quantized weights with zero points are not supported")
     return Group(
         targets=_names(reader, "targets", ["Linear"]),
         form=form,
         bits=bits,
         group_size=_group_size(weights, strategy),
-        symmetric=symmetric,
+        symmetric=weights.boolean("symmetric", default=True),
         per_tensor=strategy == "tensor",
         ordered=order in GROUP_ORDERS,
         activations=activations,

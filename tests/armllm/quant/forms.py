@@ -110,11 +110,12 @@ def packed(group: dict[str, Any], dtype=torch.bfloat16) -> Form:
     return form
 
 
-def int_quantized(matrix, generator):
-    """int8, a scale per row."""
-    q, scales, zeros = random_integers(matrix, generator, 8, 0, zeros=False)
-    q = q - zeros
-    return {"weight": q.to(torch.int8), "weight_scale": scales}, q * scales.float()
+def int_quantized(matrix, generator, group_size=0, *, zeros=False):
+    """int8, a scale per row or group."""
+    q, scales, zero = random_integers(matrix, generator, 8, group_size, zeros=zeros)
+    exact = meant(q, scales, zero, torch.arange(matrix.shape[1]) // (group_size or matrix.shape[1]))
+    tensors = {"weight": (q - 128).to(torch.int8), "weight_scale": scales}
+    return tensors | ({"weight_zero_point": (zero - 128).to(torch.int8)} if zeros else {}), exact
 
 
 def is_linear(name: str) -> bool:

@@ -5,6 +5,7 @@ With exact products, logits differ by the order of fp32 sums alone: the bound is
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -118,6 +119,13 @@ def test_int_quantized(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
     agrees(folder, write_quantised(folder, make_checkpoint(), settings, int_quantized))
     assert inspect(str(folder))["quantization"] == ("compressed-tensors (W8A8 int-quantized, channelwise)")
+
+
+def test_int_quantized_with_zero_points(make_checkpoint, tmp_path):
+    settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8, group_size=32, symmetric=False)
+    form = functools.partial(int_quantized, group_size=32, zeros=True)
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, form))
 
 
 def test_one_scale_for_a_matrix_holds_for_all_rows(make_checkpoint, tmp_path):
