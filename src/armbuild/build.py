@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class BuiltWheel:
     """The packages of the build environment, with their versions."""
     static: tuple[tuple[str, str], ...] = ()
     """Runtime libraries that the compiler links statically, each with what it is."""
+    cached: Mapping[str, int] | None = None
+    """Hits and misses of the compile cache, where there is one."""
 
 
 def build(
@@ -74,13 +77,22 @@ def build(
             with step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
                 setup.runtime(log)
 
+        objects, cached = plan.compile_cache, {}
+        if objects:
+            counts = work / f"ccache-{python.version}.txt"
+            cached = objects.environment(counts, cross=plan.lane == "cross", environ=os.environ)
+
         def run(chosen: Setup) -> tuple[Path, isolation.BuildEnvironment]:
-            hooks = {**chosen.environment, "SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
+            hooks = {"SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
+            hooks |= {**chosen.environment, **cached}
             return backend.build_wheel(
                 plan, python, sources, out, settings=chosen.settings, hooks=hooks, log=log
             )
 
-        with step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"):
+        with (
+            step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"),
+            objects.count(counts, cached) if objects else nullcontext() as figures,
+        ):
             try:
                 path, environment = run(setup)
             except BuildError as error:
@@ -100,6 +112,7 @@ def build(
         libraries=setup.libraries,
         tools=environment.installed(),
         static=setup.static if source.has_cxx(sources) else (),
+        cached=figures,
     )
 
 
@@ -129,6 +142,7 @@ def _build_in_container(
         compiler=made.compiler,
         libraries=made.libraries,
         tools=made.tools,
+        cached=made.cached,
     )
 
 

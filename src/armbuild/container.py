@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import pythons
+from armbuild import compile_cache, pythons
 from armbuild.errors import UsageError
 from armbuild.pythons import HostPython
 
@@ -44,6 +44,7 @@ CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 COLLECT = (
     'cd "$(mktemp -d)" && python -m zipfile -e {wheel} . && mkdir -p /output/libraries && '
     "{ cc --version || true; } > /output/compiler.txt && "
+    f"{{ cp {compile_cache.IN_CONTAINER} /output/ccache.txt 2>/dev/null || true; }} && "
     "{ find . -type f -name '*.so*' -exec ldd '{}' ';' 2>/dev/null || true; } | "
     "sed -n 's/.* => \\(\\/[^ ]*\\) (.*/\\1/p' | sort -u | "
     'while read -r file; do cp -Ln "$file" /output/libraries/; done; mv {wheel} {dest_dir}'
@@ -172,7 +173,9 @@ def compute(
 SECTIONS = frozenset({"android", "ios", "linux", "macos", "pyodide", "windows"})
 
 
-def check_options(*, isolation: bool, lock: Path | None, packages: Sequence[str]) -> None:
+def check_options(
+    *, isolation: bool, lock: Path | None, packages: Sequence[str], objects: str | None
+) -> None:
     """Raise UsageError for what cibuildwheel's front end and the image decide, with what to do instead."""
     if not isolation:
         raise UsageError(
@@ -183,6 +186,11 @@ def check_options(*, isolation: bool, lock: Path | None, packages: Sequence[str]
         raise UsageError(
             "--lock: the container lane installs build requirements inside the container: "
             "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
+        )
+    if objects not in (None, "none"):
+        raise UsageError(
+            f"--compile-cache: the container lane uses what is in the image: "
+            f"`armbuild manylinux-image --with {objects}`"
         )
     if packages:
         raise UsageError(
@@ -265,7 +273,12 @@ def _engine(value: Any) -> dict[str, Any]:
 
 
 def _passed(environ: Mapping[str, str]) -> list[str]:
-    arguments = [f"--env={name}" for name in PASSED if environ.get(name)]
+    told = [name for name in environ if name.startswith(compile_cache.PASSED) and name != "CCACHE_STATSLOG"]
+    arguments = [f"--env={name}" for name in (*PASSED, *sorted(told)) if environ.get(name)]
+    arguments.append(f"--env=CCACHE_STATSLOG={compile_cache.IN_CONTAINER}")
+    kept = environ.get("CCACHE_DIR", "")
+    if os.path.isabs(kept) and os.path.isdir(kept):  # noqa: PTH112, PTH117 - text that becomes an argument
+        arguments.append(f"--volume={kept}:{kept}")
     mounted = set()
     for name in CERTIFICATES:
         file = environ.get(name, "")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, container, hints, isa, project, pythons, variant
+from armbuild import cache, compile_cache, container, hints, isa, project, pythons, variant
 from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.compile_cache import CompileCache
     from armbuild.container import Container
     from armbuild.fetch import Origin
     from armbuild.pythons import HostPython
@@ -71,6 +72,8 @@ class Plan:
     """The build requirements, pinned and hashed; written when it is not there yet."""
     container: Container | None = None
     """What cibuildwheel is told, in the container lane."""
+    compile_cache: CompileCache | None = None
+    """What answers for compilers that have compiled the same before."""
     variant: str | None = None
     """The label of the wheel variant that says the baseline; None: the version's local label says it."""
 
@@ -146,6 +149,7 @@ class Plan:
             "machine": "aarch64",
             "toolchain": self.toolchain if self.lane == "cross" else None,
             "glibc": self.glibc,
+            "compile_cache": self.compile_cache.name if self.compile_cache else None,
             "packages": list(self.packages),
             "isolation": self.isolation,
             "lock": str(self.lock) if self.lock else None,
@@ -194,11 +198,13 @@ def plan(
     engine: str | None = None,
     image: str | None = None,
     as_variant: bool = False,
+    objects: str | None = None,
     find: Callable[[str], HostPython] = pythons.find,
 ) -> Plan:
     """Check every choice and return what will be done.
 
-    ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said". Raises UsageError for
+    ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said"; ``objects`` names the
+    compile cache. Raises UsageError for
     a choice that cannot be honoured and MissingError for a Python that this machine lacks.
     """
     if lock and not isolation:
@@ -210,7 +216,7 @@ def plan(
     _check_out(out)
     listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if chosen == "container":
-        container.check_options(isolation=isolation, lock=lock, packages=listed)
+        container.check_options(isolation=isolation, lock=lock, packages=listed, objects=objects)
         find = container.find
     elif engine or image:
         raise UsageError(
@@ -252,6 +258,7 @@ def plan(
         isolation=isolation,
         missing=missing,
         lock=lock.absolute() if lock else None,
+        compile_cache=None if chosen == "container" else compile_cache.find(objects),
         variant=label,
     )
     if chosen != "container":

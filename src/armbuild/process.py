@@ -70,12 +70,18 @@ def run(
     return output.decode(errors="replace")
 
 
-def succeeds(command: Sequence[str | os.PathLike[str]], *, cwd: Path | None = None) -> str | None:
+def succeeds(
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str | None:
     """Return what a question such as ``git log -1`` answers, or None when it fails or is not there."""
     with contextlib.suppress(OSError):
         done = subprocess.run(
             [os.fspath(part) for part in command],
             cwd=cwd,
+            env=env,
             capture_output=True,
             stdin=subprocess.DEVNULL,
             check=False,

@@ -23,7 +23,7 @@ def check(first: RepairedWheel, work: Path, *, mirror: str | None) -> None:
     again.mkdir()
     described = plan.project
     copy = source.mirror(described.folder, again, leave_out=plan.out, complete=described.origin is not None)
-    moved = replace(plan, project=replace(described, folder=copy.resolve()))
+    moved = replace(plan, project=replace(described, folder=copy.resolve()), compile_cache=None)
     try:
         built = build.build(moved, first.built.python, again, mirror=mirror)
         second = repair.repair(built, again)

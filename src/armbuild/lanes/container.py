@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from armbuild import container, hints, isolation, process
+from armbuild import compile_cache, container, hints, isolation, process
 from armbuild.container import PLATFORM
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 
@@ -83,6 +83,8 @@ class Made:
     """A folder with the image's libraries that the wheel needs."""
     tools: Mapping[str, str]
     """The build requirements, with their versions, where the front end tells them."""
+    cached: Mapping[str, int] | None
+    """Hits and misses of the image's ccache, None where it has none."""
 
 
 def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path) -> Made:
@@ -124,6 +126,7 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
         compiler=f"{lines[0] if lines else 'no compiler'} in {chosen.reference}",
         libraries=(out / "libraries",),
         tools=requirements(log.read_text(errors="replace")),
+        cached=compile_cache.counts(out / "ccache.txt"),
     )
 
 

@@ -13,7 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from armbuild import process
+from armbuild import cache, process
+from armbuild.compile_cache import LAUNCHER
 from armbuild.errors import MissingError
 from armbuild.toolchain import zig_driver
 from armbuild.toolchain.sysroot import TRIPLET
@@ -68,6 +69,12 @@ done
 """Shell text: the build machine's own folders, which some projects search by name, are passed over."""
 
 
+LAUNCH = (
+    f'test -z "${LAUNCHER}" || {{ launcher=${LAUNCHER}; unset {LAUNCHER}; exec "$launcher" "$0" "$@"; }}\n'
+)
+"""Shell text: a compile cache is asked first, and calls the same script again."""
+
+
 def find(name: str, *, glibc: str) -> Compiler:
     """Return the compiler ``name`` (NAMES); raises MissingError when it is not installed here."""
     if name == "zig":
@@ -118,7 +125,8 @@ class Zig:
             target = f"{TRIPLET}.{self.glibc}"
             words = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
             line = shlex.join(map(str, words)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
-            program(folder / name, f'#!/bin/sh\nexec {line} "$@"\n')
+            launch = f"# {cache.digest(self.identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
+            program(folder / name, f'#!/bin/sh\n{launch}exec {line} "$@"\n')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +159,10 @@ class Gnu:
             words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
             given = settings if len(words) > 1 else ""
             strip = " -Wl,-s" if name in ("cc", "c++", "fortran") else ""
+            launch = f"# {cache.digest(self.identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
             program(
                 folder / name,
-                "#!/bin/sh\n"
+                f"#!/bin/sh\n{launch}"
                 + (HOST_FOLDERS if strip else "")
                 # -s means nothing, and makes clang complain, where nothing is linked
                 + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")

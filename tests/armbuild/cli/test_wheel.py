@@ -41,6 +41,7 @@ def run(capsys, *arguments):
         (["--lane", "cross", "--image", "x"], 2, "--image is for the container lane"),
         (["--lane", "container", "--no-isolation"], 2, "build-frontend = { name"),
         (["--lane", "container", "--lock", "x"], 2, "--lock: the container lane installs"),
+        (["--lane", "container", "--compile-cache", "ccache"], 2, "manylinux-image --with ccache"),
         (["--lane", "container", "--with", "zlib1g-dev"], 2, "armbuild manylinux-image --with zlib1g-dev"),
         (["--baseline", "z80"], 2, "z80"),
         (["--no-smoke", "--cpu", "max"], 2, "--no-smoke"),

@@ -73,6 +73,18 @@ def test_the_build_machines_own_folders_are_passed_over(echo, sysroot, tmp_path,
     assert "-I/usr/include/python3" in said
 
 
+@pytest.mark.parametrize("name", ["zig", "gcc", "clang"])
+def test_a_compile_cache_is_asked_first_and_calls_the_compiler_itself(
+    echo, sysroot, tmp_path, monkeypatch, name
+):
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nprintf "%s\\n" "asked${ARMBUILD_LAUNCHER}" "$@"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("ARMBUILD_LAUNCHER", str(launcher))
+    said = call(name, sysroot, tmp_path, "cc", "-c", "two words.c")
+    assert said == ["asked", str(tmp_path / f"bin-{name}/cc"), "-c", "two words.c"]
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [("gcc", f"apt-get install g\\+\\+-{TRIPLET}"), ("clang", f"binutils-{TRIPLET}")],
