@@ -2,7 +2,8 @@
 
 Source: GPTQModel's nn_modules/qlinear and utils/model.py (the two forms of zero points). ``qweight`` int32
 ``[K * bits / 32, N]`` holds values of a column one after another, ``qzeros`` ``[G, N * bits / 32]`` zero
-points of a group, less one in the first form, ``scales`` is ``[G, N]``, ``g_idx[K]`` the group of an input.
+points of a group, ``scales`` is ``[G, N]``, ``g_idx[K]`` the group of an input. In the first form `ONES` has
+been subtracted from each word of ``qzeros``, with borrows: adding it again gives zero points of 0 as well.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import torch
-
 from armllm.quant.checks import checked_columns, checked_scales
 from armllm.quant.scheme import Scheme
 from armllm.quant.weight import IntegerWeight
-from armllm.quant.words import centred, unpack
+from armllm.quant.words import unpack_signed
 
 if TYPE_CHECKING:
     from armllm.models.config import ConfigReader
@@ -23,11 +22,13 @@ if TYPE_CHECKING:
 
 FORMATS = ("gptq", "gptq_v2")
 FLOATS = ("F16", "BF16", "F32")
+# by bits: a one for each zero point in a word
+ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPTQ:
-    """quant_method "gptq". zero_offset: what is added to stored zero points; group_size 0: one per row."""
+    """quant_method "gptq". zero_offset: what is added to words of zero points; group_size 0: one per row."""
 
     bits: int
     group_size: int
@@ -51,7 +52,7 @@ class GPTQ:
             bits=bits,
             group_size=read_group_size(reader),
             symmetric=reader.boolean("sym", default=True),
-            zero_offset=1 if form == "gptq" else 0,
+            zero_offset=ONES[bits] if form == "gptq" else 0,
         )
 
     def __str__(self) -> str:
@@ -86,14 +87,13 @@ class GPTQ:
         self.claim(weights, name, shape, scheme)
         rows, inputs = shape
         groups = count_groups(weights, name, self.group_size, inputs)
-        values = unpack(weights.read(f"{name}.qweight").t(), self.bits)[:, :inputs]
-        q = centred(values.contiguous(), self.bits)
+        q = unpack_signed(weights.read(f"{name}.qweight").t(), self.bits)[:, :inputs].contiguous()
         columns = None
         if weights.has(f"{name}.g_idx"):
             columns = checked_columns(weights, f"{name}.g_idx", groups)
             q = q if columns is None else q[:, columns]
-        stored = unpack(weights.read(f"{name}.qzeros"), self.bits)[:, :rows].to(torch.int16)
-        zeros = (stored + self.zero_offset - 2 ** (self.bits - 1)).t().contiguous()
+        words = weights.read(f"{name}.qzeros") + self.zero_offset
+        zeros = unpack_signed(words, self.bits)[:, :rows].t().contiguous()
         if self.symmetric and zeros.any():
             raise weights.error(
                 f"{name}.qzeros", "has zero points that are not in the middle, but config.json says sym"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class IntegerWeight:
     """w[n, k] = scales[n, g] * (q[n, k] - zeros[n, g]), where k is in the g-th of G equal groups.
 
-    q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros of an integer dtype ``[N, G]`` or None; bits 4 or 8, q in
+    q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros int8 ``[N, G]`` or None; bits 4 or 8, q in
     that range around zero. columns int64 ``[K]``: q's column k belongs to input columns[k]; None: to input k.
     input_scale: what inputs are divided by before they are rounded to 8 bits; None: by each row's own.
     """
@@ -84,8 +84,7 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     """The matrix in a form that the kernels have.
 
     Large groups are cut into smaller ones, which is exact. 8 bits in groups that are no multiple of 32 are
-    rounded anew, with one scale per row, as are, in their groups, those with a zero point that int8 doesn't
-    hold: then the second value is the relative error, ||w' - w|| / ||w||.
+    rounded anew, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
     """
     if weight.zeros is not None and not weight.zeros.any():
         weight = dataclasses.replace(weight, zeros=None)
@@ -93,26 +92,18 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     size = inputs // groups
     smaller = largest_group(size) if groups > 1 else 0
     no_such_groups = groups > 1 and not smaller
-    if weight.bits == 8 and (no_such_groups or not _in_int8(weight.zeros)):
+    if weight.bits == 8 and no_such_groups:
         exact = weight.dequantize()
-        scheme = Scheme(bits=8, group_size=smaller, symmetric=no_such_groups or weight.zeros is None)
-        rounded = dataclasses.replace(from_float(exact, scheme), input_scale=weight.input_scale)
+        rounded = dataclasses.replace(from_float(exact, Scheme(bits=8)), input_scale=weight.input_scale)
         return rounded, relative_error(rounded.dequantize(), exact)
     if no_such_groups:
         raise ValueError(f"groups of {size} are no multiple of 32")
-    if weight.zeros is not None:
-        weight = dataclasses.replace(weight, zeros=weight.zeros.to(torch.int8))
     if smaller in {0, size}:
         return weight, None
     times = size // smaller
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(times, 1)
     scales = weight.scales.repeat_interleave(times, 1)
     return dataclasses.replace(weight, scales=scales, zeros=zeros), None
-
-
-def _in_int8(zeros: Tensor | None) -> bool:
-    """GPTQ's first format stores zero points less one, which gives 128 of -128 to 127."""
-    return zeros is None or zeros.numel() == 0 or int(zeros.max()) < 128
 
 
 def from_float(matrix: Tensor, scheme: Scheme) -> IntegerWeight:

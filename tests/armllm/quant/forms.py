@@ -33,7 +33,7 @@ def pack_words(values: torch.Tensor, bits: int, order: tuple[int, ...] | None = 
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def random_integers(matrix, generator, bits, group_size, *, zeros, least_zero=0):
+def random_integers(matrix, generator, bits, group_size, *, zeros):
     """q ``[N, K]`` from 0 on, scales fp16 ``[N, G]``, zero points ``[N, G]``, all at random."""
     rows, inputs = matrix.shape
     groups = inputs // group_size if group_size else 1
@@ -41,7 +41,7 @@ def random_integers(matrix, generator, bits, group_size, *, zeros, least_zero=0)
     step = 2 * inputs**-0.5 / 2**bits
     scales = (step * (0.5 + torch.rand(rows, groups, generator=generator))).half()
     middle = torch.full((rows, groups), 2 ** (bits - 1))
-    drawn = torch.randint(least_zero, 2**bits + least_zero, (rows, groups), generator=generator)
+    drawn = torch.randint(0, 2**bits, (rows, groups), generator=generator)
     return q, scales, drawn if zeros else middle
 
 
@@ -53,18 +53,16 @@ def meant(q, scales, zeros, group_of):
 def gptq(bits, group_size, *, symmetric=True, act_order=False, version=1, g_idx=True) -> Form:
     def form(matrix, generator):
         inputs = matrix.shape[1]
-        # the first version stores zero points less one: from 1 to 16, which is more than 4 bits
-        least = 1 if version == 1 else 0
-        q, scales, zeros = random_integers(
-            matrix, generator, bits, group_size, zeros=not symmetric, least_zero=least
-        )
+        q, scales, zeros = random_integers(matrix, generator, bits, group_size, zeros=not symmetric)
         group_of = torch.arange(inputs) // (group_size or inputs)
         if act_order:  # the same for all matrices with the same inputs, as in GPTQ
             order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
             group_of = group_of[order]
+        # the first version stores zero points less one, taken from whole words: a 0 borrows from the next
+        ones = sum(1 << place for place in range(0, 32, bits))
         tensors = {
             "qweight": pack_words(q, bits).t(),
-            "qzeros": pack_words((zeros - 1 if version == 1 else zeros).t(), bits),
+            "qzeros": pack_words(zeros.t(), bits) - (ones if version == 1 else 0),
             "scales": scales.t().contiguous(),
         }
         if g_idx:

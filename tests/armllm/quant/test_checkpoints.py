@@ -19,8 +19,6 @@ from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_qua
 from armllm import LLM
 from armllm.errors import CheckpointError
 from armllm.models.inspect import inspect
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import from_float
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 
@@ -232,6 +230,7 @@ def test_gptq_large_groups_are_cut_into_smaller_ones(make_checkpoint, tmp_path):
     [
         ({"group_size": 0}, {"group_size": -1}),
         ({"group_size": 32}, {}),
+        ({"group_size": 32, "symmetric": False}, {"sym": False}),
         ({"group_size": 64, "act_order": True}, {"group_size": 64, "desc_act": True}),
         (
             {"group_size": 128, "symmetric": False, "act_order": True, "version": 2},
@@ -254,26 +253,6 @@ def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
     agrees(folder, model)
 
 
-AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
-
-
-def test_gptq_of_8_bits_with_zero_points_of_256_is_rounded_anew(make_checkpoint, tmp_path, caplog):
-    """The first format's largest, one more than int8 holds. Matrices without one are kept."""
-    folder = tmp_path / "model"
-    settings = GPTQ | {"bits": 8, "sym": False}
-    model = write_quantised(folder, make_checkpoint(), settings, gptq(8, 32, symmetric=False))
-    scheme = Scheme(bits=8, group_size=32, symmetric=False)
-    state, rounded = load_file(folder / "model.safetensors"), []
-    for name, parameter in model.named_parameters():
-        stored = state.get(name.removesuffix("weight") + "qzeros")
-        if stored is not None and (stored.view(torch.uint8) == 255).any():
-            parameter.data = from_float(parameter.data, scheme).dequantize()
-            rounded.append(name)
-    assert 0 < len(rounded) < 14
-    agrees(folder, model)
-    assert "had to be rounded anew" in caplog.text
-
-
 def test_biases_of_zeros_are_passed_over_and_others_refused(make_checkpoint, tmp_path):
     """AutoGPTQ once gave every layer a bias."""
     folder = tmp_path / "model"
@@ -289,6 +268,9 @@ def test_biases_of_zeros_are_passed_over_and_others_refused(make_checkpoint, tmp
     save_file(state, path)
     with pytest.raises(CheckpointError, match=r"k_proj\.bias is not zero"):
         LLM(folder, dtype="float32")
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128, 0])
