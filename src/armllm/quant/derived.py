@@ -33,12 +33,16 @@ def check_free(output: Path) -> None:
 
 
 @contextlib.contextmanager
-def derived_folder(source: Path, output: Path) -> Iterator[Path]:
-    """A copy of ``source`` without weights, to be completed; it becomes ``output`` if the block ends well."""
+def derived_folder(source: Path | None, output: Path) -> Iterator[Path]:
+    """A copy of ``source`` without weights, or an empty folder, to be completed.
+
+    It becomes ``output`` if the block ends well.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        _copy_others(source, work)
+        if source is not None:
+            _copy_others(source, work)
         yield work
         work.chmod(0o755)
         work.rename(output)

@@ -14,12 +14,14 @@ from armllm import kernels
 from armllm.engine.config import cpu_computes_bfloat16
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
+from armllm.models.gguf import open_gguf, read_gguf_config
 from armllm.models.hub import resolve_model
-from armllm.models.loader import SINGLE, Checkpoint, Weights
+from armllm.models.loader import SINGLE, Weights, open_checkpoint
 from armllm.quant.calibration import calibrated
 from armllm.quant.derived import check_free, derived_folder
 from armllm.quant.digest import digest_file
 from armllm.quant.formats import choose_format
+from armllm.quant.gguf_blocks import BLOCKS
 from armllm.quant.load import check_idle_biases, read_integers
 from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, pack
 from armllm.quant.scheme import SCHEMES, check_scheme
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from armllm.quant.packed import PackedMatrix
 
 NATIVE = "native"
+CONFIG = "config.json"
 # What a tensor takes in a safetensors header besides its name; it is written last, in room kept for it.
 HEADER_ENTRY = 120
 
@@ -60,7 +63,7 @@ def pack_checkpoint(
     calibration: Path | None = None,
     told: Callable[[str], object] = str,
 ) -> PackedFolder:
-    """Write ``model`` to the new folder ``output``, packed for the kernels that ``target`` uses.
+    """Write ``model``, a folder or GGUF file, to the new folder ``output``, packed for ``target``'s kernels.
 
     ``target``: a core or product that `armbuild detect --list` names, or "native". ``quantization`` and
     ``calibration`` as the engine takes them, for a floating-point checkpoint. The folder appears when all is
@@ -70,46 +73,49 @@ def pack_checkpoint(
     if quantization is not None:
         check_scheme("--quantization", quantization)
     check_free(output)
-    folder = resolve_model(model)
-    if folder.is_file():
-        raise RequestError(f"{folder} is a GGUF file; pack the folder of the model it was made from")
-    architecture, config = read_model_config(folder)
+    path = resolve_model(model)
+    architecture, config = read_model_config(path)
     if isinstance(config.quantization, Packed):
         raise RequestError(
-            f"{folder} is {config.quantization} already; pack {config.quantization.source.folder}"
+            f"{path} is {config.quantization} already; pack {config.quantization.source.model}"
         )
     form = choose_format(quantization, config.quantization)
-    if form is None:
-        raise RequestError(f"{folder} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
-    source: Tensors = Checkpoint(folder)
+    source: Tensors = open_checkpoint(path)
     if calibration is not None:
         if quantization is None:
             raise RequestError("--calibration needs a --quantization to calibrate")
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
-        source, report = calibrated(folder, quantization, calibration, Tokenizer(folder), dtype)
+        source, report = calibrated(path, quantization, calibration, Tokenizer(path), dtype)
         told(str(report))
     weights = Weights(source, torch.bfloat16, device="meta", quantization=form)
     architecture(config, weights, max_positions=1)
     weights.finish_check(architecture.ignored_tensors(config))
-    _check_products(weights, folder)
-    files = ["config.json", *sorted({source.where(name).name for name in source.names()})]
+    if form is None or not weights.schemes:
+        raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
+    _check_products(weights, path)
+    folder = None if path.is_file() else path
     with derived_folder(folder, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
         writer.write(weights, told)
+        files = {source.where(name).name for name in source.names()}
         manifest = {
             "version": VERSION,
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},
             "origin": str(form),
-            "source": dataclasses.asdict(Source.of(folder, files)),
+            "source": dataclasses.asdict(
+                Source.of(folder or path.parent, ([CONFIG] if folder else []) + sorted(files))
+            ),
             "digests": {SINGLE: digest_file(work / SINGLE)},
             "matrices": {name: dataclasses.asdict(stored) for name, stored in writer.matrices.items()},
         }
         (work / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if folder is None:
+            _write_tokenizer(path, work)
+        values = read_gguf_config(path) if folder is None else json.loads((path / CONFIG).read_text("utf-8"))
         values.pop("compression_config", None)
         values["quantization_config"] = {"quant_method": Packed.method}
-        (work / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (work / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return PackedFolder(
         folder=output,
         target=target,
@@ -130,14 +136,21 @@ def kernel_targets(name: str) -> dict[str, str]:
     return {bits: chosen[f"matmul_w{bits}a8_f32"] for bits in ("4", "8")}
 
 
-def _check_products(weights: Weights, folder: Path) -> None:
+def _write_tokenizer(path: Path, work: Path) -> None:
+    """A GGUF file's tokenizer, if it has one, as files of their own."""
+    if open_gguf(path).get("tokenizer.ggml.tokens"):
+        tokenizer = Tokenizer(path)
+        (work / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        settings = json.dumps(tokenizer.settings, indent=2)
+        (work / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
+
+
+def _check_products(weights: Weights, path: Path) -> None:
     """Every quantised matrix must be in a product of a name of its own."""
     known = {product.prefix + name for product in weights.products for name in product.parts}
     other = sorted(weights.schemes.keys() - known)
     if other:
-        raise CheckpointError(
-            f"{folder}: {other[0]} holds several matrices in one tensor and can't be packed"
-        )
+        raise CheckpointError(f"{path}: {other[0]} holds several matrices in one tensor and can't be packed")
 
 
 class _Writer:
@@ -165,7 +178,10 @@ class _Writer:
                 self._write_product(file, product)
                 told(f"{number} of {len(names)}: {names[number - 1]}")
             for name in sorted(weights.dense):
-                self._append(file, name, self.source.read(name), self.source.describe(name)[0])
+                tensor, dtype = self.source.read(name), self.source.describe(name)[0]
+                if dtype in BLOCKS:  # an embedding of 4 to 8 bits, say: bfloat16 holds as many
+                    tensor, dtype = tensor.bfloat16(), "BF16"
+                self._append(file, name, tensor, dtype)
             for name, columns in self._columns.items():
                 self._append(file, name, columns, "I64")
             header = json.dumps(self._entries, separators=(",", ":")).encode()

@@ -90,6 +90,12 @@ class Source:
         digest = digest_files(folder / name for name in names)
         return cls(folder=str(folder.resolve()), digest=digest, files=files)
 
+    @property
+    def model(self) -> Path:
+        """What was packed: the folder or the file."""
+        gguf = next((name for name in self.files if name.endswith(".gguf")), "")
+        return Path(self.folder, gguf)
+
     def has_changed(self) -> bool:
         """Whether other files lie there now; False where there is nothing to compare with."""
         folder = Path(self.folder)
@@ -147,12 +153,11 @@ class Packed:
             if layout != wanted:
                 raise CheckpointError(
                     f"{self.folder} is packed for {self.target} (layout {layout}), and the kernels of this"
-                    f" machine ({target}) read {wanted}: pack {self.source.folder} with --target native"
+                    f" machine ({target}) read {wanted}: pack {self.source.model} with --target native"
                 )
         if self.source.has_changed():
             raise CheckpointError(
-                f"{self.folder} was packed from other weights than {self.source.folder} has now:"
-                " pack it again"
+                f"{self.folder} was packed from other weights than {self.source.model} has now: pack it again"
             )
         for name, digest in self.digests.items():
             path = self.folder / name

@@ -148,7 +148,7 @@ def add_rope(writer, model, rope, head_dim):
             writer.add_tensor(f"rope_factors_{name}.weight", factors)
 
 
-def reference(folder, case, seed=4):
+def reference(folder, case, seed=4, **sizes):
     arch = case.split("-")[0]
     config = random_config(ARCHITECTURES[arch], seed)
     for name in ("rope_scaling", "rope_parameters", "layer_types", "sliding_window_pattern"):
@@ -167,6 +167,7 @@ def reference(folder, case, seed=4):
         }
     if arch != "phi3":
         config.setdefault("rope_theta", 1e4)
+    config |= sizes
     folder.mkdir()
     return arch, save_reference(folder, config, seed)
 

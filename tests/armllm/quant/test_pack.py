@@ -197,7 +197,7 @@ def test_what_cannot_be_packed_is_refused(one, make_checkpoint, tmp_path, capsys
         ([str(folder), "-o", str(tmp_path / "x")], f"already; pack {source}"),
         ([str(source), "-o", str(tmp_path / "x"), "--quantization", "int5"], "--quantization 'int5'"),
         ([str(source), "-o", str(tmp_path / "x"), "--target", "pentium"], "--target: "),
-        ([str(gguf), "-o", str(tmp_path / "x")], "is a GGUF file"),
+        ([str(gguf), "-o", str(tmp_path / "x")], f"{gguf} can't be read as GGUF"),
     ]
     for arguments, words in cases:
         assert main(["pack", *arguments]) != 0
