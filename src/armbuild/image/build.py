@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from armbuild import audit, debian, process, pythons, repair
 from armbuild import build as wheel_build
 from armbuild.errors import CheckFailed, MissingError, UsageError
-from armbuild.image import archive, base, config, content, kept, layers, model, packages, root
+from armbuild.image import (
+    archive,
+    base,
+    config,
+    content,
+    kept,
+    layers,
+    model,
+    packages,
+    recipes,
+    root,
+    side_by_side,
+)
 from armbuild.image.reference import MACHINES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from armbuild.audit import AuditReport
     from armbuild.image.plan import ImagePlan
+    from armbuild.image.recipes import Recipe
     from armbuild.pythons import HostPython
-
-SHARE = "usr/local/share/armllm"
-PROGRAM = """#!{python}
-import sys
-from {module} import main
-sys.exit(main())
-"""
 
 
 class Step(Protocol):
@@ -119,13 +125,18 @@ class _Maker:
         self.plan, self.architecture, self.wheel, self.work = plan, architecture, wheel, work
         self.mirror, self.step, self.note = mirror, step, note
         self.log = work / f"image-{architecture}.log"
-        self.host = _host(plan.python)
-        self.compiler = process.succeeds([self.host.executable, "-VV"]) if self.host else None
+        host = _host(plan.python)
+        self.target = recipes.Target(
+            architecture=architecture,
+            python=plan.python,
+            host=host,
+            compiler=process.succeeds([host.executable, "-VV"]) if host else None,
+        )
 
     def platform(self) -> Platform:
         """Make or find every layer, and put configuration and labels on top."""
         plan, architecture = self.plan, self.architecture
-        if self.host is None:
+        if self.target.host is None:
             self.note(
                 f"no Python {plan.python} here: the image has no bytecode, and each start compiles anew"
             )
@@ -141,12 +152,13 @@ class _Maker:
                 work=self.work,
                 log=self.log,
             )
-        foundation = self._foundation()
-        parts = [foundation.content]
-        stack = list(foundation.layers)
-        for name, pinned in (("torch", (pins.torch,)), ("dependencies", pins.others)):
-            with self.step(name, f"{len(pinned)} packages" if len(pinned) > 1 else pinned[0]):
-                layer, found = self._packages(name, pinned, foundation)
+        foundation, below = self._foundation()
+        packed = [
+            self._python_layer(name, pinned, foundation.site)
+            for name, pinned in (("torch", (pins.torch,)), ("dependencies", pins.others))
+        ]
+        stack, parts = list(foundation.layers), [foundation.content]
+        for layer, found in self._layers([*below, *packed]):
             stack.append(layer)
             parts.append(found)
         with self.step("engine", self.wheel.name):
@@ -188,82 +200,53 @@ class _Maker:
             raise CheckFailed(f"{self.wheel.name} holds {', '.join(sorted(machines))} code, not {wanted}'s")
         return report
 
-    def _foundation(self) -> base.Foundation:
+    def _foundation(self) -> tuple[base.Foundation, list[Recipe]]:
+        """Return what the engine's layers lie on, and how what is still to be made of it is made."""
         plan, architecture = self.plan, self.architecture
         if plan.base is None:
             suite = root.suite_of(plan.python)
-            with self.step("root", f"Debian {suite}, {architecture}"):
-                layer, found = self._root(plan.python, suite, root.WITH_DEPENDENCIES)
-            return base.Foundation(
-                layers=(layer,), content=found, python=f"/usr/bin/python{plan.python}",
+            found = base.Foundation(
+                layers=(), content=content.Content(), python=f"/usr/bin/python{plan.python}",
                 site=f"usr/local/lib/python{plan.python}/dist-packages", environment={}, suite=suite,
             )  # fmt: skip
+            return found, [self._debian_layer(plan.python, suite, root.WITH_DEPENDENCIES)]
         with self.step("base", plan.base):
             path = base.fetch(plan.base, architecture, self.work, self.log)
-            found_base = base.read(path, architecture, plan.python, name=plan.base, work=self.work)
-        if not found_base.lacking:
-            return found_base
-        with self.step("root", f"{', '.join(found_base.lacking)} from Debian {found_base.suite}"):
-            layer, found = self._root(None, found_base.suite, found_base.lacking)
-        return replace(
-            found_base,
-            layers=(*found_base.layers, layer),
-            content=content.together([found_base.content, found]),
-        )
+            found = base.read(path, architecture, plan.python, name=plan.base, work=self.work)
+        lacking = [self._debian_layer(None, found.suite, found.lacking)] if found.lacking else []
+        return found, lacking
 
-    def _root(
-        self, python: str | None, suite: str, names: tuple[str, ...]
-    ) -> tuple[layers.Layer, content.Content]:
+    def _debian_layer(self, python: str | None, suite: str, names: tuple[str, ...]) -> Recipe:
         source = debian.archive(self.mirror)
         state = debian.state(suite=suite, architecture=self.architecture, source=source, log=self.log)
+        return recipes.DebianLayer(
+            name="root", target=self.target, log=self._log("root"), python=python, suite=suite, names=names,
+            source=source, state=state,
+        )  # fmt: skip
 
-        def fill(tree: Path) -> list[dict[str, Any]]:
-            found = root.make(
-                tree,
-                python=python,
-                suite=suite,
-                architecture=self.architecture,
-                source=source,
-                only=names,
-                log=self.log,
-            )
-            if python and self.host:
-                packages.compile_bytecode(self.host, tree, tree / f"usr/lib/python{python}", log=self.log)
-            return content.debian_components(found)
-
-        inputs = [state, python, suite, names, self.architecture, self.compiler]
-        return kept.layer(
-            inputs,
-            fill,
-            comment=f"Debian {suite}: {python and f'Python {python}, '}{', '.join(names)}",
-            owners=root.OWNERS,
+    def _python_layer(self, name: str, pinned: tuple[str, ...], site: str) -> Recipe:
+        return recipes.PythonLayer(
+            name=name,
+            target=self.target,
+            log=self._log(name),
+            pinned=pinned,
+            index=self.plan.index,
+            site=site,
         )
 
-    def _packages(
-        self, name: str, pinned: tuple[str, ...], foundation: base.Foundation
-    ) -> tuple[layers.Layer, content.Content]:
-        plan = self.plan
-
-        def fill(tree: Path) -> list[dict[str, Any]]:
-            site = tree / foundation.site
-            site.mkdir(parents=True)
-            packages.install(
-                pinned,
-                site,
-                python=plan.python,
-                architecture=self.architecture,
-                index=plan.index,
-                log=self.log,
-            )
-            return self._compiled(tree, site)
-
-        inputs = [name, pinned, self.architecture, plan.python, plan.index, foundation.site, self.compiler]
-        return kept.layer(inputs, fill, comment=f"{name}: {', '.join(pinned)}")
-
-    def _compiled(self, tree: Path, site: Path) -> list[dict[str, Any]]:
-        if self.host:
-            packages.compile_bytecode(self.host, tree, site, log=self.log)
-        return content.python_components(site)
+    def _layers(self, wanted: Sequence[Recipe]) -> list[tuple[layers.Layer, content.Content]]:
+        """Return the layers, those which do not lie in the cache made side by side."""
+        missing = {recipe.name: partial(kept.layer, recipe) for recipe in wanted if not kept.there(recipe)}
+        if len(missing) > 1:
+            with self.step("layers", ", ".join(missing)):
+                side_by_side.run(missing, log=self._log("layers"))
+        made = []
+        for recipe in wanted:
+            what = recipe.comment.partition(": ")[2]
+            count = what.count(", ") + 1
+            with self.step(recipe.name, what if count < 5 else f"{count} packages"):
+                made.append(kept.layer(recipe))
+        return made
 
     def _engine(
         self,
@@ -273,71 +256,27 @@ class _Maker:
         foundation: base.Foundation,
     ) -> tuple[layers.Layer, content.Content, dict[str, Any]]:
         """Return the engine's layer, what the whole image holds, and that as the entry point reads it."""
-        plan = self.plan
-        wheel = content.Content(
+        own = content.Content(
             needs=report.needs_everywhere,
             dispatched=report.needs_dispatched | report.needs_guarded,
             kernels=frozenset(report.kernel_targets),
             machines=frozenset(file.machine for file in report.files),
             elf_files=len(report.files),
         )
-        whole = content.together([*parts, wheel])
-        version = self._build_info().get("version") or plan.version
+        whole = content.together([*parts, own])
         facts = config.facts(
             whole,
             machine=MACHINES[self.architecture],
-            version=version,
-            python=plan.python,
+            version=self._build_info().get("version") or self.plan.version,
+            python=self.plan.python,
             torch=pins.torch.partition("==")[2],
         )
-        created = config.stamp(plan.epoch)
-
-        def fill(tree: Path) -> list[dict[str, Any]]:
-            site = tree / foundation.site
-            site.mkdir(parents=True)
-            packages.install(
-                [self.wheel],
-                site,
-                python=plan.python,
-                architecture=self.architecture,
-                index=None,
-                log=self.log,
-            )
-            own = self._compiled(tree, site)
-            share = tree / SHARE
-            share.mkdir(parents=True)
-            (share / "image.json").write_text(json.dumps(facts, indent=1))
-            complete = replace(whole, components=(*whole.components, *own))
-            document = content.bill_of_materials(
-                complete,
-                name="armllm",
-                version=version,
-                created=created,
-                properties={"armllm:torch": facts["torch"]},
-            )
-            (share / "sbom.cdx.json").write_text(json.dumps(document, indent=1))
-            for program, module in (("armllm", "armllm.cli"), ("armbuild", "armbuild.cli")):
-                path = tree / "usr/local/bin" / program
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(PROGRAM.format(python=foundation.python, module=module))
-                path.chmod(0o755)
-            return own
-
-        def audited(_tree: Path, components: Iterable[Mapping[str, Any]]) -> content.Content:
-            return replace(
-                wheel, components=tuple(components)
-            )  # the wheel's own audit says more than the tree's
-
-        inputs = [
-            _sha256(self.wheel),
-            facts,
-            whole.components,
-            created,
-            foundation.site,
-            foundation.python,
-            self.compiler,
-        ]
-        layer, found = kept.layer(inputs, fill, comment=f"engine: {self.wheel.name}", inspect=audited)
+        recipe = recipes.EngineLayer(
+            name="engine", target=self.target, log=self._log("engine"), wheel=self.wheel, own=own,
+            whole=whole, facts=facts, created=config.stamp(self.plan.epoch),
+            interpreter=foundation.python, site=foundation.site,
+        )  # fmt: skip
+        layer, found = kept.layer(recipe)
         return layer, content.together([*parts, found]), facts
 
     def _model(self, folder: Path) -> layers.Layer:
@@ -358,6 +297,10 @@ class _Maker:
         finally:
             shutil.rmtree(tree, ignore_errors=True)
 
+    def _log(self, name: str) -> Path:
+        """Return a log of its own for what may run beside other work."""
+        return self.work / f"image-{self.architecture}-{name}.log"
+
     def _build_info(self) -> dict[str, Any]:
         with zipfile.ZipFile(self.wheel) as wheel:
             try:
@@ -374,7 +317,3 @@ def _host(python: str) -> HostPython | None:
     with contextlib.suppress(MissingError, UsageError):
         return pythons.find(python)
     return None
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -8,50 +8,49 @@ from dataclasses import asdict, replace
 from functools import cache as once
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from armbuild import cache
-from armbuild.image import content, layers, packages, root
+from armbuild.image import content, layers, packages, recipes, root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from armbuild.image.recipes import Recipe
 
 BLOB, FACTS, TREE = "layer.tar.gz", "layer.json", "tree"
 
 
-def layer(
-    inputs: Any,
-    fill: Callable[[Path], Iterable[Mapping[str, Any]]],
-    *,
-    comment: str,
-    owners: Mapping[str, int] | None = None,
-    inspect: Callable[[Path, Iterable[Mapping[str, Any]]], content.Content] = content.inspect,
-) -> tuple[layers.Layer, content.Content]:
-    """Return the layer that ``inputs`` (a JSON value) stand for, made by ``fill`` when there is none yet.
-
-    ``fill`` lays files into an empty folder that stands for the image's root and returns the components of
-    the bill of materials. Whoever changes the code that makes layers changes the key.
-    """
+def layer(recipe: Recipe) -> tuple[layers.Layer, content.Content]:
+    """Return the layer that ``recipe`` stands for, made when there is none yet."""
 
     def make(folder: Path) -> None:
         tree = folder / TREE
         tree.mkdir()
-        found = inspect(tree, fill(tree))
-        written = layers.write(tree, folder / BLOB, comment=comment, owners=owners)
+        found = recipe.inspect(tree, recipe.fill(tree))
+        written = layers.write(tree, folder / BLOB, comment=recipe.comment, owners=recipe.owners)
         shutil.rmtree(tree)
         facts = {**asdict(written), "blob": BLOB, "content": found.as_dict()}
         (folder / FACTS).write_text(json.dumps(facts))
 
-    folder = cache.fill(cache.root() / "layers" / cache.digest([inputs, comment, _code()]), make)
+    folder = cache.fill(_folder(recipe), make)
     facts = json.loads((folder / FACTS).read_text())
     found = content.Content.from_dict(facts.pop("content"))
     return replace(layers.Layer(**facts), blob=folder / BLOB), found
+
+
+def there(recipe: Recipe) -> bool:
+    """Return whether the layer need not be made."""
+    return _folder(recipe).is_dir()
+
+
+def _folder(recipe: Recipe) -> Path:
+    """Return where the layer is kept: whoever changes the code that makes layers changes the key."""
+    return cache.root() / "layers" / cache.digest([recipe.inputs, recipe.comment, _code()])
 
 
 @once
 def _code() -> str:
     """Return a digest of what decides how layers look."""
     seen = sha256()
-    for module in (content, layers, packages, root):
+    for module in (content, layers, packages, recipes, root):
         seen.update(Path(str(module.__file__)).read_bytes())
     return seen.hexdigest()

@@ -30,6 +30,8 @@ TIME = 315532800
 CHUNK = 4 << 20
 WINDOW = 32 << 10
 LEVEL = 6
+MAX_WORKERS = 8
+"""Threads of one layer: three chunks wait for each, and three layers may be written side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ class _Gzip:
         self._buffer = bytearray()
         self._tail = b""
         self._crc = 0
-        self._workers = len(os.sched_getaffinity(0))
+        self._workers = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(self._workers)
         self._waiting: deque[Future[bytes]] = deque()
         self._emit(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")  # deflate, no name, no time, no system

@@ -1,0 +1,213 @@
+"""How each layer is made, as values: what goes in, and the function that lays its files.
+
+A recipe can be pickled, so that layers which do not depend on one another are made side by side.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from armbuild.image import content, packages, root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from armbuild import debian
+    from armbuild.pythons import HostPython
+
+SHARE = "usr/local/share/armllm"
+PROGRAM = """#!{python}
+import sys
+from {module} import main
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """For what, and with what, the Python files of an image are made."""
+
+    architecture: str
+    python: str
+    host: HostPython | None
+    """An interpreter of this machine that compiles bytecode for the image's, if there is one."""
+    compiler: str | None
+    """What that one says it is: another compiler, another layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(ABC):
+    """What ``kept.layer`` makes a layer of."""
+
+    name: str
+    target: Target
+    log: Path
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Any:
+        """Return all that decides what is in the layer, as a JSON value."""
+
+    @property
+    @abstractmethod
+    def comment(self) -> str:
+        """Return what the image's history says."""
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """Return what does not belong to root: path -> user and group id."""
+        return {}
+
+    @abstractmethod
+    def fill(self, tree: Path) -> list[dict[str, Any]]:
+        """Lay the files into the empty folder ``tree``; return components of the bill of materials."""
+
+    def inspect(self, tree: Path, components: Iterable[Mapping[str, Any]]) -> content.Content:
+        """Return what the layer truly holds."""
+        return content.inspect(tree, components)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebianLayer(Recipe):
+    """Debian packages: a root with Python, or what a base image lacks."""
+
+    python: str | None
+    """None: without an interpreter, as an addition to a base."""
+    suite: str
+    names: tuple[str, ...]
+    source: debian.Archive
+    state: str
+    """The digest of the archive's package lists."""
+
+    @property
+    def inputs(self) -> Any:
+        target = self.target
+        return [self.state, self.python, self.suite, self.names, target.architecture, target.compiler]
+
+    @property
+    def comment(self) -> str:
+        python = f"Python {self.python}, " if self.python else ""
+        return f"Debian {self.suite}: {python}{', '.join(self.names)}"
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        return root.OWNERS
+
+    def fill(self, tree: Path) -> list[dict[str, Any]]:
+        target = self.target
+        found = root.make(
+            tree,
+            python=self.python,
+            suite=self.suite,
+            architecture=target.architecture,
+            source=self.source,
+            only=self.names,
+            log=self.log,
+        )
+        if self.python and target.host:
+            folder = tree / f"usr/lib/python{self.python}"
+            packages.compile_bytecode(target.host, tree, folder, log=self.log)
+        return content.debian_components(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonLayer(Recipe):
+    """Python packages of exact versions."""
+
+    pinned: tuple[str, ...]
+    index: str | None
+    site: str
+    """The image's folder for packages, without the leading slash."""
+
+    @property
+    def inputs(self) -> Any:
+        target = self.target
+        return [
+            self.name,
+            self.pinned,
+            target.architecture,
+            target.python,
+            self.index,
+            self.site,
+            target.compiler,
+        ]
+
+    @property
+    def comment(self) -> str:
+        return f"{self.name}: {', '.join(self.pinned)}"
+
+    def fill(self, tree: Path) -> list[dict[str, Any]]:
+        return _install(self.pinned, tree, self.site, self.target, index=self.index, log=self.log)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLayer(Recipe):
+    """The engine's wheel, its programs, and what the image says about itself."""
+
+    wheel: Path
+    own: content.Content
+    """What the wheel's own audit found, which says more than the tree's."""
+    whole: content.Content
+    """What is in all layers, this one's components apart."""
+    facts: Mapping[str, Any]
+    """What the entry point reads."""
+    created: str
+    interpreter: str
+    site: str
+
+    @property
+    def inputs(self) -> Any:
+        return [
+            sha256(self.wheel.read_bytes()).hexdigest(),
+            self.facts,
+            self.whole.components,
+            self.created,
+            self.site,
+            self.interpreter,
+            self.target.compiler,
+        ]
+
+    @property
+    def comment(self) -> str:
+        return f"engine: {self.wheel.name}"
+
+    def fill(self, tree: Path) -> list[dict[str, Any]]:
+        own = _install([self.wheel], tree, self.site, self.target, index=None, log=self.log)
+        share = tree / SHARE
+        share.mkdir(parents=True)
+        (share / "image.json").write_text(json.dumps(self.facts, indent=1))
+        document = content.bill_of_materials(
+            replace(self.whole, components=(*self.whole.components, *own)),
+            name="armllm",
+            version=self.facts["version"],
+            created=self.created,
+            properties={"armllm:torch": self.facts["torch"]},
+        )
+        (share / "sbom.cdx.json").write_text(json.dumps(document, indent=1))
+        for program, module in (("armllm", "armllm.cli"), ("armbuild", "armbuild.cli")):
+            path = tree / "usr/local/bin" / program
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(PROGRAM.format(python=self.interpreter, module=module))
+            path.chmod(0o755)
+        return own
+
+    def inspect(self, _tree: Path, components: Iterable[Mapping[str, Any]]) -> content.Content:
+        return replace(self.own, components=tuple(components))
+
+
+def _install(
+    wanted: Iterable[str | Path], tree: Path, site: str, target: Target, *, index: str | None, log: Path
+) -> list[dict[str, Any]]:
+    folder = tree / site
+    folder.mkdir(parents=True)
+    packages.install(
+        wanted, folder, python=target.python, architecture=target.architecture, index=index, log=log
+    )
+    if target.host:
+        packages.compile_bytecode(target.host, tree, folder, log=log)
+    return content.python_components(folder)
