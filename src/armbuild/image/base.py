@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from armbuild import cache, debian, process
+from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
 from armbuild.image import content, reader, root, unpack
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, Layer
+from armbuild.image.reference import MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LOADERS = {"arm64": "ld-linux-aarch64.so.1", "amd64": "ld-linux-x86-64.so.2"}
+OLDEST_GLIBC = "2.28"
+"""Of torch and of the packages chosen: manylinux_2_28."""
+GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
+"""Debian's releases, whose packages are added to a base of another distribution."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,54 +68,123 @@ def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
 
 def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -> Foundation:
     """Return an image as a foundation; raises UsageError when the engine cannot stand on it."""
-    with reader.open_image(path) as image:
+    with (
+        reader.open_image(path) as image,
+        tempfile.TemporaryDirectory(prefix="base-", dir=work) as folder,
+    ):
         manifest = image.manifest(architecture)
-        tree = work / f"base-{architecture}"
-        tree.mkdir()
+        tree = Path(folder)
         unpack.unpack(image, manifest, tree)
-        layers = tuple(_keep(image, layer, work) for layer in manifest.layers)
-    if not any(tree.glob(f"**/{LOADERS[architecture]}")):
-        raise UsageError(f"--base {name}: it has no GNU C library, which torch needs (a musl or empty image)")
-    interpreter, site = _python(tree, python, name)
-    release = (tree / "etc/os-release").read_text() if (tree / "etc/os-release").is_file() else ""
-    codename = re.search(r"^VERSION_CODENAME=(\w+)$", release, re.MULTILINE)
-    suite = codename[1] if codename and codename[1] in debian.SUITES else "bookworm"
-    found = _content(tree, architecture, manifest.digest)
-    lacking = {
-        "tini": not (tree / "usr/bin/tini").exists(),
-        "libtcmalloc-minimal4": not (tree / root.allocator(architecture).lstrip("/")).exists(),
-        "libstdc++6": not any(tree.glob("**/libstdc++.so.6")),
-    }
-    shutil.rmtree(tree)
-    variables = (item.partition("=") for item in manifest.config.get("config", {}).get("Env") or [])
-    return Foundation(
-        layers=layers,
-        content=found,
-        python=interpreter,
-        site=site,
-        environment={key: value for key, _, value in variables},
-        name=name,
-        digest=manifest.digest,
-        lacking=tuple(package for package, missing in lacking.items() if missing),
-        suite=suite,
-    )
+        variables = dict(item.split("=", 1) for item in manifest.config.get("config", {}).get("Env") or [])
+        glibc, multiarch = _c_library(tree, architecture, name)
+        interpreter, site = _python(tree, python, name, architecture, variables.get("PATH", PATH))
+        lacking = {
+            "tini": _at(tree, "usr/bin/tini") is None,
+            "libtcmalloc-minimal4": _at(tree, root.allocator(architecture)) is None,
+            "libstdc++6": not any(_at(tree, f"{place}/libstdc++.so.6") for place in _places(architecture)),
+        }
+        if lacking["libstdc++6"] and not multiarch:
+            raise UsageError(f"--base {name}: it has no libstdc++.so.6, which torch needs: install it there")
+        return Foundation(
+            layers=tuple(_keep(image, layer, work) for layer in manifest.layers),
+            content=_content(tree, architecture, manifest.digest),
+            python=interpreter,
+            site=site,
+            environment=variables,
+            name=name,
+            digest=manifest.digest,
+            lacking=tuple(package for package, missing in lacking.items() if missing),
+            suite=_suite(tree, glibc, name) if any(lacking.values()) else "",
+        )
 
 
-def _python(tree: Path, python: str, name: str) -> tuple[str, str]:
-    program = f"python{python}"
-    if (tree / f"usr/local/bin/{program}").exists():
-        return f"/usr/local/bin/{program}", f"usr/local/lib/{program}/site-packages"
-    if (tree / f"usr/bin/{program}").exists():
-        if (tree / "usr/lib/python3/dist-packages").is_dir() or (tree / "etc/debian_version").exists():
-            return f"/usr/bin/{program}", f"usr/local/lib/{program}/dist-packages"
-        for folder in ("usr/lib64", "usr/lib"):
-            if (tree / folder / program / "site-packages").is_dir():
-                return f"/usr/bin/{program}", f"{folder}/{program}/site-packages"
-    there = sorted(
-        {path.name for path in tree.glob("usr/**/bin/python3.*") if re.fullmatch(r"python3\.\d+", path.name)}
-    )
-    have = ", ".join(there) or "none"
+def _at(tree: Path, path: str) -> Path | None:
+    """Return the file or folder at ``path`` of the image, links followed as inside it; None without one."""
+    found = unpack.inside(tree, PurePosixPath(path))
+    return found if found.exists() else None
+
+
+def _places(architecture: str) -> list[str]:
+    """Return where distributions keep the libraries of their own machine: Debian's folders first."""
+    folders = (f"lib/{root.TRIPLETS[architecture]}", "lib64", "lib")
+    return [f"{prefix}{folder}" for folder in folders for prefix in ("usr/", "")]
+
+
+def _c_library(tree: Path, architecture: str, name: str) -> tuple[str, bool]:
+    """Return the GNU C library's version ("" if it hides it), and whether it lies where Debian has it."""
+    found = next((place for place in _places(architecture) if _at(tree, f"{place}/libc.so.6")), None)
+    if found is None:
+        musl = any(tree.glob("lib/ld-musl-*")) or any(tree.glob("usr/lib/ld-musl-*"))
+        what = "its C library is musl" if musl else "it has no C library"
+        raise UsageError(f"--base {name}: {what}: torch needs the GNU one (glibc)")
+    library = (_at(tree, f"{found}/libc.so.6") or tree).read_bytes()
+    said = re.search(rb"GNU C Library .* release version (\d+\.\d+)", library)
+    version = said[1].decode() if said else ""
+    if version and _number(version) < _number(OLDEST_GLIBC):
+        raise UsageError(f"--base {name}: its glibc is {version}: torch needs {OLDEST_GLIBC} or newer")
+    return version, root.TRIPLETS[architecture] in found
+
+
+def _suite(tree: Path, glibc: str, name: str) -> str:
+    """Return the Debian release whose packages run on this base: its own, or one with no newer glibc."""
+    release = _at(tree, "etc/os-release")
+    text = release.read_text(errors="replace") if release else ""
+    codename = re.search(r"^VERSION_CODENAME=\"?(\w+)\"?$", text, re.MULTILINE)
+    if codename and codename[1] in debian.SUITES:
+        return codename[1]
+    fitting = [suite for suite, own in GLIBC.items() if not glibc or _number(own) <= _number(glibc)]
+    if not fitting:
+        oldest = next(iter(GLIBC.values()))
+        raise UsageError(
+            f"--base {name}: its glibc {glibc} is older than {oldest}, which the Debian packages of tini,"
+            " tcmalloc and libstdc++ need: take a newer base, or one that has these"
+        )
+    return fitting[-1] if glibc else "bookworm"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _python(tree: Path, python: str, name: str, architecture: str, path: str) -> tuple[str, str]:
+    """Return the interpreter that the image's PATH finds, and the folder that it reads packages from."""
+    program, there = f"python{python}", set()
+    for folder in path.split(":"):
+        if not folder.startswith("/") or (found := _at(tree, folder)) is None or not found.is_dir():
+            continue
+        there |= {item.name for item in found.iterdir() if re.fullmatch(r"python3\.\d+", item.name)}
+        if interpreter := _at(tree, f"{folder}/{program}"):
+            _check_interpreter(interpreter, architecture, name)
+            prefix = PurePosixPath(folder).parent
+            if not _at(tree, f"{prefix}/pyvenv.cfg"):  # Python looks around the file that links lead to
+                prefix = PurePosixPath("/", interpreter.relative_to(tree)).parent.parent
+            return f"{folder}/{program}", _site(tree, prefix, program, name)
+    have = ", ".join(sorted(there)) or "none"
     raise UsageError(f"--base {name}: it has no Python {python}, which the wheel is for; it has {have}")
+
+
+def _check_interpreter(interpreter: Path, architecture: str, name: str) -> None:
+    with contextlib.suppress(BrokenElf):  # a script in front of it is as good
+        machine = read_elf(interpreter).machine
+        if machine != MACHINES[architecture]:
+            raise UsageError(f"--base {name}: it says linux/{architecture}, but its Python is for {machine}")
+
+
+def _site(tree: Path, prefix: PurePosixPath, program: str, name: str) -> str:
+    """Return where the interpreter below ``prefix`` looks for packages that an administrator adds."""
+    libraries = [f"{prefix}/{folder}/{program}" for folder in ("lib", "lib64")]
+    standard = [place for place in libraries if _at(tree, f"{place}/asyncio")]
+    if not standard and not _at(tree, f"{prefix}/pyvenv.cfg"):
+        raise UsageError(f"--base {name}: its {program} lacks the standard library (there is no asyncio)")
+    # Debian's own interpreter reads /usr/local/lib/python3.x/dist-packages (its site.py)
+    if str(prefix) == "/usr" and (
+        _at(tree, "usr/lib/python3/dist-packages") or _at(tree, "etc/debian_version")
+    ):
+        return f"usr/local/lib/{program}/dist-packages"
+    for place in (*standard, *libraries):
+        if _at(tree, f"{place}/site-packages"):
+            return f"{place}/site-packages".lstrip("/")
+    raise UsageError(f"--base {name}: its {program} has no site-packages folder below {prefix}")
 
 
 def _keep(image: reader.ImageFile, layer: reader.LayerBlob, work: Path) -> Layer:

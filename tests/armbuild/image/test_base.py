@@ -1,0 +1,166 @@
+"""What an image may stand on: layouts of several distributions, each taken as it is or refused in a line."""
+
+import struct
+
+import pytest
+from tests.armbuild.image import small
+
+from armbuild.errors import UsageError
+from armbuild.image import base
+
+
+def glibc(version):
+    return f"GNU C Library (GNU libc) stable release version {version}.\n"
+
+
+def elf(machine):
+    """Return an ELF file of headers only (System V ABI, chapter 4); 183 is AArch64, 62 is x86-64."""
+    kind = b"\x7fELF\x02\x01\x01" + bytes(9)
+    return kind + struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, 0, 0, 0, 0, 64, 56, 0, 64, 0, 0)
+
+
+DEBIAN = {
+    "bin": ("->", "usr/bin"),
+    "lib": ("->", "usr/lib"),
+    "usr/bin/python3.11": elf(183),
+    "usr/lib/python3.11/asyncio/__init__.py": "",
+    "usr/lib/python3/dist-packages/README": "",
+    "etc/os-release": "ID=debian\nVERSION_CODENAME=trixie\n",
+    "usr/lib/aarch64-linux-gnu/libc.so.6": glibc("2.41"),
+}
+UNMERGED = {
+    **{name: content for name, content in DEBIAN.items() if name not in ("lib", "bin")},
+    "usr/lib/aarch64-linux-gnu/libc.so.6": None,
+    "lib/aarch64-linux-gnu/libc.so.6": glibc("2.31"),
+    "etc/os-release": "ID=debian\nVERSION_CODENAME=bullseye\n",
+}
+UBUNTU = {
+    **DEBIAN,
+    "etc/os-release": "ID=ubuntu\nVERSION_CODENAME=noble\n",
+    "usr/lib/aarch64-linux-gnu/libc.so.6": glibc("2.39"),
+}
+DISTROLESS = {
+    "etc/debian_version": "13.1\n",
+    "etc/os-release": "ID=debian\nVERSION_CODENAME=trixie\n",
+    "usr/bin/python3.11": elf(183),
+    "usr/lib/python3.11/asyncio/__init__.py": "",
+    "lib/aarch64-linux-gnu/libc.so.6": glibc("2.41"),
+    "var/lib/dpkg/status.d/libc6": "Package: libc6\nVersion: 2.41-12\n\n",
+}
+FEDORA = {
+    "lib64": ("->", "usr/lib64"),
+    "etc/os-release": 'ID=fedora\nVERSION_CODENAME=""\n',
+    "usr/bin/python3.11": elf(183),
+    "usr/lib64/python3.11/asyncio/__init__.py": "",
+    "usr/lib64/python3.11/site-packages/README": "",
+    "usr/lib64/libc.so.6": glibc("2.39"),
+    "usr/lib64/libstdc++.so.6": "",
+}
+OFFICIAL = {  # as the images python:3.11 of Docker's library
+    **DEBIAN,
+    "usr/bin/python3.11": None,
+    "usr/bin/python3.13": elf(183),
+    "usr/local/bin/python3.11": elf(183),
+    "usr/local/lib/python3.11/asyncio/__init__.py": "",
+    "usr/local/lib/python3.11/site-packages/README": "",
+}
+MOVED = {  # an interpreter elsewhere, which an absolute link leads to
+    **{name: content for name, content in FEDORA.items() if "python" not in name},
+    "usr/local/bin/python3.11": ("->", "/opt/python/bin/python3.11"),
+    "opt/python/bin/python3.11": elf(183),
+    "opt/python/lib/python3.11/asyncio/__init__.py": "",
+    "opt/python/lib/python3.11/site-packages/README": "",
+}
+ENVIRONMENT = {
+    **DEBIAN,
+    "app/pyvenv.cfg": "home = /usr/bin\n",
+    "app/bin/python3.11": ("->", "/usr/bin/python3.11"),
+    "app/lib/python3.11/site-packages/README": "",
+}
+
+
+def read(tmp_path, files, **config):
+    there = {name: content for name, content in files.items() if content is not None}
+    archive = small.write(tmp_path, there, path="base.tar", **config)
+    work = tmp_path / "work"
+    work.mkdir()
+    try:
+        return base.read(archive, "arm64", "3.11", name="base.tar", work=work)
+    finally:
+        assert not [path for path in work.iterdir() if path.is_dir()], "the unpacked image stays behind"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("files", "python", "site", "suite"),
+    [
+        (DEBIAN, "/usr/bin/python3.11", "usr/local/lib/python3.11/dist-packages", "trixie"),
+        (UNMERGED, "/usr/bin/python3.11", "usr/local/lib/python3.11/dist-packages", "bullseye"),
+        (UBUNTU, "/usr/bin/python3.11", "usr/local/lib/python3.11/dist-packages", "bookworm"),
+        (DISTROLESS, "/usr/bin/python3.11", "usr/local/lib/python3.11/dist-packages", "trixie"),
+        (FEDORA, "/usr/bin/python3.11", "usr/lib64/python3.11/site-packages", "bookworm"),
+        (OFFICIAL, "/usr/local/bin/python3.11", "usr/local/lib/python3.11/site-packages", "trixie"),
+        (MOVED, "/usr/local/bin/python3.11", "opt/python/lib/python3.11/site-packages", "bookworm"),
+    ],
+    ids=["debian", "unmerged", "ubuntu", "distroless", "fedora", "official", "moved"],
+)
+def test_a_base_is_read_as_its_distribution_lays_it_out(tmp_path, files, python, site, suite):
+    found = read(tmp_path, files)
+    assert (found.python, found.site) == (python, site)
+    assert found.suite == suite, "packages of a newer glibc than the base's would not start"
+    assert found.lacking[:2] == ("tini", "libtcmalloc-minimal4")
+    assert ("libstdc++6" in found.lacking) == ("usr/lib64/libstdc++.so.6" not in files)
+
+
+def test_an_environment_that_the_base_puts_first_is_the_one_served_from(tmp_path):
+    found = read(tmp_path, ENVIRONMENT, Env=["PATH=/app/bin:/usr/bin"])
+    assert (found.python, found.site) == ("/app/bin/python3.11", "app/lib/python3.11/site-packages")
+
+
+def test_a_base_without_dpkg_has_the_packages_it_states(tmp_path):
+    components = read(tmp_path, DISTROLESS).content.components
+    assert [component["name"] for component in components] == ["libc6"]
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "reason"),
+    [
+        (DEBIAN, {"architecture": "amd64"}, r"holds linux/amd64, not linux/arm64"),
+        ({**DEBIAN, "usr/bin/python3.11": elf(62)}, {}, r"says linux/arm64, but its Python is for x86_64"),
+        ({**DEBIAN, "usr/bin/python3.11": None}, {}, r"no Python 3\.11, .*it has none"),
+        (
+            {**DEBIAN, "usr/bin/python3.11": None, "usr/bin/python3.12": ""},
+            {},
+            r"no Python 3\.11.*it has python3\.12",
+        ),
+        ({**DEBIAN, "usr/lib/python3.11/asyncio/__init__.py": None}, {}, r"lacks the standard library"),
+        (
+            {"bin/busybox": "", "usr/bin/python3.11": "", "lib/ld-musl-aarch64.so.1": ""},
+            {},
+            r"is musl: torch needs the GNU one",
+        ),
+        (
+            {"lib/ld-musl-aarch64.so.1": "", "lib/ld-linux-aarch64.so.1": ("->", "libgcompat.so.0")},
+            {},
+            r"is musl",
+        ),
+        ({"app": ""}, {}, r"it has no C library"),
+        ({**FEDORA, "usr/lib64/libc.so.6": glibc("2.17")}, {}, r"glibc is 2\.17: torch needs 2\.28"),
+        ({**FEDORA, "usr/lib64/libc.so.6": glibc("2.28")}, {}, r"2\.28 is older than 2\.31.* of tini"),
+        ({**FEDORA, "usr/lib64/libstdc++.so.6": None}, {}, r"no libstdc\+\+\.so\.6"),
+    ],
+    ids=["label", "machine", "none", "another", "minimal", "musl", "gcompat", "empty", "old", "older", "c++"],
+)
+def test_a_base_that_cannot_carry_the_engine_is_refused_in_a_line(tmp_path, files, config, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        read(tmp_path, files, **config)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match="no such file"):
+        base.fetch("./gone.tar", "arm64", tmp_path, tmp_path / "log")
