@@ -44,7 +44,10 @@ class AWQ:
             form = str(reader.get(key, "gemm")).lower()
             if form != "gemm":
                 raise reader.error(f"AWQ's {key} {form!r} is not supported, only 'gemm'")
-        return cls(group_size=read_group_size(reader), zero_points=reader.boolean("zero_point", default=True))
+        key = "group_size" if reader.has("group_size") else "q_group_size"
+        return cls(
+            group_size=read_group_size(reader, key), zero_points=reader.boolean("zero_point", default=True)
+        )
 
     def __str__(self) -> str:
         size = f"groups of {self.group_size}" if self.group_size else "channelwise"
@@ -66,20 +69,23 @@ class AWQ:
         words = rows // PER_WORD
         size = scheme.num_bytes(rows, inputs)
         weights.claim(f"{name}.qweight", (inputs, words), dtypes=("I32",), num_bytes=size)
-        if self.zero_points:
+        if self.zero_points or weights.has(f"{name}.qzeros"):
             weights.claim(f"{name}.qzeros", (groups, words), dtypes=("I32",), num_bytes=0)
-        elif weights.has(f"{name}.qzeros"):
-            weights.ignore(f"{name}.qzeros")
         weights.claim(f"{name}.scales", (groups, rows), dtypes=FLOATS, num_bytes=0)
 
     def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
         """The matrix as stored."""
         self.claim(weights, name, shape, scheme)
-        zeros = _outputs(weights.read(f"{name}.qzeros")) if self.zero_points else None
+        zeros = _outputs(weights.read(f"{name}.qzeros")) if weights.has(f"{name}.qzeros") else None
+        if not self.zero_points and zeros is not None and zeros.any():
+            raise weights.error(
+                f"{name}.qzeros",
+                "has zero points that are not in the middle, but config.json says there are none",
+            )
         return IntegerWeight(
             q=_outputs(weights.read(f"{name}.qweight")),
             scales=checked_scales(weights, f"{name}.scales").t().contiguous(),
-            zeros=zeros,
+            zeros=zeros if self.zero_points else None,
             bits=4,
         )
 

@@ -29,6 +29,8 @@ FORMATS = ("int-quantized", "pack-quantized")
 GROUP_ORDERS = (True, "group", "dynamic")
 WEIGHT_ORDERS = ("weight", "static")
 FLOATS = ("F16", "BF16", "F32")
+# In transformers 5 no Linear: a target of that class leaves them in floating point, and "ignore" is silent.
+ROUTERS = ("gate", "shared_expert_gate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ class CompressedTensors:
     def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
         """The matrix's, exactly as stored."""
         group = self._group_of(weights.prefix + name)
-        if group is None:
+        if group is None or (name in ROUTERS and weights.stored_type(f"{name}.weight") in FLOATS):
             return None
         return Scheme(
             bits=group.bits,
@@ -115,7 +117,7 @@ class CompressedTensors:
         if not group.symmetric:
             zeros = [(-(-rows * group.bits // 32), num_groups), (rows, num_groups)]
             weights.claim(f"{name}.weight_zero_point", *zeros, dtypes=("I32", "I8"), num_bytes=0)
-        elif weights.has(f"{name}.weight_zero_point"):  # old versions store zeros that nobody needs
+        elif weights.has(f"{name}.weight_zero_point"):  # old versions store zeros
             weights.ignore(f"{name}.weight_zero_point")
         if group.static:
             weights.claim(f"{name}.input_scale", (1,), (), dtypes=FLOATS, num_bytes=0)
@@ -142,6 +144,8 @@ class CompressedTensors:
             q = unpack_signed(weights.read(f"{name}.weight_packed"), group.bits)[:, :inputs].contiguous()
         if group.bits == 4 and group.form == "int-quantized" and (q.amin() < -8 or q.amax() > 7):
             raise weights.error(f"{name}.weight", "has values that 4 bits don't hold")
+        if group.symmetric:
+            _check_zeros(weights, f"{name}.weight_zero_point", group.bits)
         columns = None
         if group.ordered:
             columns = checked_columns(weights, f"{name}.weight_g_idx", num_groups)
@@ -172,10 +176,20 @@ class CompressedTensors:
 
 
 def _input_scale(weights: Weights, name: str) -> float:
+    _check_zeros(weights, f"{name}.input_zero_point", 8)
     scale = float(weights.read(f"{name}.input_scale").float())
     if not 0 < scale < math.inf:
         raise weights.error(f"{name}.input_scale", f"is {scale}, not a positive number")
     return scale
+
+
+def _check_zeros(weights: Weights, name: str, bits: int) -> None:
+    """Refuse zero points where config.json says symmetric; zeros may be stored, packed or not."""
+    if not weights.has(name):
+        return
+    stored = weights.read(name)
+    if stored.any() and (stored.dtype is not torch.int32 or unpack_signed(stored, bits).any()):
+        raise weights.error(name, "is not zero, but config.json says symmetric")
 
 
 def _zeros(weights: Weights, name: str, group: Group, rows: int) -> Tensor:
@@ -242,12 +256,16 @@ def _group(reader: ConfigReader, form: str) -> Group:
         raise weights.error("dynamic scales of weights are not supported")
     if reader.get("output_activations", None):
         raise reader.error("output_activations are not supported")
-    strategy = weights.choice("strategy", "tensor", ("channel", "group", "tensor"))
+    strategy = weights.choice("strategy", _implied_strategy(weights), ("channel", "group", "tensor"))
+    targets = _names(reader, "targets", ["Linear"])
+    for target in targets:
+        if target[:1].isupper() and target != "Linear":
+            raise reader.error(f"targets: layers of class {target!r} are not supported, only 'Linear'")
     order = weights.get("actorder", False)
     if order not in (False, *GROUP_ORDERS, *WEIGHT_ORDERS):
         raise weights.error(f"actorder {order!r} is not supported")
     return Group(
-        targets=_names(reader, "targets", ["Linear"]),
+        targets=targets,
         form=form,
         bits=bits,
         group_size=_group_size(weights, strategy),
@@ -257,6 +275,12 @@ def _group(reader: ConfigReader, form: str) -> Group:
         activations=activations,
         static=static,
     )
+
+
+def _implied_strategy(weights: ConfigReader) -> str:
+    """What compressed-tensors takes where there is only a group_size, or none."""
+    size = weights.get("group_size", None)
+    return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
 def _group_size(weights: ConfigReader, strategy: str) -> int:

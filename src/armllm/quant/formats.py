@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from armllm.quant.weight import IntegerWeight
 
 KEYS = ("quantization_config", "compression_config")
+FILES = {GPTQ.method: "quantize_config.json", AWQ.method: "quant_config.json"}
 
 
 class WeightFormat(Protocol):
@@ -71,20 +72,22 @@ def read_format(reader: ConfigReader) -> WeightFormat | None:
 
 
 def _section(reader: ConfigReader) -> ConfigReader | None:
-    """The object that tells; AutoGPTQ once wrote it into a file of its own."""
+    """The object that tells; AutoGPTQ and AutoAWQ once wrote it into files of their own."""
     for key in KEYS:
         if reader.values.get(key):
             return reader.section(key)
-    path = reader.path.parent / "quantize_config.json"
-    if not path.is_file():
+    paths = {method: reader.path.parent / name for method, name in FILES.items()}
+    method = next((method for method, path in paths.items() if path.is_file()), None)
+    if method is None:
         return None
+    path = paths[method]
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
-    return type(reader)({"quant_method": "gptq", **values}, path)
+    return type(reader)({"quant_method": method, **values}, path)
 
 
 def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat | None:

@@ -107,13 +107,13 @@ class GPTQ:
         )
 
 
-def read_group_size(reader: ConfigReader) -> int:
-    """group_size, 0 for -1: one group per row."""
-    if reader.get("group_size", 128) == -1:
+def read_group_size(reader: ConfigReader, key: str = "group_size") -> int:
+    """The number at ``key``, 0 for -1: one group per row."""
+    if reader.get(key, 128) == -1:
         return 0
-    size = reader.integer("group_size", 128)
+    size = reader.integer(key, 128)
     if size % 32:
-        raise reader.error(f"group_size {size} is not supported, only -1 and multiples of 32")
+        raise reader.error(f"{key} {size} is not supported, only -1 and multiples of 32")
     return size
 
 

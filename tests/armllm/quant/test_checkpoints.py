@@ -5,6 +5,7 @@ With exact products, logits differ by the order of fp32 sums alone: the bound is
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -110,6 +111,16 @@ def test_columns_in_the_order_of_their_groups(make_checkpoint, tmp_path):
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     (folder / "config.json").write_text(json.dumps(config))
     agrees(folder, model)
+
+
+@pytest.mark.parametrize("arguments", [{"bits": 4, "group_size": 32}, {"bits": 8}], ids=str)
+def test_a_strategy_that_is_left_out_follows_from_the_group_size(make_checkpoint, tmp_path, arguments):
+    settings, group = compressed("pack-quantized", **arguments)
+    stated = copy.deepcopy(group)
+    del group["weights"]["strategy"]
+    group["weights"]["group_size"] = arguments.get("group_size", -1)
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, make_checkpoint(), settings, packed(stated)))
 
 
 def test_int_quantized(make_checkpoint, tmp_path):
@@ -278,6 +289,15 @@ def test_awq(make_checkpoint, tmp_path, group_size):
     folder = tmp_path / "model"
     settings = AWQ | {"group_size": group_size or -1}
     agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, awq(group_size)))
+
+
+def test_awq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
+    """As AutoAWQ first wrote them; there, and in config.json, the group size had another name."""
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(), {}, awq(32))
+    settings = {"w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True}
+    (folder / "quant_config.json").write_text(json.dumps(settings))
+    agrees(folder, model)
 
 
 def test_biases_are_added(make_checkpoint, tmp_path):

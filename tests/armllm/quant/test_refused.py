@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 
 import pytest
@@ -66,6 +67,10 @@ def compressed(weights=(), inputs=None, **changes):
         (compressed({"actorder": "alphabetical"}), "actorder 'alphabetical' is not supported"),
         (compressed(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme is not supported"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparse-24-bitmask'"),
+        (
+            compressed(config_groups={"group_0": {"targets": ["Embedding"], "weights": WEIGHTS}}),
+            "layers of class 'Embedding' are not supported",
+        ),
         (compressed(config_groups={}), "there is no group"),
         (compressed(ignore="lm_head"), "ignore must be a list of names"),
         (compressed(ignore=["re:("]), "is no regular expression"),
@@ -177,6 +182,40 @@ def test_zero_points_where_config_json_says_there_are_none(make_checkpoint, tmp_
     folder = tmp_path / "model"
     write_quantised(folder, make_checkpoint(), GPTQ | {"sym": True}, gptq(4, 32, symmetric=False))
     refused(folder, "zero points that are not in the middle, but config.json says sym")
+
+
+@pytest.mark.parametrize("format_", ["awq", "pack-quantized", "int-quantized", "inputs"])
+def test_zero_points_of_other_formats_where_config_json_says_there_are_none(
+    make_checkpoint, tmp_path, format_
+):
+    symmetric = {"symmetric": True}
+    settings, form, words = {
+        "awq": (AWQ | {"zero_point": False}, awq(32), "qzeros has zero points that are not in the middle"),
+        "pack-quantized": (
+            compressed(symmetric),
+            packed(compressed()["config_groups"]["group_0"]),
+            "weight_zero_point is not zero, but config.json says symmetric",
+        ),
+        "int-quantized": (
+            compressed(symmetric | {"num_bits": 8}, format="int-quantized"),
+            functools.partial(int_quantized, group_size=32, zeros=True),
+            "weight_zero_point is not zero, but config.json says symmetric",
+        ),
+        "inputs": (
+            compressed(symmetric | {"num_bits": 8}, STATIC, format="int-quantized"),
+            with_zero_points_of_inputs,
+            "input_zero_point is not zero, but config.json says symmetric",
+        ),
+    }[format_]
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(), settings, form)
+    refused(folder, words)
+
+
+def with_zero_points_of_inputs(matrix, generator):
+    tensors, exact = int_quantized(matrix, generator, 32)
+    point = torch.tensor([3], dtype=torch.int8)
+    return tensors | {"input_scale": torch.tensor([0.02]), "input_zero_point": point}, exact
 
 
 def test_groups_that_do_not_divide_the_inputs(make_checkpoint, tmp_path):
