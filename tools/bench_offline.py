@@ -1,0 +1,101 @@
+"""One engine without a server, for `bench_serving.py`, which starts this in the engine's own environment.
+
+    python tools/bench_offline.py ENGINE FOLDER THREADS
+
+reads lines ``[prompts, output tokens]`` of JSON, generates greedily for all prompts of a line at once, and
+says "done" when it is ready and after each line. Imports nothing but the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Generate = Callable[[list[list[int]], int], Any]
+
+KV_CACHE_GIB = 2
+
+
+def armllm(folder: str, threads: int) -> Generate:
+    import torch  # noqa: PLC0415 - each engine has its own imports
+
+    from armllm import LLM, SamplingParams  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
+
+    def generate(prompts: list[list[int]], output: int) -> Any:
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        return llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
+
+    return generate
+
+
+def vllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - bench_serving.py says it by variables
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
+
+    def generate(prompts: list[list[int]], output: int) -> Any:
+        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        return llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
+
+    return generate
+
+
+def transformers(folder: str, threads: int) -> Generate:
+    import torch  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.eval()
+
+    @torch.inference_mode()
+    def generate(prompts: list[list[int]], output: int) -> Any:
+        ids = torch.tensor(prompts)
+        lengths = {"max_new_tokens": output, "min_new_tokens": output}
+        return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **lengths)
+
+    return generate
+
+
+def openvino(folder: str, threads: int) -> Generate:
+    import openvino  # type: ignore[import-not-found]  # noqa: PLC0415
+    import openvino_genai  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = KV_CACHE_GIB
+    scheduler.max_num_seqs = 256
+    properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(f"{folder}/openvino", scheduler, "CPU", properties)
+
+    def generate(prompts: list[list[int]], output: int) -> Any:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = output
+        config.ignore_eos = True
+        config.do_sample = False
+        return pipeline.generate([openvino.Tensor([one]) for one in prompts], [config] * len(prompts))
+
+    return generate
+
+
+def main() -> int:
+    name, folder, threads = sys.argv[1:]
+    generate: Generate = {f.__name__: f for f in (armllm, vllm, transformers, openvino)}[name](
+        folder, int(threads)
+    )
+    print("done", flush=True)
+    for line in sys.stdin:
+        prompts, output = json.loads(line)
+        generate(prompts, output)
+        print("done", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
