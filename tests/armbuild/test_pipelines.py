@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lark
 import pytest
+from groovy_parser import parser as groovy_parser
 
 from armbuild import matrix
 from armbuild.cli import main
@@ -30,6 +32,16 @@ def check(path, schema):
 @pytest.mark.parametrize(("name", "schema"), FILES)
 def test_a_pipeline_file_fits_its_systems_schema(name, schema):
     check(CI / name, schema)
+
+
+def test_the_jenkins_pipeline_is_groovy_with_the_sections_that_jenkins_asks_for():
+    """groovy-parser reads its syntax; what a declarative pipeline must have stands in Jenkins' handbook."""
+    text = (CI / "Jenkinsfile").read_text()
+    leaves = groovy_parser.parse_groovy_content(text).scan_values(lambda _leaf: True)
+    words = {leaf.value[-1] for leaf in leaves}  # a value is its kind and its text
+    assert {"pipeline", "agent", "stages", "stage", "steps"} <= words
+    with pytest.raises(lark.exceptions.LarkError):
+        groovy_parser.parse_groovy_content(text.replace("stages {", "stages { {", 1))
 
 
 @pytest.mark.parametrize(("form", "schema"), [("gitlab", "gitlab-ci"), ("buildkite", "buildkite")])

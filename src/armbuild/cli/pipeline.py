@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,7 @@ class Pipeline:
         from armbuild.smoke import explain_failure  # noqa: PLC0415
 
         plan, progress = self.plan, self.progress
+        before = _cpu_seconds()
         print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
         with cache.work_folder(f"wheel-{plan.project.name}") as work:
             with logs(work, shown=self.verbose):
@@ -121,7 +123,8 @@ class Pipeline:
             if self.provenance:
                 cache.move_into(provenance.write(repaired, work), plan.out)
             path = cache.move_into(repaired.path, plan.out)
-        return self._finish(path, python, built=built, report=report, proof=proof, why=why)
+        finished = self._finish(path, python, built=built, report=report, proof=proof, why=why)
+        return finished | {"cpu_seconds": round(_cpu_seconds() - before, 1)}
 
     def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
         """Return the report, or None and why the wheel could not be run here."""
@@ -192,6 +195,11 @@ class Pipeline:
             "audit": report.as_dict() | {"path": str(path)},
             "smoke": proof.as_dict() if proof else None,
         }
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and all its children so far."""
+    return sum(os.times()[:4])
 
 
 def _result_line(result: CpuResult) -> str:
