@@ -11,6 +11,13 @@ int main() { return 0; }" ${result})
   set(${result} ${${result}} PARENT_SCOPE)
 endfunction()
 
+# Older ones lack intrinsics, or crash (docs/kernels.md).
+if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
+   OR (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15))
+  message(FATAL_ERROR "armllm needs GCC 12, clang 15 or newer; ${CMAKE_CXX_COMPILER} is "
+                      "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+endif()
+
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 armllm_compiles(ARMLLM_IS_LITTLE_ENDIAN "__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__")
 armllm_compiles(ARMLLM_IS_LP64 "defined(__LP64__)")
