@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 KV_CACHE_GIB = 2
 
 
-def armllm(folder: str, threads: int) -> Generate:
-    import torch  # noqa: PLC0415 - each engine has its own imports
+def armllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - OMP_NUM_THREADS says it
+    from armllm import LLM, SamplingParams  # noqa: PLC0415 - each engine has its own imports
 
-    from armllm import LLM, SamplingParams  # noqa: PLC0415
-
-    torch.set_num_threads(threads)
     llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
 
     def generate(prompts: list[list[int]], output: int) -> Any:
@@ -35,7 +32,7 @@ def armllm(folder: str, threads: int) -> Generate:
     return generate
 
 
-def vllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - bench_serving.py says it by variables
+def vllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - OMP_NUM_THREADS says it
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # noqa: PLC0415
 
     llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
