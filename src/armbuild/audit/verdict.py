@@ -18,6 +18,9 @@ _BASE = frozenset({"fp", "simd"})
 # What every fifth of many functions uses, the compiler was allowed for the whole file: nothing dispatches it.
 _THROUGHOUT = 0.2
 _ENOUGH_FUNCTIONS = 20
+# A function's SVE variant, which only SVE code calls (Vector Function ABI for AArch64, name mangling).
+# glibc's libmvec holds hardly anything else.
+_SVE_VARIANT = "_ZGVs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
 
 def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
     """Return what so many functions use that the whole file must have been compiled for it."""
+    if any(function.name.startswith(_SVE_VARIANT) for function in file.functions):
+        return set()
     counts: dict[str, int] = {}
     for function in file.functions:
         if not function.doubt:
