@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from armbuild import cache, debian, process
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import content, reader, root, unpack
+from armbuild.image import content, kept, reader, root, unpack
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, Layer
 from armbuild.image.reference import MACHINES
 
@@ -209,13 +209,13 @@ def _keep(image: reader.ImageFile, layer: reader.LayerBlob, work: Path) -> Layer
 
 
 def _content(tree: Path, architecture: str, digest: str) -> content.Content:
-    """Audit the base, once for each digest."""
+    """Audit the base, once for each digest and each state of the audit."""
 
     def make(folder: Path) -> None:
         found = content.inspect(tree, content.debian_components(_packages(tree, architecture)))
         (folder / "content.json").write_text(json.dumps(found.as_dict()))
 
-    folder = cache.fill(cache.root() / "bases" / digest.rpartition(":")[2], make)
+    folder = cache.fill(cache.root() / "bases" / cache.digest([digest, kept.code()]), make)
     return content.Content.from_dict(json.loads((folder / "content.json").read_text()))
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild import cache
+from armbuild import audit, cache
 from armbuild.image import content, layers, packages, recipes, root
 
 if TYPE_CHECKING:
@@ -44,13 +44,14 @@ def there(recipe: Recipe) -> bool:
 
 def _folder(recipe: Recipe) -> Path:
     """Return where the layer is kept: whoever changes the code that makes layers changes the key."""
-    return cache.root() / "layers" / cache.digest([recipe.inputs, recipe.comment, _code()])
+    return cache.root() / "layers" / cache.digest([recipe.inputs, recipe.comment, code()])
 
 
 @once
-def _code() -> str:
-    """Return a digest of what decides how layers look."""
+def code() -> str:
+    """Return a digest of the code that decides how layers look and what is found in them."""
+    files = [Path(str(module.__file__)) for module in (content, layers, packages, recipes, root)]
     seen = sha256()
-    for module in (content, layers, packages, recipes, root):
-        seen.update(Path(str(module.__file__)).read_bytes())
+    for path in (*files, *sorted(Path(str(audit.__file__)).parent.glob("*.py"))):
+        seen.update(path.read_bytes())
     return seen.hexdigest()
