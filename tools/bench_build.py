@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""What a cross-built wheel costs beside a native one: prints a Markdown table.
+"""What a wheel for AArch64 costs by each way to build it, beside a native wheel: prints Markdown tables.
 
-    python tools/bench_build.py --repeats 3
+    python tools/bench_build.py --project lz4 --project pyyaml --project . --lanes native,cross,container
+    python tools/bench_build.py --pythons 3.11,3.12,3.13
 
-Every repeat starts from a fresh copy of the tree and empty caches (armbuild's, zig's, uv's, pip's; ccache is
-switched off), builds natively and across, cold, then both again with nothing changed. The two alternate, so
-that a busy machine hits both. Build requirements are downloaded each time, as on a fresh machine. zig's own
-C++ runtime, which one machine compiles once, is made before the cold cross build and reported by itself.
-Needs `armllm[build]`, a C++ compiler, and a Python package index.
+Each build starts from the unpacked sources and ends with the repaired wheel, cold: a fresh copy of the tree,
+and empty caches (armbuild's, uv's, pip's; compile caches are off), so that build requirements are downloaded
+each time. What one machine makes once is made before and told by itself: zig's own C++ runtime, and the
+container's image, which must be there. Native is `python -m build` and auditwheel; `again` is a cross build
+with nothing changed.
+
+CPU time is that of all processes that a build starts, those that outlive their parents too, such as podman's
+containers (docker's belong to its daemon, and are not seen). Needs `armllm[build]`, a C++ compiler and a
+Python package index; for the container lane podman and what `armbuild manylinux-image --load podman` makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import os
@@ -25,115 +31,189 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from armbuild import fetch, project, source
+
+LANES = ("native", "cross", "container")
+IMAGE = "localhost/manylinux_2_31_aarch64:latest"
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 RUNTIME = """
 import sys
 from pathlib import Path
 from armbuild import plan
 from armbuild.lanes import LANES
-chosen = plan.plan(Path(sys.argv[1]), out=Path(sys.argv[2]), cpus=())
+chosen = plan.plan(Path(sys.argv[1]), lane="cross", out=Path(sys.argv[2]), cpus=())
 setup = LANES[chosen.lane].prepare(chosen, chosen.pythons[0], Path(sys.argv[2]), mirror=None)
-setup.runtime(Path(sys.argv[2], "runtime.log"))
+if setup.runtime:
+    setup.runtime(Path(sys.argv[2], "runtime.log"))
+"""
+NATIVE = """
+import pathlib, subprocess, sys
+tree, out = sys.argv[1:]
+build = ["build", "--installer=uv", "--wheel", "--outdir", out, tree]
+subprocess.run([sys.executable, "-m", *build], check=True)
+for wheel in pathlib.Path(out).glob("*.whl"):
+    repair = ["auditwheel", "repair", "--wheel-dir", out + "/repaired", wheel]
+    subprocess.run([sys.executable, "-m", *repair], check=True)
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Seconds by the clock, and of CPU time in the process and all it started; what it printed."""
+    """Seconds by the clock, and of CPU time in all processes."""
 
     wall: float
     cpu: float
-    output: str
+    said: str = ""
+    """Standard output."""
 
 
-def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Cost:
-    """Run a command in a folder; exits with its last lines if it fails."""
+def measure(command: list[str], environment: dict[str, str]) -> Cost:
+    """Run a command; exits with its last lines if it fails."""
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=errors)
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=errors)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        wall = time.perf_counter() - started
-        output.seek(0)
+        wall, cpu = time.perf_counter() - started, usage.ru_utime + usage.ru_stime
+        said.seek(0)
         errors.seek(0)
         if process.returncode != 0:
             sys.exit(f"{' '.join(command[:4])} ... failed:\n{errors.read()[-2000:]}")
-        return Cost(wall, usage.ru_utime + usage.ru_stime, output.read())
+        return Cost(wall, cpu + orphans(), said.read())
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git tracks, as it is now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
+def orphans() -> float:
+    """Wait for processes that outlived their parents, 20 s at most, and return their CPU time."""
+    seconds, deadline = 0.0, time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            found, _, usage = os.wait3(os.WNOHANG)
+        except ChildProcessError:
+            break
+        if found:
+            seconds += usage.ru_utime + usage.ru_stime
+        else:
+            time.sleep(0.05)
+    return seconds
 
 
-def one_round(work: Path) -> tuple[dict[str, Cost], dict[str, dict[str, float]]]:
-    """Build everything once in ``work``; costs by name, and the steps of the two cross builds."""
-    environment = {
+def cold(work: Path, zig: Path) -> dict[str, str]:
+    """Return the environment of a machine that has built nothing yet but zig's runtime."""
+    work.mkdir()
+    shutil.copytree(zig, work / "armbuild/zig", symlinks=True)
+    return {
         **os.environ,
         "ARMBUILD_CACHE_DIR": str(work / "armbuild"),
         "CCACHE_DISABLE": "1",
         "PIP_CACHE_DIR": str(work / "pip"),
-        "PYTHONPATH": str(ROOT / "src"),
         "UV_CACHE_DIR": str(work / "uv"),
-        "ZIG_GLOBAL_CACHE_DIR": str(work / "zig"),
-        "ZIG_LOCAL_CACHE_DIR": str(work / "zig"),
     }
-    native_tree, cross_tree = work / "native", work / "cross"
-    copy_tree(native_tree)
-    copy_tree(cross_tree)
-    native = [sys.executable, "-m", "build", "--wheel", "--outdir", str(work / "out")]
-    cross = [sys.executable, "-m", "armbuild", "wheel", "--no-smoke", "--json", "--out", str(work / "out")]
-    costs, steps = {}, {}
-    scratch = work / "scratch"
-    scratch.mkdir()
-    runtime = [sys.executable, "-c", RUNTIME, str(cross_tree), str(scratch)]
-    costs["zig's C++ runtime, once per machine"] = measure(runtime, cross_tree, environment)
-    for state in ("cold", "warm"):
-        # Without the factory's PYTHONPATH: a native build is what any user runs.
-        plain = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-        costs[f"native {platform.machine()}, {state}"] = measure(native, native_tree, plain)
-        costs[f"armbuild wheel --no-smoke, {state}"] = cost = measure(cross, cross_tree, environment)
-        steps[state] = json.loads(cost.output)["wheels"][0]["seconds"]
-    return costs, steps
+
+
+def across(tree: Path, out: Path, *options: str) -> list[str]:
+    """Return the command that builds a tree with armbuild."""
+    return [sys.executable, "-m", "armbuild", "wheel", str(tree), "--no-smoke", "--out", str(out), *options]
+
+
+def build(lane: str, located: fetch.Located, work: Path, zig: Path, image: str) -> dict[str, Cost]:
+    """Build a project in one lane, cold, and return the cost of it; across, also of the same once more."""
+    environment = cold(work, zig)
+    tree = source.mirror(located.folder, work / "tree", complete=located.origin is not None)
+    if lane == "native":
+        return {lane: measure([sys.executable, "-c", NATIVE, str(tree), str(work / "out")], environment)}
+    more = (f"--image={image}", "--engine=podman") if lane == "container" else ()
+    command = across(tree, work / "out", f"--lane={lane}", *more)
+    made = {lane: measure(command, environment)}
+    return made | ({"cross, again": measure(command, environment)} if lane == "cross" else {})
+
+
+def lanes(names: list[str], chosen: list[str], *, repeats: int, image: str, work: Path, zig: Path) -> None:
+    """Print a row for each project and lane; the lanes alternate, so that other work hits all."""
+    print("| project | lane | wall, s | CPU, s | CPU beside native | CPU beside cross |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    for name in names:
+        located = fetch.locate(name)
+        described = project.read(located.folder, located.origin)
+        rounds = [
+            {
+                row: cost
+                for lane in chosen
+                for row, cost in build(
+                    lane, located, work / f"{described.name}-{lane}-{index}", zig, image
+                ).items()
+            }
+            for index in range(repeats)
+        ]
+        median = {
+            row: Cost(
+                *(
+                    statistics.median(getattr(costs[row], part) for costs in rounds)
+                    for part in ("wall", "cpu")
+                )
+            )
+            for row in rounds[0]
+        }
+        for row, cost in median.items():
+            beside = [
+                f"{cost.cpu / median[other].cpu:.2f}" if other in median and other != row else ""
+                for other in ("native", "cross")
+            ]
+            label = f"{described.name} {described.version or ''}".strip()
+            print(
+                f"| {label} | {row} | {cost.wall:.1f} | {cost.cpu:.1f} | {' | '.join(beside)} |", flush=True
+            )
+
+
+def several(name: str, versions: list[str], work: Path, zig: Path) -> None:
+    """Print what the wheels for several Pythons cost in one call, one after the other."""
+    located = fetch.locate(name)
+    environment = cold(work / "pythons", zig)
+    tree = source.mirror(located.folder, work / "pythons/tree", complete=located.origin is not None)
+    options = [f"--python={version}" for version in versions]
+    cost = measure(across(tree, work / "out", "--lane=cross", "--json", *options), environment)
+    seconds = [wheel["cpu_seconds"] for wheel in json.loads(cost.said)["wheels"]]
+    print("| Pythons | Python | CPU, s | CPU so far beside one |")
+    print("| ---: | --- | ---: | ---: |")
+    for index, version in enumerate(versions):
+        ratio = sum(seconds[: index + 1]) / seconds[0]
+        print(f"| {index + 1} | {version} | {seconds[index]:.1f} | {ratio:.2f} |")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure native and cross builds of this tree side by side.")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N")
-    repeats = max(1, parser.parse_args().repeats)
+    parser = argparse.ArgumentParser(description="Measure builds of one project or several, side by side.")
+    parser.add_argument(
+        "--project", action="append", help="a folder, an sdist, a requirement; default: this tree"
+    )
+    parser.add_argument(
+        "--lanes", default="native,cross", help=f"of {', '.join(LANES)}; default: native,cross"
+    )
+    parser.add_argument("--image", default=IMAGE, help="the container lane's image, which podman has")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N")
+    parser.add_argument("--pythons", help="measure this many Pythons in one cross build instead: 3.11,3.12")
+    options = parser.parse_args()
+    chosen = options.lanes.split(",")
+    if unknown := set(chosen) - set(LANES):
+        parser.error(f"--lanes {', '.join(unknown)}: there are {', '.join(LANES)}")
     if platform.machine() == "aarch64":
-        sys.exit("this compares a cross build with a native one: run it on another architecture")
-    rounds = []
-    for index in range(repeats):
-        print(f"round {index + 1} of {repeats}", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="bench-build-") as folder:
-            rounds.append(one_round(Path(folder)))
-    print(f"Medians of {repeats}, {os.cpu_count()} CPUs, Python {platform.python_version()}:\n")
-    print("| build | wall, s | CPU, s | wall beside native | CPU beside native |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for name in rounds[0][0]:
-        costs = [costs[name] for costs, _ in rounds]
-        wall = statistics.median(cost.wall for cost in costs)
-        cpu = statistics.median(cost.cpu for cost in costs)
-        ratios = ["", ""]
-        if name.startswith("armbuild"):
-            beside = [costs[f"native {platform.machine()}, {name.rpartition(' ')[2]}"] for costs, _ in rounds]
-            pairs = list(zip(costs, beside, strict=True))
-            ratios = [
-                f"{statistics.median(cross.wall / native.wall for cross, native in pairs):.2f}",
-                f"{statistics.median(cross.cpu / native.cpu for cross, native in pairs):.2f}",
-            ]
-        print(f"| {name} | {wall:.1f} | {cpu:.1f} | {ratios[0]} | {ratios[1]} |")
-    print("\nSteps of `armbuild wheel`, seconds by the clock:\n")
-    names = list(rounds[0][1]["cold"])
-    print(f"| | {' | '.join(names)} |\n| --- |{' ---: |' * len(names)}")
-    for state in ("cold", "warm"):
-        medians = [statistics.median(steps[state].get(name, 0.0) for _, steps in rounds) for name in names]
-        print(f"| {state} | {' | '.join(f'{value:.1f}' for value in medians)} |")
+        sys.exit("this compares builds for another machine with a native one: run it on another architecture")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what outlives its parent becomes our child
+    names = options.project or [str(Path(__file__).resolve().parent.parent)]
+    with tempfile.TemporaryDirectory(prefix="bench-build-") as folder:
+        work = Path(folder)
+        (work / "scratch").mkdir()
+        environment = {**os.environ, "ARMBUILD_CACHE_DIR": str(work / "first")}
+        first = str(fetch.locate(names[0]).folder)
+        runtime = measure([sys.executable, "-c", RUNTIME, first, str(work / "scratch")], environment)
+        zig = work / "first/zig"
+        if options.pythons:
+            several(names[0], options.pythons.split(","), work, zig)
+        else:
+            repeats = max(1, options.repeats)
+            lanes(names, chosen, repeats=repeats, image=options.image, work=work, zig=zig)
+    print(
+        f"\nBefore, once per machine: zig's own C++ runtime, {runtime.wall:.1f} s, CPU {runtime.cpu:.1f} s. "
+        f"{os.cpu_count()} CPUs, Python {platform.python_version()}."
+    )
     return 0
 
 

@@ -124,7 +124,9 @@ class Pipeline:
                 cache.move_into(provenance.write(repaired, work), plan.out)
             path = cache.move_into(repaired.path, plan.out)
         finished = self._finish(path, python, built=built, report=report, proof=proof, why=why)
-        return finished | {"cpu_seconds": round(_cpu_seconds() - before, 1)}
+        # an engine's containers are no children of ours
+        used = None if plan.lane == "container" else round(_cpu_seconds() - before, 1)
+        return finished | {"cpu_seconds": used}
 
     def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
         """Return the report, or None and why the wheel could not be run here."""
