@@ -49,6 +49,10 @@ KNOWN = (
         "needs OpenMP, which zig lacks: `--toolchain gcc` brings it",
     ),
     (
+        r"\bstubgen\.py\"|\bpybind11_stubgen\b",
+        f"a generator of stubs imports the AArch64 extension into this machine's Python: {ON_THE_TARGET}",
+    ),
+    (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
         f"the build runs an AArch64 program by itself, not through CMake or meson: {ON_THE_TARGET}",
     ),
