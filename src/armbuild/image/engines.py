@@ -106,7 +106,8 @@ def push(plan: ImagePlan, work: Path) -> None:
     """Send the image to the registry that its tag names; raises MissingError with the registry's reason."""
     log = work / "push.log"
     if plan.builder == "oci":
-        command = ["skopeo", "copy", "--all", f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}"]
+        copy = ["skopeo", "copy", "--quiet", "--all"]  # what it says last is then why it failed
+        command = [*copy, f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}"]
     else:
         command = [plan.builder, "push", plan.tag]
     process.run(command, log=log, what=f"--push {plan.tag}", error=MissingError)

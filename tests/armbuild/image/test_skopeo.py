@@ -1,0 +1,77 @@
+"""Other people's eyes: skopeo reads what we write, and carries it into a registry."""
+
+import json
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from tests.armbuild.image import registry, small
+
+from armbuild.errors import MissingError
+from armbuild.image import archive, engines
+
+LABELS = {"armllm.kernels": "neon,sve", "org.opencontainers.image.version": "1"}
+
+
+@pytest.fixture(autouse=True)
+def skopeo(monkeypatch, tmp_path):
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed: ci/test.sh does")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # nobody's credentials
+
+
+@pytest.fixture
+def image(tmp_path):
+    """An archive for two platforms: (path, what was written)."""
+    made = [small.layer(tmp_path, {"a": "1"}, name="one"), small.layer(tmp_path, {"b": "2"}, name="two")]
+    images = [small.image(made, architecture=name, Labels=LABELS) for name in ("arm64", "amd64")]
+    written = archive.write(images, tmp_path / "image.tar", name="localhost/small:1")
+    return written, [layer.digest for layer in made]
+
+
+def inspect(name, *options):
+    done = subprocess.run(["skopeo", *options, "inspect", name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("architecture", ["arm64", "amd64"])
+def test_layers_and_labels_of_each_platform_are_read(image, architecture):
+    written, layers = image
+    said = inspect(f"oci-archive:{written.path}", "--override-arch", architecture)
+    assert said["Architecture"] == architecture
+    assert said["Labels"] == LABELS
+    assert said["Layers"] == layers
+    assert said["Digest"] == written.digest
+
+
+def test_the_same_file_is_a_docker_archive(image):
+    said = inspect(f"docker-archive:{image[0].path}")
+    assert (said["Architecture"], said["Labels"]) == ("arm64", LABELS)
+
+
+def test_a_push_brings_every_platform_into_the_registry_as_it_is(image, tmp_path, monkeypatch):
+    _, layers = image
+    with registry.serve() as (address, stored):
+        settings = tmp_path / "home/.config/containers/registries.conf"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        tag = f"{address}/team/small:1"
+        made = [small.layer(tmp_path, {"a": "1"}, name="1"), small.layer(tmp_path, {"b": "2"}, name="2")]
+        images = [small.image(made, architecture=name) for name in ("arm64", "amd64")]
+        written = archive.write(images, tmp_path / "several.tar", name=tag)
+        engines.push(SimpleNamespace(builder="oci", output=written.path, tag=tag), tmp_path)
+        assert {written.digest, *written.manifests.values(), *layers} <= stored.keys()
+        assert stored["1"][1] == stored[written.digest][1], "the tag names the index"
+
+
+def test_a_registry_that_does_not_answer_is_told_in_two_lines(tmp_path):
+    tag = "127.0.0.1:9/team/small:1"
+    made = [small.layer(tmp_path, {"c": ""})]
+    images = [small.image(made, architecture=name) for name in ("arm64", "amd64")]
+    written = archive.write(images, tmp_path / "x.tar", name=tag)
+    with pytest.raises(MissingError, match=r"--push 127\.0\.0\.1:9/team/small:1 failed: .*refused") as caught:
+        engines.push(SimpleNamespace(builder="oci", output=written.path, tag=tag), tmp_path)
+    assert len(str(caught.value).splitlines()) == 2
