@@ -1,0 +1,33 @@
+"""Projects of others, as they are on the Python index: cross-built, repaired, audited, imported on a core."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("project", "module", "options"),
+    [
+        pytest.param("argon2-cffi-bindings", "_argon2_cffi_bindings", [], id="cffi, stable ABI"),
+        pytest.param("cftime", "cftime", [], id="Cython with numpy's headers"),
+        pytest.param("contourpy", "contourpy", [], id="meson-python with pybind11"),
+    ],
+)
+def test_a_published_sdist_becomes_a_wheel_that_imports_on_the_target(tmp_path, project, module, options):
+    done = subprocess.run(
+        [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", f"--import={module}",
+         "--cpu=neoverse-n1", "--json", f"--out={tmp_path}", *options],
+        check=False,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["wheels"]
+    assert result["verdict"] == "proven"
+    assert result["audit"]["ok"]
+    assert "manylinux" in result["tag"]
