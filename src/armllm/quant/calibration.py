@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
-from armllm.errors import RequestError
+from armllm.errors import CheckpointError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models import read_model_config
 from armllm.models.loader import Checkpoint, Weights
@@ -191,6 +191,12 @@ def _search(
         stored = checkpoint.read(f"{name}.weight")
         step = max(1, stored.shape[0] // each)
         matrices.append((stored[::step].float(), scheme))
+        if not matrices[-1][0].isfinite().all():
+            raise CheckpointError(f"{checkpoint.folder}: tensor {name}.weight has a NaN or an infinity")
+    if not means.isfinite().all():
+        raise CheckpointError(
+            f"{checkpoint.folder}: inputs of {fold.seen} are NaN or infinite: a tensor before it is damaged"
+        )
     exact = [x @ matrix.T for matrix, _ in matrices]
     size = sum(float(one.square().sum()) for one in exact) or 1.0
 

@@ -129,15 +129,17 @@ class Packed:
         path = reader.path.parent / MANIFEST
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if values.pop("version") != VERSION:
-                raise CheckpointError(
-                    f"{path} was written by another version of armllm: pack the model again"
-                )
+            version = values.pop("version")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{path} is missing or damaged: pack the model again") from None
+        if version != VERSION:
+            raise CheckpointError(f"{path} was written by another version of armllm: pack the model again")
+        try:
             values["source"] = Source(**values["source"])
             values["matrices"] = {name: StoredMatrix(**stored) for name, stored in values["matrices"].items()}
             return cls(folder=reader.path.parent, **values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise CheckpointError(f"{path} is missing or damaged: pack the model again") from None
+        except (KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{path} is damaged: pack the model again") from None
 
     def __str__(self) -> str:
         return f"packed for {self.target} ({', '.join(sorted(set(self.layouts.values())))}): {self.origin}"

@@ -15,7 +15,7 @@ from tests.armllm.models.reference import Spy, random_prompts, save_reference
 
 from armllm import LLM
 from armllm.cli import main
-from armllm.errors import RequestError
+from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.models.loader import Checkpoint
 from armllm.quant import write
@@ -231,3 +231,20 @@ def test_bad_texts_are_named(outliers, content, options, words):
         LLM(folder, dtype="float32", **{"quantization": "int8", "calibration": str(text)} | options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("mlp.up_proj", "layers.0.mlp.up_proj.weight has a NaN"),
+        ("mlp.down_proj", "layers.0.mlp.down_proj.weight has a NaN"),
+        ("input_layernorm", "inputs of model.layers.0.self_attn.q_proj are NaN"),
+    ],
+)
+def test_a_weight_that_is_no_number_is_named(outliers, broken, words):
+    folder, text = outliers
+    state = load_file(folder / "model.safetensors")
+    state[f"model.layers.0.{broken}.weight"].fill_(torch.nan)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        LLM(folder, dtype="float32", quantization="int8", calibration=str(text))

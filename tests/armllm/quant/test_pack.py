@@ -177,9 +177,11 @@ def test_damage_is_found_before_anything_is_computed(one):
     weights.write_bytes(content)
     logits(folder)
     stored = manifest.read_text()
-    for broken in ("", "{}", stored[:-9], stored.replace('"version": 1', '"version": 2'), "[1]"):
+    for broken in ("", "{}", stored[:-9], "[1]", '{"version": 1}'):
         manifest.write_text(broken)
-        refused(folder, str(manifest))
+        refused(folder, "damaged: pack the model again")
+    manifest.write_text(stored.replace('"version": 1', '"version": 2'))
+    refused(folder, f"{manifest} was written by another version of armllm")
     values = json.loads(stored)
     values["matrices"]["model.layers.0.mlp.down_proj"]["in_features"] = 128
     manifest.write_text(json.dumps(values))
