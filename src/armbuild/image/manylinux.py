@@ -248,7 +248,7 @@ def _lay_system(tree: Path, image: BuildImage, mirror: str | None) -> None:
 def _link_ccache(tree: Path) -> None:
     """Put ccache, where --with brought it, in front of the compilers, as Debian's maintainer script would."""
     if (tree / "usr/bin/ccache").exists():
-        for name in ("cc", "c++", "gcc", "g++"):
+        for name in ("cc", "c++", "gcc", "g++", f"{TRIPLET}-gcc", f"{TRIPLET}-g++"):  # Python's own CC too
             (tree / "usr/local/bin" / name).symlink_to("/usr/bin/ccache")
 
 

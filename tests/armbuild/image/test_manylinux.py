@@ -48,3 +48,16 @@ def test_an_interpreter_finds_libraries_of_the_project_before_the_systems():
     assert "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" in manylinux.START.format(
         folder="/opt", triplet="aarch64-linux-gnu", version="3.13"
     )
+
+
+def test_ccache_stands_before_every_name_that_builds_call_the_compilers_by(tmp_path):
+    for name in ("usr/bin", "usr/local/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    manylinux._link_ccache(tmp_path)
+    assert not list((tmp_path / "usr/local/bin").iterdir())
+    (tmp_path / "usr/bin/ccache").touch()
+    manylinux._link_ccache(tmp_path)
+    links = {path.name for path in (tmp_path / "usr/local/bin").iterdir()}
+    assert {"cc", "c++", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++"} <= links, (
+        "the last two are Python's"
+    )
