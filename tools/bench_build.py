@@ -201,19 +201,21 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-build-") as folder:
         work = Path(folder)
         (work / "scratch").mkdir()
-        environment = {**os.environ, "ARMBUILD_CACHE_DIR": str(work / "first")}
-        first = str(fetch.locate(names[0]).folder)
-        runtime = measure([sys.executable, "-c", RUNTIME, first, str(work / "scratch")], environment)
-        zig = work / "first/zig"
+        zig, before = work / "first/zig", ""
+        zig.mkdir(parents=True)
+        if options.pythons or "cross" in chosen:
+            environment = {**os.environ, "ARMBUILD_CACHE_DIR": str(zig.parent)}
+            first = str(fetch.locate(names[0]).folder)
+            runtime = measure([sys.executable, "-c", RUNTIME, first, str(work / "scratch")], environment)
+            before = (
+                f"zig's own C++ runtime, once per machine: {runtime.wall:.1f} s, CPU {runtime.cpu:.1f} s. "
+            )
         if options.pythons:
             several(names[0], options.pythons.split(","), work, zig)
         else:
             repeats = max(1, options.repeats)
             lanes(names, chosen, repeats=repeats, image=options.image, work=work, zig=zig)
-    print(
-        f"\nBefore, once per machine: zig's own C++ runtime, {runtime.wall:.1f} s, CPU {runtime.cpu:.1f} s. "
-        f"{os.cpu_count()} CPUs, Python {platform.python_version()}."
-    )
+    print(f"\n{before}{os.cpu_count()} CPUs, Python {platform.python_version()}.")
     return 0
 
 
