@@ -214,6 +214,7 @@ class LLMEngine:
             cache_dtype=str(self.runner.cache_dtype).removeprefix("torch."),
             num_steps=self._num_steps,
             seconds=dict(self._stopwatch.seconds),
+            load=self.runner.load_report,
         )
 
     def check_integrity(self) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from armllm.models.load import LoadReport
+
 PHASES = ("schedule", "model", "sample", "detokenize")
 
 
@@ -22,7 +24,7 @@ class EngineStats:
     num_prefix_hits: prompt tokens looked for and found in the prefix cache. num_blocks, num_used_blocks: of
     the KV cache, of ``block_size`` tokens each; those that only the prefix cache remembers are free.
     cache_dtype: what it holds.
-    num_steps; seconds: their time by phase (`PHASES`).
+    num_steps; seconds: their time by phase (`PHASES`). load: what loading the weights took.
     """
 
     num_running: int
@@ -38,6 +40,7 @@ class EngineStats:
     cache_dtype: str
     num_steps: int
     seconds: dict[str, float]
+    load: LoadReport
 
     @property
     def kv_cache_usage(self) -> float:

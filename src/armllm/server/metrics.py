@@ -107,6 +107,9 @@ class EngineCollector(Collector):
                 "Used share of the KV cache, 0 to 1.",
                 stats.num_used_blocks / stats.num_blocks,
             ),
+            ("armllm:load_seconds", "Time that loading the weights took.", stats.load.seconds),
+            ("armllm:load_peak_bytes", "Most memory in use until they were there.", stats.load.peak_bytes),
+            ("armllm:weight_bytes", "Memory that the weights take.", stats.load.weight_bytes),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=["model_name"])

@@ -46,6 +46,15 @@ def test_the_counters_count(make_checkpoint):
     assert after.seconds["model"] > after.seconds["schedule"]
 
 
+def test_what_loading_took_is_told(make_checkpoint):
+    folder = make_checkpoint().folder
+    load = LLM(folder, dtype="float32").stats().load
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    assert load.weight_bytes == sum(4 * tensor.numel() for tensor in stored.values())
+    assert 0 < load.seconds < 60
+    assert load.peak_bytes > 50 << 20  # torch alone takes more
+
+
 @pytest.fixture
 def broken(make_checkpoint, tmp_path):
     """A checkpoint that computes NaN after token 7 and nowhere else."""
