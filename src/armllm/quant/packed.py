@@ -100,7 +100,8 @@ class Source:
         """Whether other files lie there now; False where there is nothing to compare with."""
         folder = Path(self.folder)
         if not all((folder / name).is_file() for name in self.files):
-            return False
+            others = {path.name for path in folder.glob("*.safetensors")} - self.files.keys()
+            return "config.json" in self.files and bool(others)
         now = {name: (folder / name).stat() for name in self.files}
         if all([stat.st_size, stat.st_mtime_ns] == self.files[name] for name, stat in now.items()):
             return False
