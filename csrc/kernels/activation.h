@@ -1,17 +1,33 @@
 // Activations, plain and gated, and conversions. Where exp overflows (silu below -88.37), a sigmoid's
 // quotient is -0 instead of a number above -4e-37.
 
-// x / (1 + exp(-s))
-ARMLLM_INLINE Vf times_sigmoid(Vf x, Vf s) { return quotient(x, one_plus_exp_of_minus(s)); }
+// V is Vf or Many, as everywhere.
 
-ARMLLM_INLINE Vf silu(Vf x) { return times_sigmoid(x, x); }
-ARMLLM_INLINE Vf quick_gelu(Vf x) { return times_sigmoid(x, mul(x, splat(1.702f))); }
-ARMLLM_INLINE Vf relu(Vf x) { return max(zero(), x); }  // the second operand, should it be a NaN
+// x / (1 + exp(-s))
+template <class V>
+ARMLLM_INLINE V times_sigmoid(V x, V s) {
+  return quotient(x, one_plus_exp_of_minus(s));
+}
+
+template <class V>
+ARMLLM_INLINE V silu(V x) {
+  return times_sigmoid(x, x);
+}
+template <class V>
+ARMLLM_INLINE V quick_gelu(V x) {
+  return times_sigmoid(x, mul(x, splat(1.702f)));
+}
+template <class V>
+ARMLLM_INLINE V relu(V x) {
+  return max(zero(), x);  // the second operand, should it be a NaN
+}
 
 // tanh(y) = 1 - 2 / (1 + exp(2 y)), so (1 + tanh(y)) / 2 is a sigmoid: 2 sqrt(2 / pi) (x + 0.044715 x^3).
-ARMLLM_INLINE Vf gelu_tanh(Vf x) {
-  const Vf inner = fma(mul(x, x), splat(0x1.2444f2p-4f), splat(0x1.988454p+0f));
-  return times_sigmoid(x, mul(x, inner));
+ARMLLM_ADDEND(kInner, 0x1.988454p+0f);
+template <class V>
+ARMLLM_INLINE V gelu_tanh(V x) {
+  const V square = mul(x, x);
+  return times_sigmoid(x, mul(x, fma(square, splat(0x1.2444f2p-4f), addend(kInner, square))));
 }
 
 // x * Phi(x). With z = |x|, Phi(-z) = exp(-z^2 / 2) * t * P(t), t = 1 / (1 + 0.3 z), P of degree 7 with the
@@ -23,24 +39,28 @@ ARMLLM_ADDEND(kTail3, 0x1.0988bap-3f);
 ARMLLM_ADDEND(kTail2, 0x1.97e1dap-4f);
 ARMLLM_ADDEND(kTail1, 0x1.eed3e8p-4f);
 ARMLLM_ADDEND(kTail0, 0x1.e9fcbap-4f);
-ARMLLM_INLINE Vf gelu(Vf x) {
-  const Vf one = splat(1.0f), z = absolute(x);
-  const Vf t = quotient(one, fma(z, splat(0.3f), one));
-  Vf p = fma(splat(0x1.26c790p-5f), t, addend(kTail6, t));
+ARMLLM_ADDEND(kOne, 1.0f);
+template <class V>
+ARMLLM_INLINE V gelu(V x) {
+  const V z = absolute(x), t = quotient(splat(1.0f), fma(z, splat(0.3f), addend(kOne, z)));
+  V p = fma(t, splat(0x1.26c790p-5f), addend(kTail6, t));
   p = fma(p, t, addend(kTail5, p));
   p = fma(p, t, addend(kTail4, p));
   p = fma(p, t, addend(kTail3, p));
   p = fma(p, t, addend(kTail2, p));
   p = fma(p, t, addend(kTail1, p));
   p = fma(p, t, addend(kTail0, p));
-  const Vf tail = mul(mul(p, t), exp_of_negative(mul(mul(z, z), splat(-0.5f))));
-  return mul(x, where_less(x, zero(), tail, sub(one, tail)));
+  const V tail = mul(mul(p, t), exp_of_negative(mul(mul(z, z), splat(-0.5f))));
+  return mul(x, where_less(x, zero(), tail, sub(splat(1.0f), tail)));
 }
 
 // One element function per struct, so that a loop can be written once.
-#define ARMLLM_FUNCTION(name)                            \
-  struct name##_function {                               \
-    static ARMLLM_MEMBER Vf of(Vf x) { return name(x); } \
+#define ARMLLM_FUNCTION(name)        \
+  struct name##_function {           \
+    template <class V>               \
+    static ARMLLM_MEMBER V of(V x) { \
+      return name(x);                \
+    }                                \
   };
 ARMLLM_FUNCTION(silu)
 ARMLLM_FUNCTION(gelu)
@@ -68,12 +88,9 @@ ARMLLM_INLINE void apply_and_mul(const ActivationArgs& a, int64_t begin, int64_t
     T* out = static_cast<T*>(a.out) + chunk.row * a.out_stride + chunk.first;
     const int64_t n = chunk.n;
     int64_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-      ARMLLM_LOOP("apply_and_mul", 2);
-      const Vf y = mul(F::of(load(gate + i)), load(up + i));
-      const Vf z = mul(F::of(load(gate + i + kLanes)), load(up + i + kLanes));
-      store(out + i, y);
-      store(out + i + kLanes, z);
+    for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
+      ARMLLM_LOOP("apply_and_mul", kMany);
+      store_many(out + i, mul(F::of(load_many(gate + i)), load_many(up + i)));
     }
     for (; i + kLanes <= n; i += kLanes) store(out + i, mul(F::of(load(gate + i)), load(up + i)));
     if (i < n) {
@@ -90,11 +107,9 @@ ARMLLM_INLINE void apply(const ActivationArgs& a, int64_t begin, int64_t end) {
     Out* out = static_cast<Out*>(a.out) + chunk.row * a.out_stride + chunk.first;
     const int64_t n = chunk.n;
     int64_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-      ARMLLM_LOOP("apply", 2);
-      const Vf y = F::of(load(x + i)), z = F::of(load(x + i + kLanes));
-      store(out + i, y);
-      store(out + i + kLanes, z);
+    for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
+      ARMLLM_LOOP("apply", kMany);
+      store_many(out + i, F::of(load_many(x + i)));
     }
     for (; i + kLanes <= n; i += kLanes) store(out + i, F::of(load(x + i)));
     if (i < n) store_first(out + i, F::of(load_first(x + i, n - i)), n - i);
@@ -102,5 +117,8 @@ ARMLLM_INLINE void apply(const ActivationArgs& a, int64_t begin, int64_t end) {
 }
 
 struct identity {
-  static ARMLLM_MEMBER Vf of(Vf x) { return x; }
+  template <class V>
+  static ARMLLM_MEMBER V of(V x) {
+    return x;
+  }
 };

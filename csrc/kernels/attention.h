@@ -275,11 +275,11 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       wide_values[j / kPanel] = s.wide_values + j * head_dim;
       if (widen) {
         widen_row(keys, s.wide_keys, kPanel * head_dim);
-        rows_logits<kRowTile>(s.query, rows, s.wide_keys, head_dim, a.scale, s.logits + j);
+        rows_logits<kRowTile>(s.query, rows, s.wide_keys, head_dim, logit_scale(a), s.logits + j);
         const int64_t tokens = n - j < kPanel ? n - j : kPanel;
         widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim);
       } else {
-        rows_logits<kRowTile>(s.query, rows, keys, head_dim, a.scale, s.logits + j);
+        rows_logits<kRowTile>(s.query, rows, keys, head_dim, logit_scale(a), s.logits + j);
       }
     }
   };

@@ -297,9 +297,9 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     }
     int64_t pair = 0;
     for (; pair + kPairTile < pairs; pair += kPairTile) {
-      logits_rows<kPairTile>(s, pair, keys, key_pairs, head_dim, a.scale);
+      logits_rows<kPairTile>(s, pair, keys, key_pairs, head_dim, logit_scale(a));
     }
-    rest_logits<kPairTile>(s, pair, pairs - pair, keys, key_pairs, head_dim, a.scale);
+    rest_logits<kPairTile>(s, pair, pairs - pair, keys, key_pairs, head_dim, logit_scale(a));
   };
   const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     for (int64_t r = 0; r < rows; r += 2) {

@@ -52,7 +52,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       const int64_t offset = (begin + j) % block_size * head_dim;
       values[j / kPanel] = reinterpret_cast<const float16*>(block + a.layout.value_offset_bytes) + offset;
       rows_logits<kRowTile>(s.query, rows, reinterpret_cast<const float16*>(block) + offset, head_dim,
-                            a.scale, s.base.logits + j);
+                            logit_scale(a), s.base.logits + j);
     }
   };
   const auto add = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {

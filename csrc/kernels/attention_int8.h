@@ -102,7 +102,7 @@ ARMLLM_INLINE void quantize_query(const PagedAttentionArgs& a, const AttentionTi
     if (r < rows) {
       const T* x = static_cast<const T*>(a.query) +
                    row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
-      s.query_scale[r] = quantize(x, head_dim, q) * a.scale;
+      s.query_scale[r] = quantize(x, head_dim, q) * logit_scale(a);
     } else {
       s.query_scale[r] = 0;
       memset(q, 0, static_cast<size_t>(head_dim));

@@ -52,10 +52,16 @@ ARMLLM_INLINE int64_t row_offset(const PagedAttentionArgs& a, const AttentionTil
   return token * token_stride + query_head(a, tile, row) * head_stride;
 }
 
-// exp(m - largest) where both may be -infinity.
-ARMLLM_INLINE float rescale(float m, float largest) {
+// Logits are in units of ln 2, so that 2^x stands for exp(x).
+inline constexpr double kLog2E = 1.4426950408889634;
+ARMLLM_INLINE float logit_scale(const PagedAttentionArgs& a) {
+  return static_cast<float>(static_cast<double>(a.scale) * kLog2E);
+}
+
+// 2^(m - base), where m may be -infinity, and base too if m is.
+ARMLLM_INLINE float rescale(float m, float base) {
   if (m == -INFINITY) return 0.0f;
-  return reduce_max(exp_of_negative(splat(m - largest)));
+  return reduce_max(power_of_two(splat(m - base), 0.0f));
 }
 
 // Several vectors at a time, each with its own running result, hide the latency of what is done to each.
@@ -72,42 +78,37 @@ ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
   return reduce_max(max(max(a, b), max(c, d)));
 }
 
-// x = exp(x - base); returns the sum.
-ARMLLM_INLINE float exponentials(float* x, int64_t n, Vf base) {
-  constexpr int kStep = 4;
-  Vf total[kStep], p[kStep];
-  ARMLLM_UNROLL for (int v = 0; v < kStep; ++v)
-    total[v] = zero();
+// x = 2^(x - base); returns the sum.
+ARMLLM_INLINE float exponentials(float* x, int64_t n, float base) {
+  Many total{};
   int64_t i = 0;
-  for (; i + kStep * kLanes <= n; i += kStep * kLanes) {
-    ARMLLM_LOOP("exponentials", kStep);
-    ARMLLM_UNROLL for (int v = 0; v < kStep; ++v)
-      p[v] = sub(load(x + i + v * kLanes), base);
-    exp_of_negative(p);
-    ARMLLM_UNROLL for (int v = 0; v < kStep; ++v) {
-      store(x + i + v * kLanes, p[v]);
-      total[v] = add(total[v], p[v]);
-    }
+  for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
+    ARMLLM_LOOP("exponentials", kMany);
+    const Many p = power_of_two(load_many(x + i), base);
+    store_many(x + i, p);
+    total = add(total, p);
   }
   for (; i < n; i += kLanes) {
-    const Vf rest = exp_of_negative(sub(load(x + i), base));
+    const Vf rest = power_of_two(load(x + i), base);
     store(x + i, rest);
-    total[0] = add(total[0], rest);
+    total.v[0] = add(total.v[0], rest);
   }
-  return reduce_add(add(add(total[0], total[1]), add(total[2], total[3])));
+  return reduce_add(add(add(total.v[0], total.v[1]), add(total.v[2], total.v[3])));
 }
 
 // Soft cap and ALiBi, on the logits of `padded` keys from position `begin` on.
 ARMLLM_INLINE void adjust_logits(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row,
                                  int64_t begin, int64_t padded, float* logits) {
   if (a.logit_soft_cap != 0) {
-    const Vf cap = splat(a.logit_soft_cap), inverse = splat(1.0f / a.logit_soft_cap);
+    const double unit = static_cast<double>(a.logit_soft_cap) * kLog2E;
+    const Vf cap = splat(static_cast<float>(unit)), inverse = splat(static_cast<float>(1 / unit));
     for (int64_t i = 0; i < padded; i += kLanes) {
       store(logits + i, mul(cap, tanh(mul(load(logits + i), inverse))));
     }
   }
   if (a.alibi_slopes != nullptr) {
-    const Vf slope = splat(a.alibi_slopes[query_head(a, tile, row)]), lane = lane_numbers();
+    const double unit = static_cast<double>(a.alibi_slopes[query_head(a, tile, row)]) * kLog2E;
+    const Vf slope = splat(static_cast<float>(unit)), lane = lane_numbers();
     const auto first = static_cast<float>(begin - visible_keys(a, tile, row) + 1);
     for (int64_t i = 0; i < padded; i += kLanes) {
       const Vf distance = add(lane, splat(first + static_cast<float>(i)));
@@ -123,9 +124,10 @@ ARMLLM_INLINE Vf keep_range(Vf x, int64_t begin, int64_t end) {
   return where_less(lane, splat(static_cast<float>(begin)), nothing, kept);
 }
 
-// logits[0, padded) become exp(logit - largest) in `seen` and 0 elsewhere (padded is a multiple of kLanes);
-// updates largest and sum and returns the factor for what was summed before.
-ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, float& largest, float& sum) {
+// logits[0, padded) become 2^(logit - base) in `seen` and 0 elsewhere (padded is a multiple of kLanes), where
+// base is an integer, the last one or the first that is not below any logit; updates base and sum and returns
+// the factor for what was summed before, a power of two.
+ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, float& base, float& sum) {
   if (seen.first >= seen.last) {
     for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, zero());
     return 1.0f;
@@ -137,11 +139,17 @@ ARMLLM_INLINE float softmax_row(float* logits, KeyRange seen, int64_t padded, fl
     store(logits + i, keep_range(load(logits + i), seen.first - i, seen.last - i));
   }
   const float highest = largest_of(logits, padded);
-  const float now = highest > largest ? highest : largest;
-  const float factor = rescale(largest, now);
-  const float total = exponentials(logits, padded, splat(now == -INFINITY ? 0.0f : now));
-  largest = now;
-  sum = sum * factor + total;
+  const float now = highest > base ? ceilf(highest) : base;
+  const float factor = rescale(base, now);
+  base = now;
+  if (fabsf(now) <= 0x1p21f) {
+    sum = sum * factor + exponentials(logits, padded, now);
+    return factor;
+  }
+  if (now > -INFINITY) {
+    for (int64_t i = 0; i < padded; i += kLanes) store(logits + i, sub(load(logits + i), splat(now)));
+  }
+  sum = sum * factor + exponentials(logits, padded, 0.0f);
   return factor;
 }
 
@@ -149,9 +157,9 @@ ARMLLM_INLINE void attention_merge(const PagedAttentionArgs& a, const AttentionT
                                    const AttentionState& into, const AttentionState& next) {
   const int64_t head_dim = a.shape.head_dim;
   for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
-    const float largest = next.largest[r] > into.largest[r] ? next.largest[r] : into.largest[r];
-    const float mine = rescale(into.largest[r], largest), theirs = rescale(next.largest[r], largest);
-    into.largest[r] = largest;
+    const float base = next.base[r] > into.base[r] ? next.base[r] : into.base[r];
+    const float mine = rescale(into.base[r], base), theirs = rescale(next.base[r], base);
+    into.base[r] = base;
     into.sum[r] = into.sum[r] * mine + next.sum[r] * theirs;
     float* x = into.values + r * head_dim;
     const float* y = next.values + r * head_dim;
@@ -181,7 +189,7 @@ ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTi
                                   const Add& add) {
   const int64_t rows = tile.row_end - tile.row_begin, end = split_end(a, tile, split);
   for (int64_t r = 0; r < rows; ++r) {
-    state.largest[r] = -INFINITY;
+    state.base[r] = -INFINITY;
     state.sum[r] = 0;
   }
   for (int64_t begin = split_begin(a, tile, split); begin < end; begin += chunk) {
@@ -191,7 +199,7 @@ ARMLLM_INLINE void online_softmax(const PagedAttentionArgs& a, const AttentionTi
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = tile.row_begin + r;
       adjust_logits(a, tile, row, begin, padded, logits + r * chunk);
-      factor[r] = softmax_row(logits + r * chunk, seen_by(a, tile, row, begin, n), padded, state.largest[r],
+      factor[r] = softmax_row(logits + r * chunk, seen_by(a, tile, row, begin, n), padded, state.base[r],
                               state.sum[r]);
     }
     add(begin, n);
@@ -206,10 +214,11 @@ ARMLLM_INLINE void attention_finish(const PagedAttentionArgs& a, const Attention
     const int64_t r = row - tile.row_begin;
     float factor = 1.0f / state.sum[r];
     if (a.sinks != nullptr) {
-      const float sink = a.sinks[query_head(a, tile, row)];
-      const float largest = sink > state.largest[r] ? sink : state.largest[r];
-      const float kept = rescale(state.largest[r], largest);
-      factor = kept / (state.sum[r] * kept + rescale(sink, largest));
+      const double unit = static_cast<double>(a.sinks[query_head(a, tile, row)]) * kLog2E;
+      const auto sink = static_cast<float>(unit);
+      const float base = sink > state.base[r] ? ceilf(sink) : state.base[r];
+      const float kept = rescale(state.base[r], base);
+      factor = kept / (state.sum[r] * kept + rescale(sink, base));
     }
     const Vf scale = splat(factor);
     const float* x = state.values + r * head_dim;

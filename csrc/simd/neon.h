@@ -40,13 +40,9 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return vmulq_f32(a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return vdivq_f32(a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return vfmaq_f32(c, a, b); }
-// FDIV keeps one or two of the pipes busy for several cycles: two steps of Newton's method from an estimate
-// of eight bits cost less.
-ARMLLM_INLINE Vf quotient(Vf a, Vf b) {
-  Vf y = vrecpeq_f32(b);
-  y = vmulq_f32(y, vrecpsq_f32(b, y));
-  return vmulq_f32(vmulq_f32(a, y), vrecpsq_f32(b, y));
-}
+inline constexpr bool kFused = true;
+ARMLLM_INLINE Vf reciprocal_estimate(Vf a) { return vrecpeq_f32(a); }
+ARMLLM_INLINE Vf reciprocal_step(Vf a, Vf y) { return vrecpsq_f32(a, y); }
 // FMLA overwrites what it adds to, so a constant kept in a register has to be copied first, which costs as
 // much as the FMLA. Loading it anew each time costs nothing where arithmetic is the limit. The assembler
 // statement pretends to need `after`, so that the compiler neither moves it out of a loop nor far ahead.
@@ -119,3 +115,8 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 }
 
 #include "simd/partial.h"
+#include "simd/many.h"
+
+ARMLLM_MANY(reciprocal_estimate, (const Many& a), (a.v[i]))
+ARMLLM_MANY(reciprocal_step, (const Many& a, const Many& y), (a.v[i], y.v[i]))
+#include "simd/quotient.h"

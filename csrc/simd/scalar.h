@@ -85,7 +85,8 @@ ARMLLM_INLINE Vf add(Vf a, Vf b) { return a + b; }
 ARMLLM_INLINE Vf sub(Vf a, Vf b) { return a - b; }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return a * b; }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return a / b; }
-// a * b + c
+// a * b + c, with one rounding where kFused
+inline constexpr bool kFused = kLanes > 1;
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) {
 #if ARMLLM_LANES == 16
   return (Vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -98,8 +99,6 @@ ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) {
 // b when either is a NaN
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return a > b ? a : b; }
 ARMLLM_INLINE Vf min(Vf a, Vf b) { return a < b ? a : b; }
-// a / b; the Arm targets may be off by three roundings. b is at least 1.
-ARMLLM_INLINE Vf quotient(Vf a, Vf b) { return a / b; }
 // A constant that a multiply-add adds to.
 #define ARMLLM_ADDEND(name, x) static constexpr float name = x
 ARMLLM_INLINE Vf addend(float x, Vf) { return splat(x); }
@@ -194,3 +193,9 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 }
 
 #include "simd/partial.h"
+#include "simd/many.h"
+
+// a / b; the Arm targets may be off by three roundings. b is at least 1.
+ARMLLM_INLINE Vf quotient(Vf a, Vf b) { return a / b; }
+ARMLLM_MANY(quotient, (const Many& a, const Many& b), (a.v[i], b.v[i]))
+ARMLLM_MANY(quotient, (Vf a, const Many& b), (a, b.v[i]))

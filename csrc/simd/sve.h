@@ -18,11 +18,9 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return svsub_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return svmul_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return svdiv_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return svmla_f32_x(every(), c, a, b); }
-ARMLLM_INLINE Vf quotient(Vf a, Vf b) {  // as in neon.h
-  Vf y = svrecpe_f32(b);
-  y = mul(y, svrecps_f32(b, y));
-  return mul(mul(a, y), svrecps_f32(b, y));
-}
+ARMLLM_INLINE Vf reciprocal_estimate(Vf a) { return svrecpe_f32(a); }
+ARMLLM_INLINE Vf reciprocal_step(Vf a, Vf y) { return svrecps_f32(a, y); }
+#include "simd/quotient.h"
 #define ARMLLM_ADDEND(name, x) static constexpr float name = x
 ARMLLM_INLINE Vf addend(float x, Vf) { return splat(x); }
 ARMLLM_INLINE Vf max(Vf a, Vf b) { return svmax_f32_x(every(), a, b); }
@@ -77,6 +75,17 @@ ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {
 template <class T>
 ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
   store_lanes(first_lanes(n), p, x);
+}
+
+inline constexpr int kMany = 1;  // as in many.h
+using Many = Vf;
+template <class T>
+ARMLLM_INLINE Many load_many(const T* p) {
+  return load(p);
+}
+template <class T>
+ARMLLM_INLINE void store_many(T* p, Many x) {
+  store(p, x);
 }
 
 // Pairs: two floats, or two elements of 16 bits in one lane of 32.

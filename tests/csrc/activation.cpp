@@ -17,10 +17,10 @@ struct Reference {
   double (*error)(double);
 };
 
-// An argument of exp that is off by k roundings changes exp by k * u * |argument|; further out than 90 exp is
+// exp's own error, and what an argument that is off by so many roundings changes; further out than 90 exp is
 // 0 or infinite anyway.
-double exponent_error(double argument, double roundings) {
-  return std::min(fabs(argument), 90.0) * roundings * u;
+double exp_error(double argument, double roundings) {
+  return kExpError + std::min(fabs(argument), 90.0) * (kExpArgumentError + roundings * u);
 }
 
 double sigmoid(double x) { return 1 / (1 + exp(-x)); }
@@ -29,24 +29,24 @@ double tail(double x) { return 0.5 * erfc(fabs(x) / sqrt(2.0)); }
 
 constexpr double kVanishing = 4e-37;
 
-const Reference kSilu = {[](double x) { return x * sigmoid(x); },
-                         [](double x) { return fabs(x * sigmoid(x)) * (kExpError + 5 * u) + kVanishing; }};
+const Reference kSilu = {
+    [](double x) { return x * sigmoid(x); },
+    [](double x) { return fabs(x * sigmoid(x)) * (exp_error(x, 0) + 5 * u) + kVanishing; }};
 const Reference kQuickGelu = {[](double x) { return x * sigmoid(1.702 * x); },
                               [](double x) {
-                                const double relative = kExpError + 5 * u + exponent_error(1.702 * x, 2);
+                                const double relative = 5 * u + exp_error(1.702 * x, 2);
                                 return fabs(x * sigmoid(1.702 * x)) * relative + kVanishing;
                               }};
 const Reference kGeluTanh = {[](double x) { return x * sigmoid(tanh_argument(x)); },
                              [](double x) {
-                               const double relative =
-                                   kExpError + 5 * u + exponent_error(tanh_argument(x), 5);
+                               const double relative = 5 * u + exp_error(tanh_argument(x), 5);
                                return fabs(x * sigmoid(tanh_argument(x))) * relative + kVanishing;
                              }};
 // activation.h: the polynomial's error 1.3e-7, sixteen roundings on the way to the tail of the distribution,
 // and that of z^2 inside exp.
 const Reference kGelu = {[](double x) { return x * (x < 0 ? tail(x) : 1 - tail(x)); },
                          [](double x) {
-                           const double of_tail = 1.3e-7 + 16 * u + kExpError + exponent_error(x * x / 2, 1);
+                           const double of_tail = 1.3e-7 + 16 * u + exp_error(x * x / 2, 1);
                            const double share = x < 0 ? 0 : 1 - tail(x);
                            return fabs(x) * (tail(x) * of_tail + 2 * u * share) + kVanishing;
                          }};

@@ -211,9 +211,10 @@ struct Problem {
 };
 
 // A logit is a sum of head_dim products and a product with the scale; the dot-product instructions round to
-// odd, which may cost twice a rounding to nearest. A weight is exp(logit - largest): off by the logit's
-// error, the subtraction's rounding and exp's own error (the error of `largest` cancels). Sums over n keys,
-// of weights and of values, add theirs; each split of 512 keys two products with an exp. With a cache of 16
+// odd, which may cost twice a rounding to nearest. A weight is 2^(logit / ln 2 - base): off by the logit's
+// error, the rounding of the scale (or slope) in units of ln 2, as a share of the difference of two logits,
+// and the power's own error, not above exp's. Sums over n keys, of weights and of values, add theirs; each
+// split of 512 keys two products with a power. With a cache of 16
 // bits weights may be rounded to that type. A soft cap's tanh is off by an exp and 8 roundings of its result,
 // ALiBi adds a rounding, a sink is one more weight.
 //

@@ -35,6 +35,11 @@ float exp_plain(float x) {
   plain::store(&result, plain::exp(plain::splat(x)));
   return result;
 }
+float power_plain(float x, float base) {
+  float result;
+  plain::store(&result, plain::power_of_two(plain::splat(x), base));
+  return result;
+}
 
 void check_exp(Result& result, const char* what, float (*function)(float)) {
   // Every 20011th float, both signs; 20011 is prime, so that all last digits occur.
@@ -48,7 +53,8 @@ void check_exp(Result& result, const char* what, float (*function)(float)) {
         int exponent;
         frexp(exact, &exponent);
         const double unit = ldexp(1.0, exponent - 24);
-        result.compare(got, exact, 2.5 * unit, what, static_cast<int64_t>(bits), sign == 0 ? 1 : -1);
+        const double bound = 2.5 * unit + kExpArgumentError * fabs(static_cast<double>(x)) * exact;
+        result.compare(got, exact, bound, what, static_cast<int64_t>(bits), sign == 0 ? 1 : -1);
       } else if (x < -88.0f ? got != 0 : x > 88.4f ? got != static_cast<double>(INFINITY) : false) {
         result.fail(std::string(what) + ": exp(" + std::to_string(x) + ") is " + std::to_string(got));
       }
@@ -61,10 +67,36 @@ void check_exp(Result& result, const char* what, float (*function)(float)) {
   ++result.cases;
 }
 
+// Bases up to the largest that exp.h allows.
+void check_power(Result& result, const char* what, float (*function)(float, float)) {
+  for (const float base : {0.0f, 1.0f, -17.0f, 1000.0f, -0x1p21f, 0x1p21f}) {
+    for (int i = 0; i <= 130 * 1024; ++i) {
+      const float x = base - static_cast<float>(i) / 1024;
+      const double difference = static_cast<double>(x) - static_cast<double>(base), exact = exp2(difference);
+      const double got = static_cast<double>(function(x, base));
+      const double unit = ldexp(1.0, static_cast<int>(floor(difference)) - 23);
+      if (difference >= -126) {
+        result.compare(got, exact, 2.5 * unit, what, i, static_cast<int64_t>(base));
+      } else if (difference < -126.5 ? got != 0 : fabs(got - exact) > 0x1p-126) {
+        result.fail(std::string(what) + ": 2^" + std::to_string(difference) + " is " + std::to_string(got));
+      }
+    }
+    if (function(base, base) != 1) result.fail(std::string(what) + ": 2^0 is not 1");
+    if (function(-INFINITY, base) != 0) result.fail(std::string(what) + ": 2^-infinity is not 0");
+    if (!isnan(function(NAN, base))) result.fail(std::string(what) + ": 2^NaN is a number");
+  }
+  ++result.cases;
+}
+
 #if defined(__aarch64__)
 float exp_neon(float x) {
   float result[4];
   neon::store(result, neon::exp(neon::splat(x)));
+  return result[0];
+}
+float power_neon(float x, float base) {
+  float result[4];
+  neon::store(result, neon::power_of_two(neon::splat(x), base));
   return result[0];
 }
 #endif
@@ -102,8 +134,10 @@ void check_choice(Result& result, const std::string& cap, bool (*has)(const std:
 Result test_exp() {
   Result result;
   check_exp(result, "plain", exp_plain);
+  check_power(result, "plain", power_plain);
 #if defined(__aarch64__)
   check_exp(result, "neon", exp_neon);
+  check_power(result, "neon", power_neon);
 #endif
   return result;
 }

@@ -123,8 +123,8 @@ QuantizedVector quantize_vector(const T* x, int64_t n) {
 // The worst case is n; roundings that don't conspire give 6 sqrt(n) but for odds of 3e-8 (Higham & Mary 2019,
 // A New Approach to Probabilistic Rounding Error Analysis, theorem 2.4).
 inline double sum_error(double n) { return (n < 36 ? n : 6 * sqrt(n)) * kFloatRound; }
-// exp.h promises 2.5 units in the last place of a result in [1, 2): 2.5 * 2^-23.
-inline constexpr double kExpError = 2.5 * 0x1p-23;
+// exp.h promises 2.5 units in the last place of a result in [1, 2), 2.5 * 2^-23, and 2.8e-9 of the argument.
+inline constexpr double kExpError = 2.5 * 0x1p-23, kExpArgumentError = 2.8e-9;
 
 class Random {
  public:

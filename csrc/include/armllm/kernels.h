@@ -155,13 +155,13 @@ struct AttentionTile {
   int64_t row_begin, row_end;  // at most AttentionKernel::tile_rows rows
 };
 
-// Online softmax over some keys: per row the largest logit, the sum of exp(logit - largest), and the sum of
-// exp(logit - largest) * value. A row that saw no key has largest = -infinity, sum = 0. Milakov & Gimelshein
-// 2018 (arXiv:1805.02867), Rabe & Staats 2021 (arXiv:2112.05682).
+// Online softmax over some keys: per row an integer `base`, the first that is not below any logit / ln 2, the
+// sum of exp(logit) / 2^base, and the sum of exp(logit) / 2^base * value. A row that saw no key has base =
+// -infinity, sum = 0. Milakov & Gimelshein 2018 (arXiv:1805.02867), Rabe & Staats 2021 (arXiv:2112.05682).
 struct AttentionState {
-  float* largest;  // [rows]
-  float* sum;      // [rows]
-  float* values;   // [rows, head_dim]
+  float* base;    // [rows]
+  float* sum;     // [rows]
+  float* values;  // [rows, head_dim]
 };
 
 // Keys are taken in splits of this length, from the sequence's start. Splits are merged from left to right,

@@ -187,6 +187,20 @@ def test_infinite_values_of_a_later_token_spoil_no_earlier_row(dtype):
     check(batch)
 
 
+@pytest.mark.parametrize("size", [2.0**10, 2.0**20, 2.0**21, 2.0**30, 2.0**100, -(2.0**20), -(2.0**30)])
+def test_logits_far_from_zero_are_weighed_against_each_other(size):
+    """Two keys share the largest logit, the third has half of it: where it is negative, that is more."""
+    batch = make_batch(torch.float32, [3], [1], heads=(1, 1), head_dim=8)
+    key, value = torch.zeros(3, 1, 8), torch.tensor([1.0, 3.0, 100.0]).view(3, 1, 1).repeat(1, 1, 8)
+    key[:, 0, 0] = torch.tensor([1.0, 1.0, 0.5])
+    slots = batch.block_tables[0, 0].long() * 16 + torch.arange(3)
+    kernels.write_kv_cache(key, value, batch.cache, batch.layout, slots)
+    batch.query[:] = size
+    arguments = batch.arguments() | {"scale": 1.0}
+    kernels.paged_attention(**arguments)
+    assert_close(arguments["out"], torch.full((1, 1, 8), 2.0 if size > 0 else 100.0))
+
+
 def test_blocks_before_the_window_may_be_gone():
     batch = make_batch(torch.float32, [200], [2], options={"sliding_window": 20})
     batch.block_tables[0, :11] = -1  # the first query, at 198, sees 179 and later: block 11
