@@ -1,0 +1,189 @@
+"""Whatever a face lets through is computed: each function that takes tensors, its arguments bent a little."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from armllm import kernels
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TOKENS, HIDDEN, HEADS, HEAD_DIM, BLOCK_SIZE, BLOCKS = 3, 32, 2, 8, 16, 4
+FACES = {
+    name: face
+    for name, face in ((name, getattr(kernels, name)) for name in kernels.__all__)
+    if not inspect.isclass(face)
+    and any("Tensor" in str(given.annotation) for given in inspect.signature(face).parameters.values())
+}
+# Ops of the registry that a face of another name calls.
+CALLED_BY = {
+    "gelu_tanh": "gelu",
+    "gelu_tanh_and_mul": "gelu_and_mul",
+    "dense_matmul": "moe_f32",
+    "weighted_sum": "moe_f32",
+    "kv_cache_layout": "write_kv_cache",
+}
+
+
+def pack(bits, rows, columns):
+    return kernels.pack_weight(
+        torch.ones(rows, columns, dtype=torch.int8), torch.ones(rows, 1), None, bits=bits
+    )
+
+
+@functools.cache
+def experts(kind):
+    """Three experts of so many bits, or of a dtype."""
+    shapes = (2 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN)
+    gate_up, down = (
+        pack(kind, *shape) if isinstance(kind, int) else torch.ones(*shape, dtype=kind) for shape in shapes
+    )
+    return kernels.join_experts([gate_up] * 3, [down] * 3)
+
+
+def plain(dtype, columns=HIDDEN, **others):
+    x = torch.ones(TOKENS, columns, dtype=dtype)
+    return {"out": torch.ones(TOKENS, HIDDEN, dtype=dtype), "x": x, **others}
+
+
+def product(bits, dtype):
+    return plain(dtype, weight=pack(bits, HIDDEN, HIDDEN), bias=torch.ones(HIDDEN, dtype=dtype))
+
+
+def mixture(kind, dtype):
+    ids = torch.tensor([[0, 2], [1, -1], [2, 0]])
+    return plain(dtype, expert_ids=ids, expert_weights=torch.ones(TOKENS, 2), experts=experts(kind))
+
+
+def cache_of(dtype, cache_dtype):
+    layout = kernels.kv_cache_layout(
+        dtype, num_kv_heads=HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE, cache_dtype=cache_dtype
+    )
+    cache = kernels.allocate_kv_cache(layout, BLOCKS)
+    cache.zero_()
+    return {"cache": cache, "layout": layout}
+
+
+def heads(dtype, number=HEADS):
+    return torch.ones(TOKENS, number, HEAD_DIM, dtype=dtype)
+
+
+def ones(*shape, dtype=torch.float32):
+    return torch.ones(*shape, dtype=dtype)
+
+
+# Arguments that fit, of a storage type and a cache's.
+FITTING = {
+    "convert": lambda t, _: plain(t) | {"out": torch.ones(TOKENS, HIDDEN)},
+    "fused_add_rms_norm": lambda t, _: {
+        "x": ones(TOKENS, HIDDEN, dtype=t), "residual": ones(TOKENS, HIDDEN, dtype=t),
+        "weight": ones(HIDDEN, dtype=t), "eps": 1e-6,
+    },
+    "gelu": lambda t, _: plain(t, approximate="tanh"),
+    "gelu_and_mul": lambda t, _: plain(t, 2 * HIDDEN, approximate="tanh"),
+    "join_experts": lambda t, _: {
+        "gate_up": [ones(2 * HIDDEN, HIDDEN, dtype=t)] * 2, "down": [ones(HIDDEN, HIDDEN, dtype=t)] * 2,
+    },
+    "layer_norm": lambda t, _: plain(t, weight=ones(HIDDEN, dtype=t), bias=ones(HIDDEN, dtype=t), eps=1e-6),
+    "matmul_w4a8": lambda t, _: product(4, t),
+    "matmul_w8a8": lambda t, _: product(8, t),
+    "moe_bf16": lambda _t, _: mixture(torch.bfloat16, torch.bfloat16),
+    "moe_f16": lambda _t, _: mixture(torch.float16, torch.float16),
+    "moe_f32": lambda _t, _: mixture(torch.float32, torch.float32),
+    "moe_w4a8": lambda t, _: mixture(4, t),
+    "moe_w8a8": lambda t, _: mixture(8, t),
+    "pack_weight": lambda _t, _: {
+        "q": ones(HIDDEN, HIDDEN, dtype=torch.int8), "scales": ones(HIDDEN, 1),
+        "zeros": ones(HIDDEN, 1, dtype=torch.int8), "bits": 4,
+    },
+    "paged_attention": lambda t, c: cache_of(t, c) | {
+        "out": heads(t, 2 * HEADS), "query": heads(t, 2 * HEADS), "scale": 1.0,
+        "block_tables": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, 2, 3], dtype=torch.int32),
+        "seq_lens": torch.tensor([17, 30], dtype=torch.int32),
+        "alibi_slopes": ones(2 * HEADS), "sinks": ones(2 * HEADS),
+    },
+    "quantize_rows": lambda t, _: {
+        "q": ones(TOKENS, HIDDEN, dtype=torch.int8), "scales": ones(TOKENS),
+        "zeros": ones(TOKENS, dtype=torch.int32),
+        "x": ones(TOKENS, HIDDEN, dtype=t),
+    },
+    "quick_gelu": lambda t, _: plain(t),
+    "relu": lambda t, _: plain(t),
+    "rms_norm": lambda t, _: plain(t, weight=ones(HIDDEN, dtype=t), eps=1e-6),
+    "rotary_embedding": lambda t, _: {
+        "positions": torch.tensor([0, 9, 3]), "query": heads(t, 4), "key": heads(t),
+        "cos_sin_cache": ones(10, HEAD_DIM),
+    },
+    "silu_and_mul": lambda t, _: plain(t, 2 * HIDDEN),
+    "write_kv_cache": lambda t, c: cache_of(t, c) | {
+        "key": heads(t), "value": heads(t), "slot_mapping": torch.tensor([0, -1, 63]),
+    },
+}  # fmt: skip
+
+
+@st.composite
+def values(draw, x):
+    """The same tensor with other numbers: indices out of their range, no numbers at all."""
+    if x.is_floating_point():
+        return torch.full_like(x, draw(st.sampled_from([torch.nan, torch.inf, -1e4, 0.0])))
+    info = torch.iinfo(x.dtype)
+    number = st.one_of(st.integers(max(-3, info.min), 70), st.integers(info.min, info.max))
+    few = draw(st.lists(number, min_size=1, max_size=9))
+    return torch.tensor((few * x.numel())[: x.numel()], dtype=x.dtype).view(x.shape)
+
+
+@st.composite
+def bent(draw, x):
+    """The tensor with other values, dtype, shape or strides."""
+    dim = draw(st.integers(0, x.ndim - 1))
+    twice = x.repeat_interleave(2, dim)
+    dtypes = st.sampled_from([*DTYPES, torch.float64, torch.int32, torch.int64])
+    kinds = {
+        "values": values(x),
+        "dtype": dtypes.map(x.to),
+        "longer": st.just(twice.narrow(dim, 0, x.shape[dim] + 1)),
+        "shorter": st.integers(0, x.shape[dim] - 1).map(lambda size: x.narrow(dim, 0, size)),
+        "flat": st.just(x.flatten()),
+        "every other": st.just(twice.movedim(dim, -1)[..., ::2].movedim(-1, dim)),
+        "transposed": st.just(x.movedim(-1, 0).contiguous().movedim(0, -1)),
+        "one row": st.just(x[:1].expand(x.shape)),
+    }
+    return draw(kinds[draw(st.sampled_from(sorted(kinds)))])
+
+
+@pytest.mark.parametrize("name", sorted(FACES))
+@settings(deadline=None, max_examples=12)
+@given(data=st.data())
+def test_whatever_a_face_lets_through_is_computed(name, data):
+    """What a face forgot to check shows as another error than ValueError, or as a crash."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    arguments = FITTING[name](dtype, data.draw(st.sampled_from([None, torch.int8])))
+    tensors = sorted(key for key, value in arguments.items() if isinstance(value, torch.Tensor | list))
+    for key in data.draw(st.lists(st.sampled_from(tensors), unique=True, max_size=2)):
+        value = arguments[key]
+        if isinstance(value, list):
+            arguments[key] = [data.draw(bent(value[0])), *value[1:]]
+        else:
+            arguments[key] = data.draw(bent(value))
+    with contextlib.suppress(ValueError):
+        FACES[name](**arguments)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.int8])
+@pytest.mark.parametrize("name", sorted(FACES))
+def test_the_arguments_fit_before_they_are_bent(name, cache_dtype):
+    FACES[name](**FITTING[name](torch.bfloat16, cache_dtype))
+
+
+def test_every_op_of_the_registry_is_among_them():
+    for op in kernels.report():
+        name = re.sub(r"(_int8)?_(f32|f16|bf16)(_to_\w+)?$", "", op)
+        assert CALLED_BY.get(name, name) in FACES, op
