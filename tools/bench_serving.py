@@ -119,7 +119,8 @@ class Engine:
                 os.kill(int(folder.name), number)
 
     def failed(self) -> RuntimeError:
-        lines = Path(self.log.name).read_text(errors="replace").splitlines()
+        lines = Path(self.log.name).read_text(errors="replace").split("\n")
+        lines = [line.strip() for line in lines if line.strip()] or [f"status {self.process.wait()}"]
         return RuntimeError(
             f"{self.name} ended; its log {self.log.name} closes with: {' / '.join(lines[-3:])}"
         )
