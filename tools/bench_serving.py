@@ -321,6 +321,7 @@ def main() -> int:
         engines = offline_engines(arguments, usual)
     else:
         engines = servers(arguments, usual, max(load.clients for load in loads))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of the end below
     wanted = arguments.only.split(",") if arguments.only else [engine.name for engine in engines]
     started: list[Server | Program] = []
     try:
