@@ -13,16 +13,17 @@ from armllm.errors import RequestError
 
 GIB = 1 << 30
 
-# About 20 microseconds of waiting at a barrier before a thread sleeps; x86's pause is far longer than Arm's
-# yield. libgomp's own default is milliseconds: on a machine that does other work too, a thread then spins
-# while the one that it waits for has no core, and tokens per second fall to a tenth.
-SPIN_COUNTS = {"x86_64": "1000", "aarch64": "20000"}
+# About 100 microseconds of waiting at a barrier before a thread sleeps; x86's pause is far longer than Arm's
+# yield. That covers what lies between a decode's parallel parts. libgomp's own default is milliseconds: on a
+# machine that does other work too, a thread then spins while the one that it waits for has no core, and
+# tokens per second fall to a tenth.
+SPIN_COUNTS = {"x86_64": "5000", "aarch64": "100000"}
 
 
 def limit_spinning() -> None:
     """Set GOMP_SPINCOUNT for the libgomp that torch will load, unless the user said how threads wait."""
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNTS.get(platform.machine(), "10000"))
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNTS.get(platform.machine(), "50000"))
 
 
 def ask_for_huge_pages() -> None:
