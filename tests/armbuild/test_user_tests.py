@@ -98,7 +98,7 @@ def test_a_program_that_nothing_brings_is_named(site, tmp_path):
 )
 def test_a_wheel_for_several_pythons_is_run_with_one_that_is_there(tmp_path, monkeypatch, name, python):
     monkeypatch.setattr(smoke.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(smoke.sys, "version_info", (3, 11, 0))
+    monkeypatch.setattr(smoke.pythons, "running", lambda: "3.11")
     wheel = wheelfile.read(
         wheels.write(tmp_path, name, {"thing/_core.cpython-311-aarch64-linux-gnu.so": None})
     )
