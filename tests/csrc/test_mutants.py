@@ -33,8 +33,8 @@ GROUPS = (
             "attention forgets what earlier keys weighed",
             "paged_attention_f32",
             "csrc/kernels/softmax.h",
-            "sum = sum * factor + total;",
-            "sum = sum + total;",
+            "sum = sum * factor + exponentials(logits, padded, now);",
+            "sum = sum + exponentials(logits, padded, now);",
         ),
         Mutant(
             "rotation turns the wrong way",
