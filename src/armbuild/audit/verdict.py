@@ -18,9 +18,10 @@ _BASE = frozenset({"fp", "simd"})
 # What every fifth of many functions uses, the compiler was allowed for the whole file: nothing dispatches it.
 _THROUGHOUT = 0.2
 _ENOUGH_FUNCTIONS = 20
-# A function's SVE variant, which only SVE code calls (Vector Function ABI for AArch64, name mangling).
-# glibc's libmvec holds hardly anything else.
+# A function's SVE variant, which only SVE code calls (Vector Function ABI for AArch64, name mangling). In
+# glibc's libmvec each has a slow path beside it, a function without a name.
 _SVE_VARIANT = "_ZGVs"
+_FUNCTIONS_OF_VARIANT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +81,8 @@ def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
 
 def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
     """Return what so many functions use that the whole file must have been compiled for it."""
-    if any(function.name.startswith(_SVE_VARIANT) for function in file.functions):
-        return set()
-    counts: dict[str, int] = {}
+    variants = sum(function.name.startswith(_SVE_VARIANT) for function in file.functions)
+    counts = {"sve": -_FUNCTIONS_OF_VARIANT * variants}
     for function in file.functions:
         if not function.doubt:
             for name in function.needs - _guard(function, guards):
