@@ -14,7 +14,8 @@ from armllm import kernels
 from armllm.engine.config import cpu_computes_bfloat16
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
-from armllm.models.gguf import open_gguf, read_gguf_config
+from armllm.models.config import ConfigReader
+from armllm.models.gguf import open_gguf
 from armllm.models.hub import resolve_model
 from armllm.models.loader import SINGLE, Weights, open_checkpoint
 from armllm.quant.calibration import calibrated
@@ -93,26 +94,25 @@ def pack_checkpoint(
     if form is None or not weights.schemes:
         raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
     _check_products(weights, path)
-    folder = None if path.is_file() else path
-    with derived_folder(folder, output) as work:
+    is_file = path.is_file()
+    with derived_folder(None if is_file else path, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
         writer.write(weights, told)
-        files = {source.where(name).name for name in source.names()}
+        files = sorted({source.where(name).name for name in source.names()})
+        packed_from = Source.of(path.parent, files) if is_file else Source.of(path, [CONFIG, *files])
         manifest = {
             "version": VERSION,
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},
             "origin": str(form),
-            "source": dataclasses.asdict(
-                Source.of(folder or path.parent, ([CONFIG] if folder else []) + sorted(files))
-            ),
+            "source": dataclasses.asdict(packed_from),
             "digests": {SINGLE: digest_file(work / SINGLE)},
             "matrices": {name: dataclasses.asdict(stored) for name, stored in writer.matrices.items()},
         }
         (work / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        if folder is None:
+        if is_file:
             _write_tokenizer(path, work)
-        values = read_gguf_config(path) if folder is None else json.loads((path / CONFIG).read_text("utf-8"))
+        values = ConfigReader.open(path).values
         values.pop("compression_config", None)
         values["quantization_config"] = {"quant_method": Packed.method}
         (work / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
