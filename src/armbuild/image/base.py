@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from armbuild import cache, debian, process
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
@@ -120,7 +122,7 @@ def _c_library(tree: Path, architecture: str, name: str) -> tuple[str, bool]:
     library = (_at(tree, f"{found}/libc.so.6") or tree).read_bytes()
     said = re.search(rb"GNU C Library .* release version (\d+\.\d+)", library)
     version = said[1].decode() if said else ""
-    if version and _number(version) < _number(OLDEST_GLIBC):
+    if version and Version(version) < Version(OLDEST_GLIBC):
         raise UsageError(f"--base {name}: its glibc is {version}: torch needs {OLDEST_GLIBC} or newer")
     return version, root.TRIPLETS[architecture] in found
 
@@ -132,7 +134,7 @@ def _suite(tree: Path, glibc: str, name: str) -> str:
     codename = re.search(r"^VERSION_CODENAME=\"?(\w+)\"?$", text, re.MULTILINE)
     if codename and codename[1] in debian.SUITES:
         return codename[1]
-    fitting = [suite for suite, own in GLIBC.items() if not glibc or _number(own) <= _number(glibc)]
+    fitting = [suite for suite, own in GLIBC.items() if not glibc or Version(own) <= Version(glibc)]
     if not fitting:
         oldest = next(iter(GLIBC.values()))
         raise UsageError(
@@ -140,10 +142,6 @@ def _suite(tree: Path, glibc: str, name: str) -> str:
             " tcmalloc and libstdc++ need: take a newer base, or one that has these"
         )
     return fitting[-1] if glibc else "bookworm"
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 def _python(tree: Path, python: str, name: str, architecture: str, path: str) -> tuple[str, str]:

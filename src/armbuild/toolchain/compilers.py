@@ -75,6 +75,11 @@ LAUNCH = (
 """Shell text: a compile cache is asked first, and calls the same script again."""
 
 
+def _launch(name: str, identity: object) -> str:
+    """Return what the script of a compiler, not of another tool, begins with: caches read its text."""
+    return f"# {cache.digest(identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
+
+
 def find(name: str, *, glibc: str) -> Compiler:
     """Return the compiler ``name`` (NAMES); raises MissingError when it is not installed here."""
     if name == "zig":
@@ -125,8 +130,7 @@ class Zig:
             target = f"{TRIPLET}.{self.glibc}"
             words = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
             line = shlex.join(map(str, words)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
-            launch = f"# {cache.digest(self.identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
-            program(folder / name, f'#!/bin/sh\n{launch}exec {line} "$@"\n')
+            program(folder / name, f'#!/bin/sh\n{_launch(name, self.identity)}exec {line} "$@"\n')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +163,9 @@ class Gnu:
             words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
             given = settings if len(words) > 1 else ""
             strip = " -Wl,-s" if name in ("cc", "c++", "fortran") else ""
-            launch = f"# {cache.digest(self.identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
             program(
                 folder / name,
-                f"#!/bin/sh\n{launch}"
+                f"#!/bin/sh\n{_launch(name, self.identity)}"
                 + (HOST_FOLDERS if strip else "")
                 # -s means nothing, and makes clang complain, where nothing is linked
                 + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")
