@@ -8,6 +8,8 @@ says "done" when it is ready and after each line. Imports nothing but the engine
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -20,32 +22,20 @@ if TYPE_CHECKING:
 KV_CACHE_GIB = 2
 
 
-def armllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - OMP_NUM_THREADS says it
-    from armllm import LLM, SamplingParams  # noqa: PLC0415 - each engine has its own imports
-
-    llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
-
-    def generate(prompts: list[list[int]], output: int) -> Any:
-        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-        return llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
-
-    return generate
-
-
-def vllm(folder: str, threads: int) -> Generate:  # noqa: ARG001 - OMP_NUM_THREADS says it
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # noqa: PLC0415
-
-    llm = LLM(folder, dtype="bfloat16", max_model_len=2048)
+def same_interface(engine: str, folder: str, _threads: int) -> Generate:
+    """Armllm and vllm; OMP_NUM_THREADS says the threads."""
+    module = importlib.import_module(engine)
+    llm = module.LLM(folder, dtype="bfloat16", max_model_len=2048)
 
     def generate(prompts: list[list[int]], output: int) -> Any:
-        params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        params = module.SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         return llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
 
     return generate
 
 
 def transformers(folder: str, threads: int) -> Generate:
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - each engine has its own imports
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     torch.set_num_threads(threads)
@@ -81,11 +71,17 @@ def openvino(folder: str, threads: int) -> Generate:
     return generate
 
 
+ENGINES: dict[str, Callable[[str, int], Generate]] = {
+    "armllm": functools.partial(same_interface, "armllm"),
+    "vllm": functools.partial(same_interface, "vllm"),
+    "transformers": transformers,
+    "openvino": openvino,
+}
+
+
 def main() -> int:
     name, folder, threads = sys.argv[1:]
-    generate: Generate = {f.__name__: f for f in (armllm, vllm, transformers, openvino)}[name](
-        folder, int(threads)
-    )
+    generate = ENGINES[name](folder, int(threads))
     print("done", flush=True)
     for line in sys.stdin:
         prompts, output = json.loads(line)
