@@ -160,7 +160,7 @@ def bent(draw, x):
 
 
 @pytest.mark.parametrize("name", sorted(FACES))
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=45)
 @given(data=st.data())
 def test_whatever_a_face_lets_through_is_computed(name, data):
     """What a face forgot to check shows as another error than ValueError, or as a crash."""
