@@ -1,4 +1,5 @@
-// The driver of the quantised products: one quantisation of the activations, then blocks of panels and tiles.
+// The driver of the products: the activations are put in order or quantised once, then blocks of panels and
+// tiles.
 
 #include <stdexcept>
 #include <string>
@@ -53,8 +54,9 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
 }
 
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& given) {
-  check_weight(bits, given.shape);
-  const MatmulKernel& kernel = matmul_kernel(table, bits, storage);
+  if (bits != 0) check_weight(bits, given.shape);
+  const MatmulKernel& kernel =
+      bits == 0 ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage) : matmul_kernel(table, bits, storage);
   if (given.rows == 0 || given.shape.out_features == 0) return;
 
   thread_local Workspace workspace;

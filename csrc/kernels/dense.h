@@ -29,13 +29,42 @@ ARMLLM_INLINE void put_row(const MatmulArgs& a, const T* x, int64_t row) {
   for (; k + kLanes <= n; k += kLanes) store(to + k, load(x + k));
   if (k < n) store(to + k, load_first(x + k, n - k));
 }
+template <class T>
 ARMLLM_INLINE void put_rows(const MatmulArgs& a, int64_t begin, int64_t end) {
-  for (int64_t r = begin; r < end; ++r) put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
+  for (int64_t r = begin; r < end; ++r) {
+    if (a.float_rows) {
+      put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
+    } else {
+      put_row(a, static_cast<const T*>(a.x) + r * a.x_stride, r);
+    }
+  }
 }
 template <class T>
 ARMLLM_INLINE void gather(const MatmulArgs& a, const GatherArgs& from, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
     put_row(a, static_cast<const T*>(from.rows) + from.ids[r] * from.stride, r);
+  }
+}
+
+// One row's sums for n columns become its results.
+template <class T>
+ARMLLM_INLINE void put_sums(const MatmulArgs& a, int64_t row, int64_t column, const float* sums, int64_t n) {
+  const int64_t at = row * a.out_stride + column;
+  if (a.float_rows) {
+    memcpy(static_cast<float*>(a.out) + at, sums, static_cast<size_t>(n) * sizeof(float));
+    return;
+  }
+  T* out = static_cast<T*>(a.out) + at;
+  const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t there = n - i;
+    Vf y = there < kLanes ? load_first(sums + i, there) : load(sums + i);
+    if (bias != nullptr) y = add(y, there < kLanes ? load_first(bias + i, there) : load(bias + i));
+    if (there < kLanes) {
+      store_first(out + i, y, there);
+    } else {
+      store(out + i, y);
+    }
   }
 }
 
@@ -70,8 +99,9 @@ ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t
     add_products(k, weights);
   }
   for (int r = 0; r < rows; ++r) {
-    float* out = static_cast<float*>(a.out) + (first_row + r) * a.out_stride + column;
-    for (int64_t c = 0; c < kColumns && column + c <= last; ++c) out[c] = reduce_add(sums[c][r]);
+    float row[kColumns];
+    for (int64_t c = 0; c < kColumns; ++c) row[c] = reduce_add(sums[c][r]);
+    put_sums<T>(a, first_row + r, column, row, last + 1 - column < kColumns ? last + 1 - column : kColumns);
   }
 }
 

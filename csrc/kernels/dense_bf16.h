@@ -46,8 +46,15 @@ ARMLLM_INLINE void pair_with_zeros(const MatmulArgs& a) {
     memset(to + kChunk, 0, 4 * sizeof(bfloat16));
   }
 }
+template <class T>
 ARMLLM_INLINE void put_rows(const MatmulArgs& a, int64_t begin, int64_t end) {
-  for (int64_t r = begin; r < end; ++r) put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
+  for (int64_t r = begin; r < end; ++r) {
+    if (a.float_rows) {
+      put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
+    } else {
+      put_row(a, static_cast<const T*>(a.x) + r * a.x_stride, r);
+    }
+  }
   if (end == a.rows && end % 2 != 0) pair_with_zeros(a);
 }
 template <class T>
@@ -103,13 +110,14 @@ ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t
     }
   }
   for (int r = 0; r < 2 * pairs && first_row + r < a.rows; ++r) {
-    float* out = static_cast<float*>(a.out) + (first_row + r) * a.out_stride + column;
+    float row[kColumns];
     for (int c = 0; c < kPairs; ++c) {
       float four[4];
       vst1q_f32(four, sums[c][r / 2]);
-      if (column + 2 * c <= last) out[2 * c] = four[r % 2 * 2];
-      if (column + 2 * c < last) out[2 * c + 1] = four[r % 2 * 2 + 1];
+      memcpy(row + 2 * c, four + r % 2 * 2, 2 * sizeof(float));
     }
+    dense::put_sums<T>(a, first_row + r, column, row,
+                       last + 1 - column < kColumns ? last + 1 - column : kColumns);
   }
 }
 

@@ -106,7 +106,7 @@
     return dense::activation_bytes(s, rows);                                                                 \
   }                                                                                                          \
   static ARMLLM_ENTRY void dense_put_rows_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {        \
-    dense::put_rows(a, begin, end);                                                                          \
+    dense::put_rows<T>(a, begin, end);                                                                       \
   }                                                                                                          \
   static ARMLLM_ENTRY void dense_gather_##suffix(const MatmulArgs& a, const GatherArgs& from, int64_t begin, \
                                                  int64_t end) {                                              \

@@ -179,6 +179,7 @@ const std::vector<NamedTest>& activation_tests();
 const std::vector<NamedTest>& kv_cache_tests();
 const std::vector<NamedTest>& attention_tests();
 const std::vector<NamedTest>& matmul_tests();
+const std::vector<NamedTest>& dense_tests();
 const std::vector<NamedTest>& moe_tests();
 
 // A test of every storage type.

@@ -223,8 +223,9 @@ struct PackWeightArgs {
 // scale: round(x / x_scale) held in [-127, 127]; rows that count as zeros, or are not finite, as before. The
 // sum over a group is exact in int32; sums of groups, scales and bias are float.
 //
-// dense_matmul: w is of the storage type and lies as it is, [out_features, in_features], in panels of rows. x
-// and out are float, and there is no bias; x may be rounded to the storage type. Sums are float.
+// dense_matmul: w is of the storage type and lies as it is, [out_features, in_features], in panels of rows.
+// Sums are float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage
+// type.
 struct MatmulArgs {
   void* out;
   const void* x;
@@ -235,6 +236,7 @@ struct MatmulArgs {
   int64_t rows;
   int64_t out_stride, x_stride;
   float x_scale = 0;        // 0: each row's own
+  bool float_rows = false;
   void* scratch = nullptr;  // of the thread that multiplies, see scratch_bytes
 };
 // Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantised weights int8 and

@@ -1,0 +1,115 @@
+// Products with floating-point weights as they are, for rows of the storage type, beside float64.
+
+#include <stdio.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "support.h"
+
+namespace conformance {
+
+namespace {
+
+constexpr int64_t kMostRows = 70;
+
+template <class T>
+struct Given {
+  int64_t out_features, in_features, x_stride;
+  Array<T> x, weight, bias;
+  std::vector<double> sums, sizes;  // [kMostRows, out_features]: of products, and of their magnitudes
+
+  Given(int64_t n, int64_t k, float size, Random& random)
+      : out_features(n),
+        in_features(k),
+        x_stride(k + random.integer(0, 3)),
+        x(kMostRows * x_stride - (x_stride - k)),
+        weight(n * k),
+        bias(n) {
+    random.fill(x.data(), x.size(), size);
+    random.fill(weight.data(), weight.size(), 1);
+    random.fill(bias.data(), bias.size(), 2 * size);
+    for (int64_t r = 0; r < kMostRows; ++r) {
+      for (int64_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int64_t i = 0; i < k; ++i) {
+          const double product = to_double(x[r * x_stride + i]) * to_double(weight[c * k + i]);
+          sum += product;
+          magnitude += fabs(product);
+        }
+        sums.push_back(sum);
+        sizes.push_back(magnitude);
+      }
+    }
+  }
+};
+
+template <class T>
+void check(Result& result, const Context& context, const Given<T>& given, int64_t rows, bool with_bias) {
+  const int64_t n = given.out_features, k = given.in_features, stride = n + rows % 3;
+  const Array<T> out((rows - 1) * stride + n);
+  T untouched;
+  from_float(-77, untouched);
+  std::fill(out.data(), out.data() + out.size(), untouched);
+  armllm::matmul(context.table, 0, Type<T>::kStorage,
+                 {out.data(),
+                  given.x.data(),
+                  with_bias ? given.bias.data() : nullptr,
+                  given.weight.data(),
+                  nullptr,
+                  {n, k, 0, false},
+                  rows,
+                  stride,
+                  given.x_stride});
+  char what[96];
+  snprintf(what, sizeof what, "%lld rows, %lld x %lld%s", static_cast<long long>(rows),
+           static_cast<long long>(n), static_cast<long long>(k), with_bias ? ", bias" : "");
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < stride && r * stride + c < out.size(); ++c) {
+      const T got = out[r * stride + c];
+      if (c >= n) {
+        result.compare(to_double(got), -77, 0, what, r, c);
+        continue;
+      }
+      const auto at = static_cast<size_t>(r * n + c);
+      const double b = with_bias ? to_double(given.bias[c]) : 0, expected = given.sums[at] + b;
+      // BFMMLA rounds to odd, which may cost twice a rounding to nearest.
+      const double error =
+          2 * sum_error(static_cast<double>(k)) * given.sizes[at] + 2 * kFloatRound * fabs(expected);
+      result.compare_stored(got, expected,
+                            error + (fabs(expected) + error) * Type<T>::kRound + Type<T>::kTiny, what, r, c);
+    }
+  }
+  ++result.cases;
+}
+
+template <class T>
+Result test_linear(const Context& context) {
+  Result result;
+  Random random(context.seed);
+  constexpr int64_t kSizes[][2] = {{1, 1}, {2, 3}, {50, 77}, {64, 96}, {80, 32}, {161, 33}, {256, 100}};
+  for (const auto& [n, k] : kSizes) {
+    for (const float size : {1.0f, 0x1p-8f, 200.0f}) {
+      const Given<T> given(n, k, size, random);
+      for (int64_t rows = 1; rows <= (size == 1.0f ? 17 : 3); ++rows) {
+        check(result, context, given, rows, rows % 2 == 0);
+      }
+      check(result, context, given, 33, true);
+      check(result, context, given, kMostRows, false);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+const std::vector<NamedTest>& dense_tests() {
+  static const std::vector<NamedTest> tests = {
+      {"dense_matmul_f32", test_linear<float>, "linear_f32"},
+      {"dense_matmul_f16", test_linear<float16>, "linear_f16"},
+      {"dense_matmul_bf16", test_linear<bfloat16>, "linear_bf16"},
+  };
+  return tests;
+}
+
+}  // namespace conformance
