@@ -17,6 +17,7 @@ from armllm.kernels.attention import (
     paged_attention,
     write_kv_cache,
 )
+from armllm.kernels.dense import linear
 from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
 from armllm.kernels.matmul import (
     PackedWeight,
@@ -42,6 +43,7 @@ __all__ = [
     "join_experts",
     "kv_cache_layout",
     "layer_norm",
+    "linear",
     "matmul_w4a8",
     "matmul_w8a8",
     "moe_bf16",

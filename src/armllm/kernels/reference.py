@@ -43,6 +43,7 @@ __all__ = [
     "join_experts",
     "kv_cache_layout",
     "layer_norm",
+    "linear",
     "matmul_w4a8",
     "matmul_w8a8",
     "moe_bf16",
@@ -110,6 +111,12 @@ class KVCacheLayout:
         shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size)
         both = cache[:, -math.prod(shape[1:]) * 4 :].view(torch.float32).view(shape)
         return both[:, 0], both[:, 1]
+
+
+def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Compute x W^T + b of ``x[T, K]`` and ``weight[N, K]``."""
+    product = torch.nn.functional.linear(x.float(), weight.float())
+    out.copy_(product if bias is None else product + bias.float())
 
 
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:

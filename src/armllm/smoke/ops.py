@@ -93,7 +93,7 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
         return _attention, dtype, 4 * unit + 1e-5
     if name == "paged_attention_int8":
         return functools.partial(_attention, cache_dtype=torch.int8), dtype, unit + 2**-9
-    if name in {"dense_matmul", "weighted_sum"}:
+    if name == "weighted_sum":
         return _moe, dtype, 2 * unit + 1e-5
     return OTHERS[name], dtype, unit + 1e-5
 
@@ -194,6 +194,17 @@ def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
     return run
 
 
+def _linear(ops: Any, dtype: torch.dtype) -> Tensor:
+    """A single row, and more than any kernel's tile has."""
+    weight, bias = _random(90, HIDDEN, dtype=dtype).mul(HIDDEN**-0.5), _random(90, dtype=dtype)
+    parts = []
+    for rows in (1, 3, 19):
+        out = torch.empty(rows, 90, dtype=dtype)
+        ops.linear(out, _random(rows, HIDDEN, dtype=dtype), weight, bias)
+        parts.append(out.flatten())
+    return torch.cat(parts)
+
+
 def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
     """One token, and some whose experts have from none to all of them."""
     hidden, width, count = HIDDEN, 45, 4
@@ -211,6 +222,7 @@ def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
 
 
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
+    "dense_matmul": _linear,
     "quantize_rows": _quantize_rows,
     "matmul_w8a8": _matmul(8),
     "matmul_w4a8": _matmul(4),

@@ -26,7 +26,7 @@ FACES = {
 CALLED_BY = {
     "gelu_tanh": "gelu",
     "gelu_tanh_and_mul": "gelu_and_mul",
-    "dense_matmul": "moe_f32",
+    "dense_matmul": "linear",
     "weighted_sum": "moe_f32",
     "kv_cache_layout": "write_kv_cache",
 }
@@ -92,6 +92,7 @@ FITTING = {
         "gate_up": [ones(2 * HIDDEN, HIDDEN, dtype=t)] * 2, "down": [ones(HIDDEN, HIDDEN, dtype=t)] * 2,
     },
     "layer_norm": lambda t, _: plain(t, weight=ones(HIDDEN, dtype=t), bias=ones(HIDDEN, dtype=t), eps=1e-6),
+    "linear": lambda t, _: plain(t, weight=ones(HIDDEN, HIDDEN, dtype=t), bias=ones(HIDDEN, dtype=t)),
     "matmul_w4a8": lambda t, _: product(4, t),
     "matmul_w8a8": lambda t, _: product(8, t),
     "moe_bf16": lambda _t, _: mixture(torch.bfloat16, torch.bfloat16),
