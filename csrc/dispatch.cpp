@@ -7,6 +7,8 @@
 #include <sys/prctl.h>
 #elif defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace armllm {
@@ -41,11 +43,12 @@ uint64_t feature_word(int word) { return getauxval(word == 0 ? AT_HWCAP : AT_HWC
 
 #elif defined(__x86_64__)
 
-// Intel SDM volume 2, CPUID: word 0 is leaf 1 ECX, word 1 leaf 7 EBX, word 2 leaf 7 ECX. The wide registers
-// also need the operating system to save them (XCR0).
+// Intel SDM volume 2, CPUID: word 0 is leaf 1 ECX, word 1 leaf 7 EBX, word 2 leaf 7 ECX, word 3 leaf 7 EDX,
+// word 4 leaf 7.1 EAX. The wide registers also need the operating system to save them (XCR0).
 constexpr FeatureBit kFeatureBits[] = {
-    {"fma", 0, 12},      {"avx", 0, 28},      {"f16c", 0, 29},     {"avx2", 1, 5},         {"avx512f", 1, 16},
-    {"avx512dq", 1, 17}, {"avx512bw", 1, 30}, {"avx512vl", 1, 31}, {"avx512_vnni", 2, 11},
+    {"fma", 0, 12},         {"avx", 0, 28},      {"f16c", 0, 29},     {"avx2", 1, 5},
+    {"avx512f", 1, 16},     {"avx512dq", 1, 17}, {"avx512bw", 1, 30}, {"avx512vl", 1, 31},
+    {"avx512_vnni", 2, 11}, {"amx_bf16", 3, 22}, {"amx_tile", 3, 24}, {"avx512_bf16", 4, 5},
 };
 
 uint64_t saved_registers() {
@@ -56,9 +59,20 @@ uint64_t saved_registers() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Whether this process may use AMX's tiles, which Linux asks to be requested, once for all threads (Linux,
+// Documentation/arch/x86/xstate.rst).
+bool has_tiles(uint64_t saved) {
+  constexpr uint64_t kTiles = 0x60000;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  if ((saved & kTiles) != kTiles) return false;
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+
 uint64_t feature_word(int word) {
   constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;
   constexpr unsigned kNeedsZmm = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  constexpr unsigned kNeedsTiles = 1u << 22 | 1u << 24;
   const uint64_t saved = saved_registers();
   unsigned a = 0, b = 0, c = 0, d = 0;
   if ((saved & kYmm) != kYmm) return 0;
@@ -66,7 +80,10 @@ uint64_t feature_word(int word) {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return 0;
   const bool zmm = (saved & kZmm) == kZmm;
   if (word == 1) return zmm ? b : b & ~kNeedsZmm;
-  return zmm ? c : 0;
+  if (!zmm) return 0;
+  if (word == 2) return c;
+  if (word == 3) return (d & kNeedsTiles) != 0 && has_tiles(saved) ? d : d & ~kNeedsTiles;
+  return a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 ? a : 0;
 }
 
 #endif

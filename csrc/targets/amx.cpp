@@ -1,0 +1,23 @@
+// AMX (Sapphire Rapids and later): TDPBF16PS on tiles of 16 rows for attention on a bfloat16 cache. What it
+// does not override is left to avx512.
+
+#if !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own immintrin.h
+#endif
+#include <immintrin.h>
+
+#define ARMLLM_SECTION "armllm.amx"
+#define ARMLLM_LANES 16
+#include "targets/target.h"
+
+namespace armllm::amx {
+
+#include "simd/scalar.h"
+#include "kernels/fma.h"
+//
+#include "kernels/dense_amx.h"
+
+ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)
+ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense_amx)
+
+}  // namespace armllm::amx
