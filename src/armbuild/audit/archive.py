@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-ZstdFile = zstd.ZstdFile
+ZstdFile, ZstdError = zstd.ZstdFile, zstd.ZstdError
 Kind = Literal["wheel", "elf", "folder", "oci"]
 
 _BLOCK = 1 << 20
@@ -39,7 +39,7 @@ BROKEN = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
-    zstd.ZstdError,
+    ZstdError,
     lzma.LZMAError,
     AttributeError,
     EOFError,

@@ -17,8 +17,8 @@ from packaging.version import Version
 from armbuild import cache, debian, process
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import content, kept, reader, root, unpack
-from armbuild.image.layers import MEDIA_TYPE, PLAIN, Layer
+from armbuild.image import content, kept, layers, reader, root, unpack
+from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
 
 if TYPE_CHECKING:
@@ -194,10 +194,10 @@ def _keep(image: reader.ImageFile, layer: reader.LayerBlob, work: Path) -> Layer
             seen.update(block)
             sink.write(block)
     with blob.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
+        kind = layers.media_type(file.read(4))
     return Layer(
         blob=blob,
-        media_type=MEDIA_TYPE if compressed else PLAIN,
+        media_type=kind,
         digest=f"sha256:{seen.hexdigest()}",
         diff_id=layer.diff_id,
         size=blob.stat().st_size,

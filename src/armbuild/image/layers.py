@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
 MEDIA_TYPE = f"{PLAIN}+gzip"
+MEDIA_TYPES = {b"\x1f\x8b": MEDIA_TYPE, b"\x28\xb5\x2f\xfd": f"{PLAIN}+zstd"}
+"""What a layer's file is, by its first bytes: RFC 1952, RFC 8878; any other is a plain tar."""
 TIME = 315532800
 """What every file is dated (1980, as zip's epoch): a layer changes with its content only."""
 CHUNK = 4 << 20
@@ -54,6 +56,11 @@ class Layer:
     def descriptor(self) -> dict[str, Any]:
         """Return its entry in an image manifest."""
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+
+
+def media_type(head: bytes) -> str:
+    """Return the media type of a layer whose file begins with ``head``."""
+    return next((kind for magic, kind in MEDIA_TYPES.items() if head.startswith(magic)), PLAIN)
 
 
 def write(

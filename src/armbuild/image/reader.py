@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from armbuild.audit.archive import ZstdFile
 from armbuild.errors import CheckFailed, UsageError
-from armbuild.image.layers import MEDIA_TYPE, PLAIN
+from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -120,15 +121,14 @@ class ImageFile:
     def content(self, layer: LayerBlob) -> Iterator[IO[bytes]]:
         """Open the tar inside a layer."""
         with self.open(layer.name) as stream:
-            head = stream.read(4)
+            kind = media_type(stream.read(4))
             stream.seek(0)
-            if head == b"\x28\xb5\x2f\xfd":
-                raise UsageError(f"{self.path}: zstd layers cannot be read: save the image with gzip layers")
-            if head[:2] == b"\x1f\x8b":
-                with gzip.GzipFile(fileobj=stream) as inner:
-                    yield cast("IO[bytes]", inner)
-            else:
+            if kind == PLAIN:
                 yield stream
+            else:
+                opened = gzip.GzipFile(fileobj=stream) if kind == MEDIA_TYPE else ZstdFile(stream)
+                with opened as inner:
+                    yield cast("IO[bytes]", inner)
 
     def _document(self, name: str, digest: str = "") -> dict[str, Any]:
         with self.open(name) as stream:

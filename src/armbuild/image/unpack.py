@@ -5,6 +5,7 @@ OCI image specification, layer.md, "Applying Changesets".
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from armbuild.audit.archive import ZstdError
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."
 MAX_BYTES = 1 << 40
 MAX_LINKS = 40
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ZstdError)
 
 
 def unpack(image: ImageFile, manifest: Manifest, root: Path) -> None:
@@ -39,7 +42,7 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path) -> None:
     """Lay one layer over what is in ``root``; CheckFailed when its content is not what it should be."""
     try:
         _lay(image, layer, root)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except _DAMAGED as error:
         raise CheckFailed(f"{image.path}: layer {layer.diff_id} is damaged: {error}") from error
 
 

@@ -1,7 +1,10 @@
 """Images of a few files, for tests that need no network: trees, layers, archives."""
 
 import dataclasses
+import gzip
+import hashlib
 
+from armbuild.audit.archive import zstd
 from armbuild.image import archive, layers
 
 
@@ -46,3 +49,13 @@ def write(folder, *stack, path="image.tar", architecture="arm64", **config):
 
 def with_diff_id(made, diff_id):
     return dataclasses.replace(made, diff_id=diff_id)
+
+
+def with_zstd(made, *, cut=None):
+    """Return the layer compressed as buildkit and podman can do it; ``cut``: its first bytes only."""
+    content = zstd.compress(gzip.decompress(made.blob.read_bytes()))[:cut]
+    blob = made.blob.with_suffix(".zst")
+    blob.write_bytes(content)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    kind = "application/vnd.oci.image.layer.v1.tar+zstd"  # image specification, media-types.md
+    return dataclasses.replace(made, blob=blob, media_type=kind, digest=digest, size=len(content))

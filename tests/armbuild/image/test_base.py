@@ -6,7 +6,7 @@ import pytest
 from tests.armbuild.image import small
 
 from armbuild.errors import UsageError
-from armbuild.image import base
+from armbuild.image import archive, base
 
 
 def glibc(version):
@@ -114,6 +114,13 @@ def test_a_base_is_read_as_its_distribution_lays_it_out(tmp_path, files, python,
     assert found.suite == suite, "packages of a newer glibc than the base's would not start"
     assert found.lacking[:2] == ("tini", "libtcmalloc-minimal4")
     assert ("libstdc++6" in found.lacking) == ("usr/lib64/libstdc++.so.6" not in files)
+
+
+def test_a_base_of_zstd_layers_keeps_them_as_they_are(tmp_path):
+    stack = [small.with_zstd(small.layer(tmp_path, DEBIAN)), small.layer(tmp_path, {"own": "1"}, name="own")]
+    path = archive.write([small.image(stack)], tmp_path / "base.tar", name="localhost/base:1").path
+    found = base.read(path, "arm64", "3.11", name="base.tar", work=tmp_path)
+    assert [layer.descriptor() for layer in found.layers] == [layer.descriptor() for layer in stack]
 
 
 def test_an_environment_that_the_base_puts_first_is_the_one_served_from(tmp_path):

@@ -129,6 +129,15 @@ def test_a_layer_whose_inside_is_not_what_the_configuration_says_is_refused(tmp_
         laid(written(tmp_path, made), tmp_path)
 
 
+def test_zstd_layers_are_read_and_a_damaged_one_is_a_verdict(tmp_path):
+    made = small.layer(tmp_path, {"a": "1" * 5000})
+    laid(written(tmp_path, small.with_zstd(made)), tmp_path)
+    assert (tmp_path / "root/a").read_text() == "1" * 5000
+    (again := tmp_path / "again").mkdir()
+    with pytest.raises(CheckFailed, match="is damaged"):
+        laid(written(again, small.with_zstd(made, cut=-20)), again)
+
+
 def test_layers_become_folders_for_a_dockerfile(tmp_path):
     path = small.write(tmp_path, {"a": "1"}, {"b": "2"})
     found = stages.lay(path, tmp_path / "stages")
