@@ -43,7 +43,7 @@ CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 """The same, naming a file, which is mounted."""
 COLLECT = (
     'cd "$(mktemp -d)" && python -m zipfile -e {wheel} . && mkdir -p /output/libraries && '
-    "{ cc --version || true; } > /output/compiler.txt && "
+    "{ ${CC:-cc} --version || true; } > /output/compiler.txt && "
     f"{{ cp {compile_cache.IN_CONTAINER} /output/ccache.txt 2>/dev/null || true; }} && "
     "{ find . -type f -name '*.so*' -exec ldd '{}' ';' 2>/dev/null || true; } | "
     "sed -n 's/.* => \\(\\/[^ ]*\\) (.*/\\1/p' | sort -u | "
@@ -108,11 +108,13 @@ def compute(
     test: bool,
     history: Path | None,
     environ: Mapping[str, str],
+    compiler: Sequence[str] = (),
 ) -> Container:
     """Return what cibuildwheel is told for a project whose ``[tool.cibuildwheel]`` is ``tool``.
 
     ``settings`` are for the back end, ``flags`` and ``link`` for compiler and linker, ``history`` is the
-    project's .git folder. Raises UsageError for an engine that cibuildwheel does not drive.
+    project's .git folder, ``compiler`` the engine's arguments that bring another compiler in. Raises
+    UsageError for an engine that cibuildwheel does not drive.
     """
     if not isinstance(tool, dict) or not isinstance(tool.get("linux", {}), dict):
         raise UsageError("pyproject.toml: [tool.cibuildwheel] must be a table")
@@ -136,6 +138,7 @@ def compute(
         ),
         f"--env=LDFLAGS={' '.join(link)}",
         *_history(history),
+        *compiler,
         *shlex.split(environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
     )
     variables = {

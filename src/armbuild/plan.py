@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, compile_cache, container, hints, isa, project, pythons, variant
+from armbuild import cache, compile_cache, container, hints, host_clang, isa, project, pythons, variant
 from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
@@ -61,7 +61,7 @@ class Plan:
     tests: UserTests = NO_TESTS
     """What the smoke test does; nothing named: the engine's own test."""
     toolchain: str = "zig"
-    """The cross lane's compiler."""
+    """The cross lane's compiler; "clang" in the container lane: this machine's instead of the image's."""
     packages: tuple[str, ...] = ()
     """Debian arm64 packages that the project is built with."""
     isolation: bool = True
@@ -147,7 +147,7 @@ class Plan:
             },
             "lane": self.lane,
             "machine": "aarch64",
-            "toolchain": self.toolchain if self.lane == "cross" else None,
+            "toolchain": self.toolchain if self.lane == "cross" or self.toolchain == "clang" else None,
             "glibc": self.glibc,
             "compile_cache": self.compile_cache.name if self.compile_cache else None,
             "packages": list(self.packages),
@@ -276,6 +276,7 @@ def plan(
             test=bool(cpus),
             history=container.history(described.folder),
             environ=os.environ,
+            compiler=host_clang.arguments() if toolchain == "clang" else (),
         ),
     )
 
@@ -340,8 +341,12 @@ def _toolchain(asked: str | None, lane: str, described: project.Project) -> str:
             f"--toolchain {asked}: there are {', '.join(TOOLCHAINS)}"
             + (f"; did you mean {near[0]}?" if near else "")
         )
-    if asked and lane != "cross":
-        raise UsageError(f"--toolchain {asked}: only the cross lane chooses its compiler (native: set CXX)")
+    if asked and lane == "container" and asked != "clang":
+        raise UsageError(
+            f"--toolchain {asked}: the container lane has the image's compiler; --toolchain clang brings one"
+        )
+    if asked and lane == "native":
+        raise UsageError(f"--toolchain {asked}: the native lane has this machine's compiler: set CC and CXX")
     extension = project.needs_torch(described)
     if asked == "zig" and extension:
         raise UsageError(

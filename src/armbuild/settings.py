@@ -42,7 +42,9 @@ class Settings:
     )
     engine: str | None = _setting(None, "What runs the container lane: `docker` or `podman`.")
     image: str | None = _setting(None, "The container lane's image.")
-    toolchain: str | None = _setting(None, "The cross lane's compiler: `zig`, `gcc` or `clang`.")
+    toolchain: str | None = _setting(
+        None, "The cross lane's compiler: `zig`, `gcc` or `clang`; the container lane's: `clang`."
+    )
     compile_cache: str | None = _setting(
         None, "What keeps compiled objects: `ccache`, `sccache` or `none`; default: the first on PATH."
     )

@@ -39,7 +39,11 @@ def wheel(
     ] = None,
     toolchain: Annotated[
         str | None,
-        typer.Option("--toolchain", metavar="zig|gcc|clang", help="The cross lane's compiler; default: zig."),
+        typer.Option(
+            "--toolchain",
+            metavar="zig|gcc|clang",
+            help="The cross lane's compiler, default: zig; clang in the container lane.",
+        ),
     ] = None,
     compile_cache: Annotated[
         str | None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
-from armbuild import compile_cache, container, hints, isolation, process
+from armbuild import compile_cache, container, hints, host_clang, isolation, process
 from armbuild.container import PLATFORM
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 
@@ -96,7 +96,13 @@ def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path
     chosen = plan.container
     if chosen is None:  # a plan of another lane
         raise UsageError(f"--lane {plan.lane} is not the container lane")
+    if plan.toolchain == "clang" and remote():
+        raise MissingError(
+            "--toolchain clang: the engine is on another machine, which does not see this one's"
+        )
     check(chosen, asked=chosen.variables.get("CIBW_MANYLINUX_AARCH64_IMAGE"))
+    if plan.toolchain == "clang":
+        host_clang.write()
     label = f"armbuild.build={uuid.uuid4()}"
     environment = {
         **container.clean(isolation.clean()),

@@ -95,6 +95,31 @@ def test_an_engine_elsewhere_has_emulation_of_its_own(machine, tmp_path, monkeyp
     container.check(planned(PROJECTS / "setuptools", tmp_path).container, asked=None)
 
 
+def test_this_machines_clang_comes_as_a_static_program_and_only_where_the_engine_sees_it(
+    machine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    made = planned(PROJECTS / "setuptools", tmp_path, toolchain="clang")
+    assert "--env=CC=/opt/armbuild/bin/cc" in made.container.arguments
+    with pytest.raises(BuildError):  # the engine of this test starts nothing
+        build(made, tmp_path)
+    mounts = dict(
+        word.removeprefix("--volume=").removesuffix(":ro").split(":")[::-1]
+        for word in made.container.arguments
+        if word.endswith(":ro")
+    )
+    assert b"INTERP" not in subprocess.check_output(["readelf", "-lW", mounts["/opt/armbuild/zig"] + "/zig"])
+    for tool, mode in (("cc", "gcc"), ("c++", "g++")):
+        script = Path(mounts["/opt/armbuild/bin"], tool)
+        assert os.access(script, os.X_OK)
+        assert f"/opt/armbuild/zig/zig clang --driver-mode={mode}" in script.read_text()
+    monkeypatch.setenv("DOCKER_HOST", "ssh://builder")
+    with pytest.raises(MissingError, match="--toolchain clang: the engine is on another machine"):
+        build(made, tmp_path)
+    with pytest.raises(UsageError, match="--toolchain gcc: the container lane has the image's compiler"):
+        planned(PROJECTS / "setuptools", tmp_path, toolchain="gcc")
+
+
 def test_an_image_for_another_machine_is_refused(machine, tmp_path):
     machine(inspect="echo linux/amd64")
     with pytest.raises(MissingError, match="localhost/image: it is for linux/amd64, not linux/arm64"):
@@ -256,11 +281,24 @@ def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(
             text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        own = subprocess.run(
+            [*armbuild, "wheel", PROJECTS / "setuptools", "--lane=container", f"--engine={name}",
+             f"--image={tag}", "--json", "--python=3.11", "--import=fixture_setuptools", "--cpu=neoverse-n1",
+             f"--out={tmp_path / 'clang'}", "--toolchain=clang"],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )  # fmt: skip
+        assert own.returncode == 0, own.stderr
     finally:
         subprocess.run([name, "rmi", "--force", tag], check=False, env=environment, capture_output=True)
     (result,) = json.loads(done.stdout)["wheels"]
     assert (result["lane"], result["verdict"]) == ("container", "proven")
     assert "10.2" in result["compiler"]
+    (compiled_here,) = json.loads(own.stdout)["wheels"]
+    assert compiled_here["compiler"].startswith("clang version")
+    assert compiled_here["verdict"] == "proven"
     used = json.loads(Path(result["provenance"]).read_text())["predicate"]["buildDefinition"]
     assert "setuptools" in {item["name"] for item in used["resolvedDependencies"]}
     wheel = wheelfile.read(Path(result["path"]))
