@@ -105,6 +105,19 @@ ARMLLM_INLINE Vf addend(float x, Vf) { return splat(x); }
 // The low nine bits of each lane become sign and exponent.
 ARMLLM_INLINE Vf exponent(Vf x) { return from_bits(bits(x) << 23); }
 
+#if ARMLLM_LANES == 16
+// The same sums and choices as below, without memory.
+#define ARMLLM_HALVES(combine)                                                                         \
+  x = combine(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)); \
+  x = combine(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)); \
+  x = combine(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)); \
+  x = combine(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)); \
+  return x[0]
+ARMLLM_INLINE Vf larger(Vf x, Vf other) { return max(other, x); }
+ARMLLM_INLINE float reduce_add(Vf x) { ARMLLM_HALVES(add); }
+ARMLLM_INLINE float reduce_max(Vf x) { ARMLLM_HALVES(larger); }
+#undef ARMLLM_HALVES
+#else
 ARMLLM_INLINE float reduce_add(Vf x) {
   float lane[kLanes];
   store(lane, x);
@@ -121,6 +134,7 @@ ARMLLM_INLINE float reduce_max(Vf x) {
   }
   return lane[0];
 }
+#endif
 
 // a < b ? x : y, lane by lane
 ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return a < b ? x : y; }
@@ -195,7 +209,8 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 #include "simd/partial.h"
 #include "simd/many.h"
 
-// a / b; the Arm targets may be off by three roundings. b is at least 1.
+// a / b and 1 / b; the Arm targets may be off by three and a half roundings (quotient.h). b is at least 1.
 ARMLLM_INLINE Vf quotient(Vf a, Vf b) { return a / b; }
 ARMLLM_MANY(quotient, (const Many& a, const Many& b), (a.v[i], b.v[i]))
-ARMLLM_MANY(quotient, (Vf a, const Many& b), (a, b.v[i]))
+ARMLLM_INLINE Vf reciprocal(Vf b) { return splat(1.0f) / b; }
+ARMLLM_MANY(reciprocal, (const Many& b), (b.v[i]))

@@ -15,9 +15,11 @@ namespace armllm::amx {
 #include "simd/scalar.h"
 #include "kernels/fma.h"
 //
+#include "kernels/attention_amx.h"
 #include "kernels/dense_amx.h"
 
-ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)
+ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, tiles::kv_cache_layout, tiles::write_kv_cache, tiles::scratch_bytes,
+                         tiles::attention_split, tiles::kTileRows)
 ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense_amx)
 
 }  // namespace armllm::amx
