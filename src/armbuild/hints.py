@@ -53,7 +53,8 @@ KNOWN = (
         f"a generator of stubs imports the AArch64 extension into this machine's Python: {ON_THE_TARGET}",
     ),
     (
-        NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file",
+        NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file"
+        r"|cannot run test program while cross compiling",
         f"the build runs an AArch64 program by itself, not through CMake or meson: {ON_THE_TARGET}",
     ),
     (

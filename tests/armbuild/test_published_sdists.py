@@ -16,6 +16,8 @@ import pytest
         pytest.param("argon2-cffi-bindings", "_argon2_cffi_bindings", [], id="cffi, stable ABI"),
         pytest.param("cftime", "cftime", [], id="Cython with numpy's headers"),
         pytest.param("contourpy", "contourpy", [], id="meson-python with pybind11"),
+        pytest.param("levenshtein", "Levenshtein", [], id="scikit-build-core with Cython"),
+        pytest.param("pynacl", "nacl.secret", [], id="cffi around a library that Autoconf configures"),
     ],
 )
 def test_a_published_sdist_becomes_a_wheel_that_imports_on_the_target(tmp_path, project, module, options):

@@ -90,6 +90,12 @@ os.uname = lambda: _uname
 platform.machine = lambda: "aarch64"
 """
 
+CONFIG_SITE = """\
+# For Autoconf's scripts, which take this machine for the target: "Site Defaults" in Autoconf's manual.
+test -n "$host_alias" || { host_alias=aarch64-linux-gnu host=aarch64-linux-gnu; }
+cross_compiling=yes
+"""
+
 RUN_TARGET = """\
 #!/bin/sh
 # Runs what configure checks have built: AArch64 programs under QEMU, the build's own tools as they are.
@@ -131,6 +137,7 @@ class Kit:
             "_PYTHON_HOST_PLATFORM": "linux-aarch64",
             "_PYTHON_SYSCONFIGDATA_NAME": sysconfig_data.NAME,
             "PKG_CONFIG_LIBDIR": str(self.folder / "pkgconfig"),
+            "CONFIG_SITE": str(self.folder / "config.site"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         if self.sysroot:
@@ -226,6 +233,7 @@ def _write_settings(folder: Path, kit: Kit) -> None:
     if headers:
         text += PYTHON_HEADERS.format(include=headers[0])
     (folder / "toolchain.cmake").write_text(text)
+    (folder / "config.site").write_text(CONFIG_SITE)
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
     wrapper = f"exe_wrapper = '{kit.bin / 'run-target'}'"
     for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):

@@ -30,3 +30,19 @@ def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
         check=True,
     )  # fmt: skip
     assert " ".join([str(tmp_path / "target")] * 3) in done.stderr
+
+
+def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(tmp_path):
+    """Autoconf's scripts set these three from --host, then read CONFIG_SITE, then use them."""
+    (tmp_path / "config.site").write_text(kit.CONFIG_SITE)
+
+    def configured(**given):
+        names = "host_alias host cross_compiling"
+        values = {"cross_compiling": "no", **given}
+        lines = [f"{name}={values.get(name, '')}" for name in names.split()]
+        lines += [f'. "{tmp_path}/config.site"', f"echo {' '.join('$' + name for name in names.split())}"]
+        return subprocess.check_output(["sh", "-euc", "\n".join(lines)], text=True).split()
+
+    assert configured() == ["aarch64-linux-gnu", "aarch64-linux-gnu", "yes"]
+    other = {"host_alias": "aarch64-linux-musl", "host": "aarch64-linux-musl", "cross_compiling": "maybe"}
+    assert configured(**other) == ["aarch64-linux-musl", "aarch64-linux-musl", "yes"]
