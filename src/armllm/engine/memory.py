@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
 
 # Of what is left after the weights: the rest is for activations, the tokenizer and everybody else.
@@ -11,7 +10,6 @@ _CGROUPS = (  # (limit, usage) of version 2 and of version 1
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-MADV_DONTNEED = 4  # Linux, include/uapi/asm-generic/mman-common.h
 
 
 def readable(num_bytes: int) -> str:
@@ -30,21 +28,6 @@ def available_memory(node: int | None = None, root: Path = Path("/")) -> int:
     if node is not None:
         left.append(_node(root, node))
     return max(0, min(amount for amount in left if amount is not None))
-
-
-def release_mapped(folder: Path) -> None:
-    """Let go of the pages of this folder's files that are mapped here, which loading has touched.
-
-    Weights that were copied are not needed twice; what is used where it is mapped comes back from the page
-    cache. Only for files that are never written to through the mapping: private changes would be lost.
-    """
-    libc = ctypes.CDLL(None)
-    with Path("/proc/self/maps").open() as lines:
-        for line in lines:
-            span, *_, path = line.rstrip("\n").split(maxsplit=5)
-            if path.startswith(f"{folder.resolve()}/") and path.endswith((".safetensors", ".gguf")):
-                start, end = (int(part, 16) for part in span.split("-"))
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
 
 
 def _machine(root: Path) -> int:

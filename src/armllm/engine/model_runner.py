@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from armllm import environment, kernels
-from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable, release_mapped
+from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models.load import load_model
 from armllm.models.loader import Weights, open_checkpoint
+from armllm.models.mapping import mapped_spans, release
 from armllm.quant.calibration import calibrated
 from armllm.quant.formats import choose_format
 from armllm.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ class ModelRunner:
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
-        release_mapped(checkpoint.folder)
+        release(mapped_spans(checkpoint.files()))
 
     def _check(
         self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint | GGUFCheckpoint

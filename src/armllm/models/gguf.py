@@ -165,6 +165,10 @@ class GGUFCheckpoint:
         del name
         return self._path
 
+    def files(self) -> list[Path]:
+        """The file."""
+        return [self._path]
+
     def _translate(self, name: str) -> dict[str, tuple[str, int | None]]:
         """Hugging Face's name, or those of experts, each with the tensor and the expert's number.
 

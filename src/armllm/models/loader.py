@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from armllm.errors import CheckpointError
 from armllm.models.gguf import GGUFCheckpoint
+from armllm.models.mapping import Span, mapped_spans, release, release_tensor
 from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATING = ("F32", "F16", "BF16")
 READABLE = (*FLOATING, *BLOCKS)  # GGUF's blocks come as fp32
+LAYER = re.compile(r"\.(\d+)\.")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -48,10 +51,19 @@ class Tensors(Protocol):
 
 
 class Checkpoint:
-    """The safetensors files of a folder: their headers are read, their data mapped."""
+    """The safetensors files of a folder: their headers are read, their data mapped.
+
+    Whoever reads a tensor has mostly copied or packed the one before, and whoever reads one of another layer
+    all of those before (experts are read one by one and then joined): their pages are given back to the
+    system, so that loading has little in memory beside what the model keeps. What is used as it is mapped
+    comes back from the page cache.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._spans: dict[str, list[Span]] = {}  # file name -> where it is mapped
+        self._last: tuple[Tensor, list[Span]] | None = None  # what was read, and where its file is mapped
+        self._layer = ""
         self._files: dict[str, Any] = {}  # file name -> handle
         self._homes: dict[str, str] = {}  # tensor name -> file name
         listed = _read_index(folder / INDEX)
@@ -75,12 +87,25 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
-        tensor: Tensor = self._files[self._homes[name]].get_tensor(name)
+        home, number = self._homes[name], LAYER.search(name)
+        if self._last is not None:
+            release_tensor(*self._last)
+        if number and number[1] != self._layer:
+            self._layer = number[1]
+            release(span for spans in self._spans.values() for span in spans)
+        tensor: Tensor = self._files[home].get_tensor(name)
+        if home not in self._spans:
+            self._spans[home] = mapped_spans([self.folder / home])
+        self._last = tensor, self._spans[home]
         return tensor
 
     def where(self, name: str) -> Path:
         """The file that holds a tensor."""
         return self.folder / self._homes[name]
+
+    def files(self) -> list[Path]:
+        """All files."""
+        return [self.folder / name for name in self._files]
 
     def _open(self, file_name: str) -> None:
         path = self.folder / file_name

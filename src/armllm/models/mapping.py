@@ -1,0 +1,48 @@
+"""Pages of mapped files, given back to the system when what they hold was copied.
+
+Only for files that are never written to through the mapping: private changes would be lost. What is used
+where it is mapped comes back from the page cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+Span = tuple[int, int]  # addresses, the second one past the end
+
+
+def mapped_spans(files: Iterable[Path]) -> list[Span]:
+    """Where these files are mapped in this process."""
+    wanted = {str(file.resolve()) for file in files}  # the hub's cache is made of links
+    spans = []
+    with Path("/proc/self/maps").open() as lines:
+        for line in lines:
+            span, *_, path = line.rstrip("\n").split(maxsplit=5)
+            if path in wanted:
+                start, end = (int(part, 16) for part in span.split("-"))
+                spans.append((start, end))
+    return spans
+
+
+def release(spans: Iterable[Span]) -> None:
+    """Give back the pages in these spans, which must lie in mapped files."""
+    libc = ctypes.CDLL(None)
+    for start, end in spans:
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+
+
+def release_tensor(tensor: Tensor, spans: Iterable[Span]) -> None:
+    """Give back the whole pages below a tensor, if it lies in one of ``spans``."""
+    first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = last // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end and any(low <= first and last <= high for low, high in spans):
+        release([(start, end)])
