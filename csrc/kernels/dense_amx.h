@@ -5,7 +5,7 @@
 
 namespace dense_amx {
 
-inline constexpr int64_t kTileRows = 16, kBlock = 16, kColumns = 4 * kBlock, kChunk = 32;
+inline constexpr int64_t kBlock = 16, kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;
 
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) {
   return (s.in_features + kChunk - 1) / kChunk * kChunk;
@@ -18,8 +18,8 @@ ARMLLM_INLINE int64_t activation_bytes(const WeightShape& s, int64_t rows) {
   return rows * padded_features(s) * static_cast<int64_t>(sizeof(bfloat16));
 }
 ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-ARMLLM_INLINE int64_t rows_of_tile(const MatmulArgs& a, int64_t first_row) {
-  return a.rows - first_row < kTileRows ? a.rows - first_row : kTileRows;
+ARMLLM_INLINE int64_t rows_of_block(const MatmulArgs& a, int64_t first_row) {
+  return a.rows - first_row < kBlock ? a.rows - first_row : kBlock;
 }
 
 ARMLLM_INLINE __mmask16 first_lanes(int64_t n) {
@@ -61,14 +61,14 @@ ARMLLM_INLINE void transpose(__m512i (&r)[16]) {
   }
 }
 
-// Tile by tile [features / 2, rows of the tile, 2].
+// Block by block of 16 rows [features / 2, rows of the block, 2].
 template <class T, class RowAt>
 ARMLLM_INLINE void put(const MatmulArgs& a, int64_t begin, int64_t end, const RowAt& row_at) {
   const int64_t n = a.shape.in_features;
   for (int64_t row = begin; row < end;) {
-    const int64_t first = row / kTileRows * kTileRows, rows = rows_of_tile(a, first);
+    const int64_t first = row / kBlock * kBlock, rows = rows_of_block(a, first);
     bfloat16* to = static_cast<bfloat16*>(a.activations) + first * padded_features(a.shape);
-    if (row == first && end - row >= kTileRows) {
+    if (row == first && end - row >= kBlock) {
       const T* x[16];
       for (int i = 0; i < 16; ++i) x[i] = row_at(row + i);
       for (int64_t k = 0; k < n; k += kChunk, to += 16 * kChunk) {
@@ -112,134 +112,183 @@ ARMLLM_INLINE void gather(const MatmulArgs& a, const GatherArgs& from, int64_t b
   });
 }
 
-// Tiles 0 to 3 are sums [rows of weights, rows of activations], tile 4 activations, 5 to 7 weights.
-ARMLLM_INLINE void configure(int64_t weight_rows, int64_t rows) {
+// What tiles hold: 0 to 3 sums [16 rows of weights, rows of activations], 4 activations, 5 to 7 weights; with
+// `more` rows of a second block of activations 1 and 3 are their sums and 5 is theirs.
+ARMLLM_INLINE void configure(int64_t weight_rows, int64_t rows, int64_t more = 0) {
   struct alignas(64) {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t column_bytes[16] = {};
     uint8_t rows[16] = {};
   } shape;
   for (int i = 0; i < 8; ++i) {
-    shape.rows[i] = static_cast<uint8_t>(i == 4 ? 16 : weight_rows);
-    shape.column_bytes[i] = static_cast<uint16_t>(i <= 4 ? 4 * rows : 64);
+    const bool is_activations = i == 4 || (more != 0 && i == 5), is_second = more != 0 && i % 2 == 1;
+    shape.rows[i] = static_cast<uint8_t>(is_activations ? 16 : weight_rows);
+    shape.column_bytes[i] =
+        static_cast<uint16_t>(i > 4 && !is_activations ? 64 : 4 * (is_second ? more : rows));
   }
   _tile_loadconfig(&shape);
 }
 
-// Weights' elements behind the last whole chunk, with zeros after them.
+// Weights' elements behind the last whole chunk, with zeros after them. GCC 12 doesn't know that _tile_loadd
+// reads memory.
 ARMLLM_INLINE void copy_rest(bfloat16* to, const bfloat16* w, int64_t stride, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) _mm512_storeu_si512(to + r * kChunk, load_chunk(w + r * stride, n));
+  __asm__ volatile("" ::: "memory");
 }
 
-// sums[64, 16], or [64] for one row: the products of 64 rows of weights and a tile of activations.
-ARMLLM_INLINE void multiply_four(const bfloat16* w, int64_t n, const bfloat16* x, int64_t rows, float* sums) {
-  const int64_t stride = 2 * n, row_bytes = 4 * rows, block = kBlock * n;
+// Calls step(weights, elements between their rows, activations) for each chunk; what is behind the last whole
+// one is copied first.
+template <class Step>
+ARMLLM_INLINE void for_chunks(const bfloat16* w, int64_t weight_rows, int64_t n, int64_t rows,
+                              const bfloat16* x, const Step& step) {
+  int64_t k = 0;
+  for (; k + kChunk <= n; k += kChunk, x += kChunk * rows) step(w + k, n, x);
+  if (k < n) {
+    alignas(64) bfloat16 rest[kColumns * kChunk];
+    copy_rest(rest, w + k, n, weight_rows, n - k);
+    step(static_cast<const bfloat16*>(rest), kChunk, x);
+  }
+}
+
+// sums[4][16, 16]: 64 rows of weights by one block of activations.
+ARMLLM_INLINE void multiply_four_by_one(const bfloat16* w, int64_t n, const bfloat16* x, int64_t rows,
+                                        float* sums) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  int64_t k = 0;
-  for (; k + kChunk <= n; k += kChunk, x += kChunk * rows) {
-    _tile_loadd(4, x, row_bytes);
-    _tile_loadd(5, w + k, stride);
-    _tile_dpbf16ps(0, 5, 4);
-    _tile_loadd(6, w + k + block, stride);
-    _tile_dpbf16ps(1, 6, 4);
-    _tile_loadd(7, w + k + 2 * block, stride);
-    _tile_dpbf16ps(2, 7, 4);
-    _tile_loadd(5, w + k + 3 * block, stride);
-    _tile_dpbf16ps(3, 5, 4);
-  }
-  if (k < n) {
-    alignas(64) bfloat16 rest[kColumns * kChunk];
-    copy_rest(rest, w + k, n, kColumns, n - k);
-    _tile_loadd(4, x, row_bytes);
-    _tile_loadd(5, rest, 2 * kChunk);
-    _tile_dpbf16ps(0, 5, 4);
-    _tile_loadd(6, rest + kBlock * kChunk, 2 * kChunk);
-    _tile_dpbf16ps(1, 6, 4);
-    _tile_loadd(7, rest + 2 * kBlock * kChunk, 2 * kChunk);
-    _tile_dpbf16ps(2, 7, 4);
-    _tile_loadd(5, rest + 3 * kBlock * kChunk, 2 * kChunk);
-    _tile_dpbf16ps(3, 5, 4);
-  }
-  const int64_t step = rows == 1 ? 1 : 16;
-  _tile_stored(0, sums, 4 * step);
-  _tile_stored(1, sums + kBlock * step, 4 * step);
-  _tile_stored(2, sums + 2 * kBlock * step, 4 * step);
-  _tile_stored(3, sums + 3 * kBlock * step, 4 * step);
+  for_chunks(w, kColumns, n, rows, x,
+             [&](const bfloat16* weights, int64_t stride, const bfloat16* p) ARMLLM_LAMBDA {
+               _tile_loadd(4, p, 4 * rows);
+               _tile_loadd(5, weights, 2 * stride);
+               _tile_dpbf16ps(0, 5, 4);
+               _tile_loadd(6, weights + kBlock * stride, 2 * stride);
+               _tile_dpbf16ps(1, 6, 4);
+               _tile_loadd(7, weights + 2 * kBlock * stride, 2 * stride);
+               _tile_dpbf16ps(2, 7, 4);
+               _tile_loadd(5, weights + 3 * kBlock * stride, 2 * stride);
+               _tile_dpbf16ps(3, 5, 4);
+             });
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + 256, 64);
+  _tile_stored(2, sums + 512, 64);
+  _tile_stored(3, sums + 768, 64);
 }
-// The same for the `weight_rows` that the tiles are configured for, 16 at most.
-ARMLLM_INLINE void multiply_one(const bfloat16* w, int64_t weight_rows, int64_t n, const bfloat16* x,
-                                int64_t rows, float* sums) {
+// sums[4][16, 16]: 32 rows of weights by two blocks of activations, 16 rows and `more`.
+ARMLLM_INLINE void multiply_two_by_two(const bfloat16* w, int64_t n, const bfloat16* x,
+                                       const bfloat16* second, int64_t more, float* sums) {
   _tile_zero(0);
-  int64_t k = 0;
-  for (; k + kChunk <= n; k += kChunk, x += kChunk * rows) {
-    _tile_loadd(4, x, 4 * rows);
-    _tile_loadd(5, w + k, 2 * n);
-    _tile_dpbf16ps(0, 5, 4);
-  }
-  if (k < n) {
-    alignas(64) bfloat16 rest[kBlock * kChunk];
-    copy_rest(rest, w + k, n, weight_rows, n - k);
-    _tile_loadd(4, x, 4 * rows);
-    _tile_loadd(5, rest, 2 * kChunk);
-    _tile_dpbf16ps(0, 5, 4);
-  }
-  _tile_stored(0, sums, rows == 1 ? 4 : 64);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for_chunks(w, 2 * kBlock, n, kBlock, x,
+             [&](const bfloat16* weights, int64_t stride, const bfloat16* p) ARMLLM_LAMBDA {
+               _tile_loadd(4, p, 64);
+               _tile_loadd(6, weights, 2 * stride);
+               _tile_dpbf16ps(0, 6, 4);
+               _tile_loadd(5, second, 4 * more);
+               _tile_dpbf16ps(1, 6, 5);
+               _tile_loadd(7, weights + kBlock * stride, 2 * stride);
+               _tile_dpbf16ps(2, 7, 4);
+               _tile_dpbf16ps(3, 7, 5);
+               second += kChunk * more;
+             });
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + 256, 64);
+  _tile_stored(2, sums + 512, 64);
+  _tile_stored(3, sums + 768, 64);
+}
+// sums[16, 16]: the `weight_rows` that the tiles are configured for, 16 at most, by one block of activations.
+ARMLLM_INLINE void multiply_one_by_one(const bfloat16* w, int64_t weight_rows, int64_t n, const bfloat16* x,
+                                       int64_t rows, float* sums) {
+  _tile_zero(0);
+  for_chunks(w, weight_rows, n, rows, x,
+             [&](const bfloat16* weights, int64_t stride, const bfloat16* p) ARMLLM_LAMBDA {
+               _tile_loadd(4, p, 4 * rows);
+               _tile_loadd(5, weights, 2 * stride);
+               _tile_dpbf16ps(0, 5, 4);
+             });
+  _tile_stored(0, sums, 64);
 }
 
-// One row's sums for up to 16 columns.
-ARMLLM_INLINE void put_sums(const MatmulArgs& a, int64_t row, int64_t column, __m512 sums, __mmask16 there) {
-  const int64_t at = row * a.out_stride + column;
+ARMLLM_INLINE __m512 one_of_bias(const MatmulArgs& a, int64_t column) {
+  const uint32_t bits = static_cast<const bfloat16*>(a.bias)[column].bits;
+  return (__m512)_mm512_set1_epi32(static_cast<int>(bits << 16));
+}
+// Sums of a block of activations by 32 rows of weights, the first 16 and the others, become results in up to
+// 32 columns.
+ARMLLM_INLINE void finish(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t column,
+                          int64_t columns, const float* first, const float* others) {
+  __m512i r[16];
   if (a.float_rows) {
-    _mm512_mask_storeu_ps(static_cast<float*>(a.out) + at, there, sums);
+    for (int64_t c = 0; c < columns; c += kBlock) {
+      ARMLLM_UNROLL for (int i = 0; i < 16; ++i)
+        r[i] = _mm512_load_si512((c == 0 ? first : others) + 16 * i);
+      transpose(r);
+      for (int64_t i = 0; i < rows; ++i) {
+        float* out = static_cast<float*>(a.out) + (first_row + i) * a.out_stride + column + c;
+        _mm512_mask_storeu_ps(out, first_lanes(columns - c), (__m512)r[i]);
+      }
+    }
     return;
   }
-  if (a.bias != nullptr) {
-    const __m256i bias = _mm256_maskz_loadu_epi16(there, static_cast<const bfloat16*>(a.bias) + column);
-    sums = _mm512_add_ps(sums, (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bias), 16));
-  }
-  _mm256_mask_storeu_epi16(static_cast<bfloat16*>(a.out) + at, there, (__m256i)_mm512_cvtneps_pbh(sums));
-}
-ARMLLM_INLINE void finish(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t column,
-                          int64_t columns, const float* sums) {
-  for (int64_t c = 0; c < columns; c += kBlock) {
-    const __mmask16 there = first_lanes(columns - c);
-    if (rows == 1) {
-      put_sums(a, first_row, column + c, _mm512_load_ps(sums + c), there);
-      continue;
+  // Two columns' numbers become the halves of one, so that both are transposed at once.
+  ARMLLM_UNROLL for (int i = 0; i < 16; ++i) {
+    const float* pair = (i < 8 ? first : others - 256) + 32 * i;
+    __m512 even = _mm512_load_ps(pair), odd = _mm512_load_ps(pair + 16);
+    if (a.bias != nullptr) {
+      if (2 * i < columns) even = _mm512_add_ps(even, one_of_bias(a, column + 2 * i));
+      if (2 * i + 1 < columns) odd = _mm512_add_ps(odd, one_of_bias(a, column + 2 * i + 1));
     }
-    __m512i r[16];
-    ARMLLM_UNROLL for (int i = 0; i < 16; ++i)
-      r[i] = _mm512_load_si512(sums + (c + i) * 16);
-    transpose(r);
-    for (int64_t i = 0; i < rows; ++i) put_sums(a, first_row + i, column + c, (__m512)r[i], there);
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+    r[i] = _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+  transpose(r);
+  const __mmask32 there = columns >= 32 ? 0xffffffff : (1u << columns) - 1;
+  for (int64_t i = 0; i < rows; ++i) {
+    _mm512_mask_storeu_epi16(static_cast<bfloat16*>(a.out) + (first_row + i) * a.out_stride + column, there,
+                             r[i]);
   }
 }
 
 template <class T>
 ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                             int64_t panel_end) {
-  const int64_t n = a.shape.in_features, out = a.shape.out_features;
-  alignas(64) float sums[kColumns * 16] = {};
+  const int64_t n = a.shape.in_features, padded = padded_features(a.shape);
+  alignas(64) float sums[4 * 256] = {};
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t first = tile * kTileRows, rows = rows_of_tile(a, first);
-    const T* x = static_cast<const T*>(a.activations) + first * padded_features(a.shape);
-    configure(kBlock, rows);
+    const int64_t row = tile * kTileRows, rows = rows_of_block(a, row);
+    const int64_t more = rows < kBlock || row + kBlock == a.rows ? 0 : rows_of_block(a, row + kBlock);
+    const T* x = static_cast<const T*>(a.activations) + row * padded;
+    const T* second = x + kBlock * padded;
+    configure(kBlock, rows, more);
     for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      const int64_t column = panel * kColumns, left = out - column;
+      const int64_t column = panel * kColumns, left = a.shape.out_features - column;
       const T* w = static_cast<const T*>(a.weight) + column * n;
-      if (left >= kColumns) {
-        multiply_four(w, n, x, rows, sums);
-        finish(a, first, rows, column, kColumns, sums);
+      if (left >= kColumns && more == 0) {
+        multiply_four_by_one(w, n, x, rows, sums);
+        finish(a, row, rows, column, 32, sums, sums + 256);
+        finish(a, row, rows, column + 32, 32, sums + 512, sums + 768);
         continue;
       }
-      for (int64_t c = 0; c < left; c += kBlock) {
-        const int64_t weight_rows = left - c < kBlock ? left - c : kBlock;
-        if (weight_rows < kBlock) configure(weight_rows, rows);
-        multiply_one(w + c * n, weight_rows, n, x, rows, sums);
-        finish(a, first, rows, column + c, weight_rows, sums);
+      if (left >= kColumns) {
+        for (int64_t c = 0; c < kColumns; c += 32) {
+          multiply_two_by_two(w + c * n, n, x, second, more, sums);
+          finish(a, row, kBlock, column + c, 32, sums, sums + 512);
+          finish(a, row + kBlock, more, column + c, 32, sums + 256, sums + 768);
+        }
+        continue;
+      }
+      for (int64_t c = 0; c < left; c += kBlock) {  // in the last panel of all
+        const int64_t columns = left - c < kBlock ? left - c : kBlock;
+        configure(columns, rows);
+        multiply_one_by_one(w + c * n, columns, n, x, rows, sums);
+        finish(a, row, rows, column + c, columns, sums, sums + 256);
+        if (more == 0) continue;
+        configure(columns, more);
+        multiply_one_by_one(w + c * n, columns, n, second, more, sums);
+        finish(a, row + kBlock, more, column + c, columns, sums, sums + 256);
       }
     }
   }
