@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from armbuild import arm64_root, build, cache, plan, qemu, repair, target_packages, wheelfile
-from armbuild.errors import BuildError
+from armbuild.errors import BuildError, MissingError
 
 PROJECTS = Path(__file__).parent / "projects"
 
@@ -171,6 +171,25 @@ def test_gcc_builds_against_an_old_glibc_and_the_targets_libstdcxx(tmp_path):
         "except OverflowError as e: print(f.add(2, 3), e)"
     )
     assert under_emulation(wheel, code, tmp_path) == "5 sum too large"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the_target(tmp_path):
+    chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, isolation=False)
+    built = build.build(chosen, chosen.pythons[0], tmp_path)
+    assert wheelfile.mismatches(wheelfile.read(built.path)) == []
+    assert "pytest" in built.tools, "the environment is the one of these tests"
+    assert not (cache.root() / "environments").exists()
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools", "not-there-at-all"]\n[project]\nname = "x"\n'
+    )
+    chosen = plan.plan(project, lane="cross", out=tmp_path, isolation=False)
+    with pytest.raises(MissingError, match=r"--no-isolation: .* lacks not-there-at-all: install it"):
+        build.build(chosen, chosen.pythons[0], tmp_path)
 
 
 @pytest.mark.slow

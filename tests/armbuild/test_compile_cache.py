@@ -1,8 +1,15 @@
-"""Compile caches: which is taken, what it is told, and what it counted. No compiler runs."""
+"""Compile caches: which is taken, what it is told, and what it counted. Only the last test compiles."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from armbuild import compile_cache, container
+from armbuild import compile_cache, container, isolation
 from armbuild.errors import MissingError, UsageError
 
 
@@ -110,3 +117,37 @@ def test_a_container_gets_the_settings_by_name_and_the_cache_itself(tmp_path):
     assert {f"--env={name}" for name in names} <= set(made.arguments)
     assert f"--volume={tmp_path}:{tmp_path}" in made.arguments
     assert not any("word" in word or "/of/this" in word for word in made.arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage(tmp_path):
+    venv = tmp_path / "venv"
+    subprocess.run([isolation.uv_program(), "venv", "-q", venv], check=True)
+    install = [isolation.uv_program(), "pip", "install", "-q", "--python", venv / "bin/python"]
+    subprocess.run([*install, compile_cache.WHEELS["ccache"]], check=True)
+
+    def built(machine):
+        shutil.rmtree(tmp_path / "cache/builds", ignore_errors=True)
+        environment = {
+            **os.environ,
+            "PATH": f"{venv}/bin:{os.environ['PATH']}",
+            "ARMBUILD_CACHE_DIR": str(tmp_path / "cache"),
+            "CCACHE_DIR": str(tmp_path / machine),
+            "CCACHE_REMOTE_STORAGE": f"file:{tmp_path}/remote",
+        }
+        project = Path(__file__).parent / "projects/setuptools"
+        command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--no-smoke"]
+        done = subprocess.run(
+            [*command, "--compile-cache=ccache", "--json", f"--out={tmp_path / machine}-dist"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        (result,) = json.loads(done.stdout)["wheels"]
+        return result["compile_cache"], Path(result["path"]).read_bytes()
+
+    first, wheel = built("one")
+    assert first == {"hits": 0, "misses": 1}
+    assert built("other") == ({"hits": 1, "misses": 0}, wheel)
