@@ -7,7 +7,10 @@
 
 namespace tiles {
 
-inline constexpr int64_t kChunk = 256, kTileRows = 32, kBlock = 16, kDepth = 32;
+// All keys of a split at once. Rows of logits are a little longer, so that they fall into different sets of
+// the cache.
+inline constexpr int64_t kChunk = 544, kTileRows = 32, kBlock = 16, kDepth = 32;
+static_assert(kChunk >= kAttentionSplit, "no sum is ever rescaled");
 
 ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 // Value vectors are padded with zeros to whole columns of tiles.
@@ -150,13 +153,13 @@ ARMLLM_INLINE void logits_tiles(const Scratch& s, int64_t row, const bfloat16* c
 #undef ARMLLM_EACH
 }
 
-// values += weights . values of the cache, for a block of rows and N blocks of columns.
+// values = weights . values of the cache, for a block of rows and N blocks of columns.
 template <int N>
 ARMLLM_INLINE void values_tiles(const Scratch& s, int64_t row, const bfloat16* const* groups,
                                 int64_t num_groups, int64_t group, int64_t column) {
   const bfloat16* weights = s.weights + row * kChunk;
   float* values = s.values + row * s.value_dim + column;
-#define ARMLLM_EACH(i) _tile_loadd(i, values + i * kBlock, 4 * s.value_dim)
+#define ARMLLM_EACH(i) _tile_zero(i)
   ARMLLM_TILES(N, ARMLLM_EACH)
 #undef ARMLLM_EACH
   for (int64_t g = 0; g < num_groups; ++g) {
@@ -211,10 +214,10 @@ ARMLLM_INLINE bool all_finite(const bfloat16* const* groups, int64_t begin, int6
 }
 
 // The values of one row that must not touch what it doesn't see.
-ARMLLM_INLINE void add_seen_values(const Scratch& s, int64_t row, const bfloat16* const* groups,
-                                   int64_t group, KeyRange seen) {
+ARMLLM_INLINE void seen_values(const Scratch& s, int64_t row, const bfloat16* const* groups, int64_t group,
+                               KeyRange seen) {
   for (int64_t d = 0; d < s.value_dim; d += kLanes) {
-    Vf acc = load(s.values + row * s.value_dim + d);
+    Vf acc = zero();
     for (int64_t t = seen.first; t < seen.last; ++t) {
       const bfloat16* pair = groups[t / group] + t % group / 2 * 2 * s.value_dim;
       Vf even, odd;
@@ -225,7 +228,7 @@ ARMLLM_INLINE void add_seen_values(const Scratch& s, int64_t row, const bfloat16
   }
 }
 
-// values += weights . values for all rows. A key that some rows don't see has the weight 0 there, which would
+// values = weights . values for all rows. A key that some rows don't see has the weight 0 there, which would
 // make a NaN of an infinite value: then row by row.
 ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile& tile, const Scratch& s,
                                const bfloat16* const* groups, int64_t group, int64_t begin, int64_t n) {
@@ -236,7 +239,7 @@ ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile&
   const int64_t elements = group * s.value_dim;
   if (!all_finite(groups, 0, first, elements) || !all_finite(groups, last, num_groups, elements)) {
     for (int64_t r = 0; r < rows; ++r) {
-      add_seen_values(s, r, groups, group, seen_by(a, tile, tile.row_begin + r, begin, n));
+      seen_values(s, r, groups, group, seen_by(a, tile, tile.row_begin + r, begin, n));
     }
     return;
   }
@@ -259,7 +262,6 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
         row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
     memcpy(s.query + r * s.query_dim, query, static_cast<size_t>(head_dim) * sizeof(bfloat16));
   }
-  memset(s.values, 0, static_cast<size_t>(rows * s.value_dim) * sizeof(float));
   const bfloat16* groups[kChunk / kBlock];
   int64_t group = 0;
 
@@ -271,6 +273,10 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       const char* block = block_of(a, tile, begin + j);
       const int64_t offset = (begin + j) % block_size;
       panels[j / kBlock] = reinterpret_cast<const bfloat16*>(block) + offset * head_dim;
+      if (rows < kBlock) {  // they wait for memory
+        const char* values = block + a.layout.value_offset_bytes + 2 * offset * s.value_dim;
+        for (int64_t i = 0; i < 2 * kBlock * s.value_dim; i += 64) __builtin_prefetch(values + i, 0, 2);
+      }
       if (j % group == 0) {
         groups[j / group] =
             reinterpret_cast<const bfloat16*>(block + a.layout.value_offset_bytes) + offset * s.value_dim;
@@ -303,9 +309,6 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(from + i + kLanes), (__m512)load(from + i));
         _mm512_storeu_si512(to + i, (__m512i)both);
       }
-      const Vf factor = splat(s.factor[r]);
-      float* values = s.values + r * s.value_dim;
-      for (int64_t d = 0; d < s.value_dim; d += kLanes) store(values + d, mul(load(values + d), factor));
     }
     memory_is_read();
     tile_values(a, tile, s, groups, group, begin, n);
