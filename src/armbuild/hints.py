@@ -54,7 +54,7 @@ KNOWN = (
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file"
-        r"|cannot run test program while cross compiling",
+        r"|cannot run test program while cross compiling|Testsuite summary for ",  # Autoconf, Automake
         f"the build runs an AArch64 program by itself, not through CMake or meson: {ON_THE_TARGET}",
     ),
     (

@@ -62,7 +62,8 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     """
     if arguments in (["--version"], ["-v"], ["-dumpversion"]):
         return arguments
-    if "-" in arguments:  # standard input goes past zig to clang, which knows no version behind the target
+    # standard input and questions go past zig to clang, which knows no version behind the target
+    if any(argument == "-" or argument.startswith(QUESTIONS) for argument in arguments):
         target = target.partition(".")[0]
     links = not any(argument in STOPPING for argument in arguments)
     compiles = not links or "-x" in arguments or any(is_source(argument) for argument in arguments)
@@ -96,6 +97,8 @@ def _translated(argument: str, *, links: bool, compiles: bool) -> list[str]:
     return [argument]
 
 
+QUESTIONS = ("-print-", "--print-", "-dumpmachine")
+"""How options begin that are answered, and after which nothing is compiled."""
 STOPPING = frozenset({"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"})
 """Options after which nothing is linked."""
 

@@ -84,6 +84,11 @@ def test_standard_input_is_read_although_zig_passes_it_by():
     assert arguments("-E", "a.c")[1] == TARGET
 
 
+@pytest.mark.parametrize("question", ["-dumpmachine", "-print-prog-name=ld", "--print-multiarch"])
+def test_questions_of_configure_scripts_are_asked_without_the_version_that_clang_refuses(question):
+    assert arguments(question)[:2] == ["-target", "aarch64-linux-gnu"]
+
+
 def test_relocatable_links_keep_their_symbols():
     assert "-s" not in arguments("-r", "a.o", "b.o", "-o", "c.o")
 
