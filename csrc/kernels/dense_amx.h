@@ -252,14 +252,38 @@ ARMLLM_INLINE void finish(const MatmulArgs& a, int64_t first_row, int64_t rows, 
   }
 }
 
+// Sums that are not results yet: of 64 rows of weights by one block of activations, or of 32 by two.
+struct Sums {
+  const float* at = nullptr;
+  int64_t row = 0, rows = 0, more = 0, column = 0;
+};
+ARMLLM_INLINE void finish(const MatmulArgs& a, const Sums& s) {
+  if (s.at == nullptr) return;
+  if (s.more == 0) {
+    finish(a, s.row, s.rows, s.column, 32, s.at, s.at + 256);
+    finish(a, s.row, s.rows, s.column + 32, 32, s.at + 512, s.at + 768);
+  } else {
+    finish(a, s.row, kBlock, s.column, 32, s.at, s.at + 512);
+    finish(a, s.row + kBlock, s.more, s.column, 32, s.at + 256, s.at + 768);
+  }
+}
+
 template <class T>
 ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                             int64_t panel_end) {
   const int64_t n = a.shape.in_features, padded = padded_features(a.shape);
-  alignas(64) float sums[4 * 256] = {};
+  // The last sums are finished while the tiles compute the next ones.
+  alignas(64) float memory[2][4 * 256] = {};
+  float* sums = memory[0];
+  Sums last;
+  const auto begin_next = [&](const Sums& made) ARMLLM_LAMBDA {
+    finish(a, last);
+    last = made;
+    sums = memory[sums == memory[0] ? 1 : 0];
+  };
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t row = tile * kTileRows, rows = rows_of_block(a, row);
-    const int64_t more = rows < kBlock || row + kBlock == a.rows ? 0 : rows_of_block(a, row + kBlock);
+    const int64_t more = row + kBlock >= a.rows ? 0 : rows_of_block(a, row + kBlock);
     const T* x = static_cast<const T*>(a.activations) + row * padded;
     const T* second = x + kBlock * padded;
     configure(kBlock, rows, more);
@@ -268,15 +292,13 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
       const T* w = static_cast<const T*>(a.weight) + column * n;
       if (left >= kColumns && more == 0) {
         multiply_four_by_one(w, n, x, rows, sums);
-        finish(a, row, rows, column, 32, sums, sums + 256);
-        finish(a, row, rows, column + 32, 32, sums + 512, sums + 768);
+        begin_next({sums, row, rows, 0, column});
         continue;
       }
       if (left >= kColumns) {
         for (int64_t c = 0; c < kColumns; c += 32) {
           multiply_two_by_two(w + c * n, n, x, second, more, sums);
-          finish(a, row, kBlock, column + c, 32, sums, sums + 512);
-          finish(a, row + kBlock, more, column + c, 32, sums + 256, sums + 768);
+          begin_next({sums, row, kBlock, more, column + c});
         }
         continue;
       }
@@ -293,6 +315,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
     }
   }
   _tile_release();
+  finish(a, last);
 }
 
 }  // namespace dense_amx
