@@ -8,7 +8,7 @@ import pytest
 from tests.armbuild.image import registry, small
 
 from armbuild.errors import MissingError
-from armbuild.image import archive, engines
+from armbuild.image import archive, base, engines, reader
 
 LABELS = {"armllm.kernels": "neon,sve", "org.opencontainers.image.version": "1"}
 
@@ -27,8 +27,9 @@ def image(tmp_path):
     return written, [layer.digest for layer in made]
 
 
-def inspect(name, *options):
-    done = subprocess.run(["skopeo", *options, "inspect", name], capture_output=True, text=True, check=False)
+def inspect(name, *options, raw=False):
+    command = ["skopeo", *options, "inspect", *(["--raw"] if raw else []), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -48,20 +49,32 @@ def test_the_same_file_is_a_docker_archive(image):
     assert (said["Architecture"], said["Labels"]) == ("arm64", LABELS)
 
 
-def test_a_push_brings_every_platform_into_the_registry_as_it_is(image, tmp_path, monkeypatch):
-    _, layers = image
-    with registry.serve() as (address, stored):
-        settings = tmp_path / "home/.config/containers/registries.conf"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+def test_a_push_brings_every_platform_into_the_registry_as_it_is_and_a_base_comes_back(tmp_path, monkeypatch):
+    with registry.serve(tmp_path, monkeypatch) as address:
         tag = f"{address}/team/small:1"
         made = [small.layer(tmp_path, {"a": "1"}, name="1"), small.layer(tmp_path, {"b": "2"}, name="2")]
-        images = [small.image(made, architecture=name) for name in ("arm64", "amd64")]
+        images = [small.image(made, architecture=name, Labels=LABELS) for name in ("arm64", "amd64")]
         written = archive.write(images, tmp_path / "several.tar", name=tag)
         engines.push(SimpleNamespace(builder="oci", output=written.path, tag=tag), tmp_path)
-        assert {written.digest, *written.manifests.values(), *layers} <= stored.keys()
-        assert stored["1"][1] == stored[written.digest][1], "the tag names the index"
+        index = inspect(f"docker://{tag}", raw=True)
+        assert {item["digest"] for item in index["manifests"]} == set(written.manifests.values())
+        for name in ("arm64", "amd64"):
+            said = inspect(f"docker://{tag}", "--override-arch", name)
+            assert (said["Architecture"], said["Labels"]) == (name, LABELS)
+            assert said["Digest"] == written.digest
+            assert said["Layers"] == [layer.digest for layer in made]
+        fetched = base.fetch(tag, "arm64", tmp_path, tmp_path / "log")
+    with reader.open_image(fetched) as image:
+        assert image.manifest("arm64").digest == written.manifests["arm64"]
+
+
+def test_a_base_that_its_registry_has_not_is_told_in_two_lines(tmp_path, monkeypatch):
+    with (
+        registry.serve(tmp_path, monkeypatch) as address,
+        pytest.raises(MissingError, match=r"(manifest|name) unknown") as caught,
+    ):
+        base.fetch(f"{address}/team/none:1", "arm64", tmp_path, tmp_path / "log")
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_registry_that_does_not_answer_is_told_in_two_lines(tmp_path):
