@@ -11,9 +11,11 @@ if os.getpid() == 1:  # in a container; the kernel drops signals that its first 
 import json
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+import armllm
 from armllm.cli import bench, chat, doctor, info, pack, quantize, run, serve
 from armllm.errors import ArmllmError
 
@@ -36,12 +38,28 @@ EXTRAS = {
 
 app = typer.Typer(
     name="armllm",
-    help="Run large language models on Arm CPUs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"armllm {armllm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run large language models on Arm CPUs."""
+
+
 for module in (run, chat, serve, bench, info, quantize, pack, doctor):
     module.register(app)
 

@@ -95,11 +95,13 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
     output_len: OutputLen = None,
     random_range_ratio: RangeRatio = 0.0,
     num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 1000,
+    backend: Annotated[str, typer.Option(hidden=True)] = "vllm",
     output_json: OutputJson = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Measure how many tokens the engine does when all requests are there at once."""
+    only("--backend", backend, ("vllm",), "this engine is measured")
     from armllm.bench.offline import measure_throughput  # noqa: PLC0415 - --help should not wait for torch
     from armllm.engine.llm import LLM  # noqa: PLC0415
 
@@ -139,6 +141,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder with tokenizer.json; default: where the server's model is.")
     ] = None,
+    trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
     dataset_name: DatasetName = "random",
     dataset_path: DatasetPath = None,
     input_len: InputLen = 1024,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armllm.errors import RequestError
+from armllm.foregone import FOREGONE, refusal
 from armllm.quant.scheme import SCHEMES
 
 if TYPE_CHECKING:
@@ -95,8 +96,20 @@ def _engine(  # noqa: PLR0917 - a list of options
         str,
         typer.Option(help="fcfs, or priority: lower numbers first.", rich_help_panel="Engine"),
     ] = "fcfs",
+    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", hidden=True)] = 1,
+    pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", hidden=True)] = 1,
+    data_parallel_size: Annotated[int, typer.Option("--data-parallel-size", "-dp", hidden=True)] = 1,
+    distributed_executor_backend: Annotated[str, typer.Option(hidden=True)] = "mp",
+    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
+    load_format: Annotated[str, typer.Option(hidden=True)] = "auto",
+    swap_space: Annotated[float, typer.Option(hidden=True)] = 0.0,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
+    enable_chunked_prefill: Annotated[bool, typer.Option(hidden=True)] = True,
+    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,
+    trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,
+    disable_log_stats: Annotated[bool, typer.Option("--disable-log-stats", hidden=True)] = False,
 ) -> None:
-    """Hold the options; `takes_engine_options` hands them to a command."""
+    """Hold the options; `takes_engine_options` hands them to a command. Those of `FOREGONE` are not shown."""
 
 
 _ENGINE = inspect.signature(_engine, eval_str=True).parameters
@@ -113,6 +126,9 @@ def takes_engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapper(**given: Any) -> Any:
         options = {name: given.pop(name) for name in shared}
+        for name in FOREGONE:
+            if name in options and (refused := refusal(name, options.pop(name))) is not None:
+                raise RequestError(f"--{name.replace('_', '-')} {refused}")
         changed = {name: value for name, value in options.items() if value != shared[name].default}
         return command(**given, engine=changed)
 

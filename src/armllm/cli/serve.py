@@ -13,8 +13,6 @@ from armllm.cli.options import Verbose, only, takes_engine_options
 from armllm.errors import RequestError
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
-ONE_PROCESS = "the engine is one process with as many threads as the CPU has cores"
-MEMORY = "there is no GPU; VLLM_CPU_KVCACHE_SPACE says how many GiB the KV cache gets"
 
 
 def register(app: typer.Typer) -> None:
@@ -72,30 +70,9 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     disable_log_requests: Annotated[
         bool, typer.Option("--disable-log-requests", help="The default; for guides that say so.")
     ] = False,
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", hidden=True)] = 1,
-    pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", hidden=True)] = 1,
-    data_parallel_size: Annotated[int, typer.Option("--data-parallel-size", "-dp", hidden=True)] = 1,
-    distributed_executor_backend: Annotated[str, typer.Option(hidden=True)] = "mp",
-    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
-    load_format: Annotated[str, typer.Option(hidden=True)] = "auto",
-    swap_space: Annotated[float, typer.Option(hidden=True)] = 0.0,
-    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
-    enable_chunked_prefill: Annotated[bool, typer.Option(hidden=True)] = True,
-    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,  # noqa: ARG001 - nothing is compiled
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", hidden=True)] = False,  # noqa: ARG001 - there is none to run
-    disable_log_stats: Annotated[bool, typer.Option("--disable-log-stats", hidden=True)] = False,  # noqa: ARG001 - /metrics has them
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Serve a model over HTTP, as OpenAI and vLLM do; --help lists flags, vLLM's names are understood."""
-    only("--tensor-parallel-size", tensor_parallel_size, (1,), ONE_PROCESS)
-    only("--pipeline-parallel-size", pipeline_parallel_size, (1,), ONE_PROCESS)
-    only("--data-parallel-size", data_parallel_size, (1,), ONE_PROCESS)
-    only("--distributed-executor-backend", distributed_executor_backend, ("mp", "uni"), ONE_PROCESS)
-    only("--device", device, ("cpu", "auto"), "this engine runs on CPUs")
-    only("--load-format", load_format, ("auto", "safetensors"), "only safetensors files are read")
-    only("--swap-space", swap_space, (0.0,), MEMORY)
-    only("--gpu-memory-utilization", gpu_memory_utilization, (None,), MEMORY)
-    only("--enable-chunked-prefill", enable_chunked_prefill, (True,), "prompts are always chunked")
     only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
     if uvicorn_log_level not in LOG_LEVELS:
         raise RequestError(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")

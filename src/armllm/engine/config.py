@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from armllm.errors import RequestError
+from armllm.foregone import FOREGONE, refusal
 from armllm.models.hub import resolve_model
 from armllm.quant.formats import METHODS
 from armllm.quant.scheme import SCHEMES, check_scheme
@@ -21,18 +22,6 @@ DTYPES = {
     "half": torch.float16,
 }
 CHOICES = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto", "int8")}
-# Options of vLLM that have one meaning here, with the values that ask for it: programs written for vLLM bring
-# them along. There is one worker, nothing is compiled, and no code of a checkpoint is ever run.
-FOREGONE: dict[str, tuple[Any, ...]] = {
-    "tensor_parallel_size": (1,),
-    "pipeline_parallel_size": (1,),
-    "data_parallel_size": (1,),
-    "device": ("cpu", "auto"),
-    "enforce_eager": (True, False),
-    "enable_chunked_prefill": (True, None),
-    "trust_remote_code": (True, False),
-    "disable_log_stats": (True, False),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,9 +72,8 @@ class EngineConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name, value in options.items():
             if name in FOREGONE:
-                if value not in FOREGONE[name]:
-                    wanted = " or ".join(map(repr, FOREGONE[name]))
-                    raise RequestError(f"{name} can only be {wanted} here, not {value!r}")
+                if (refused := refusal(name, value)) is not None:
+                    raise RequestError(f"{name} {refused}")
             elif name not in known:
                 raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
         given = {name: value for name, value in options.items() if name not in FOREGONE}

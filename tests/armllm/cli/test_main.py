@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import armllm
 from armllm.cli import main
 
 
@@ -117,3 +118,23 @@ def test_importing_the_package_and_help_stay_light():
     )
     assert "run" in result.stdout
     assert "info" in result.stdout
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"armllm {armllm.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+def test_commands_of_guides_for_vllm_run(folder, capsys, command):
+    """What they set beside the model has one meaning here; other values are refused by name."""
+    size = {
+        "latency": ["--batch-size", "2", "--num-iters", "1", "--num-iters-warmup", "0"],
+        "throughput": ["--num-prompts", "2", "--backend", "vllm"],
+    }[command]
+    guide = ["--tensor-parallel-size", "1", "--trust-remote-code", "--enforce-eager", "--load-format", "auto"]
+    lengths = ["--input-len", "4", "--output-len", "2", "--dtype", "float32", "--max-model-len", "64"]
+    assert main(["bench", command, "--model", folder, *size, *guide, *lengths, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == 1
+    assert main(["bench", command, "--model", folder, "--tensor_parallel_size", "2"]) == 2
+    assert "--tensor-parallel-size can only be 1 here, not 2" in capsys.readouterr().err
