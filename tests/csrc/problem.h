@@ -23,7 +23,9 @@ struct Case {
   int64_t window = INT64_MAX;
   float soft_cap = 0;
   bool alibi = false, sinks = false;
-  bool poison = false;  // the last token of every sequence with several queries is NaN and infinity
+  bool poison =
+      false;  // of sequences with several queries, the keys that only the last query sees, and those
+              // that only the first sees of a window, are NaN and infinity, and so are their values
 };
 
 // Numbers as the kernel sees them: dequantised where the cache is int8.
@@ -129,20 +131,24 @@ struct Problem {
       values.emplace_back(static_cast<size_t>(sequence.length * row));
       random.fill(keys.back().data(), sequence.length * row, 1.0f);
       random.fill(values.back().data(), sequence.length * row, c.value_scale);
-      if (is_poisoned(sequence)) {
+      for (int64_t t = 0; t < sequence.length; ++t) {
+        if (!is_poisoned(sequence) || (t != sequence.length - 1 && t != first_seen(sequence))) continue;
         for (int64_t i = 0; i < row; ++i) {
-          const auto at = static_cast<size_t>((sequence.length - 1) * row + i);
+          const auto at = static_cast<size_t>(t * row + i);
           from_float(i % 3 == 0 ? NAN : INFINITY, keys.back()[at]);
           from_float(i % 3 == 1 ? NAN : -INFINITY, values.back()[at]);
         }
       }
       write(table, index, random);
       // What no query sees any more may have been given away.
-      const int64_t first = sequence.length - sequence.queries - c.window + 1;
-      for (int64_t b = 0; b < first / c.block_size; ++b) blocks[b] = -123456;
+      for (int64_t b = 0; b < first_seen(sequence) / c.block_size; ++b) blocks[b] = -123456;
     }
   }
 
+  // The first key of the first query's window, or negative.
+  int64_t first_seen(const Sequence& sequence) const {
+    return sequence.length - sequence.queries - shape.window + 1;
+  }
   bool is_poisoned(const Sequence& sequence) const { return shape.poison && sequence.queries > 1; }
 
   // One call, the tokens in any order, some of them skipped.
@@ -246,7 +252,9 @@ void Problem<T>::compare(Result& result, bool rounded) const {
       all_values.push_back(seen_as(values[s].data() + i * head_dim, head_dim, rounded));
     }
     for (int64_t q = 0; q < sequence.queries; ++q, ++token) {
-      if (is_poisoned(sequence) && q == sequence.queries - 1) continue;
+      if (is_poisoned(sequence) && (q == sequence.queries - 1 || (q == 0 && first_seen(sequence) >= 0))) {
+        continue;
+      }
       const int64_t end = sequence.length - sequence.queries + q + 1;
       const int64_t begin = end <= shape.window ? 0 : end - shape.window;
       for (int64_t h = 0; h < shape.query_heads; ++h) {
