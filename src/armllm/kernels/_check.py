@@ -36,6 +36,33 @@ def storage(name: str, dtype: torch.dtype) -> Storage:
 
 def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int | str]) -> None:
     """Check device, dtype and shape; an int in ``shape`` is the size, a str names a free one."""
+    # First what most calls come with: the checks of a token take as long as its kernel.
+    if value.dtype is dtype and value.shape == shape and value.is_contiguous() and value.is_cpu:
+        return
+    _tensor(name, value, dtype, shape)
+
+
+def matrix(name: str, value: Tensor, columns: str) -> torch.Size:
+    """Check device and layout of [tokens, ``columns``], of any dtype; return its shape."""
+    shape = value.shape
+    if len(shape) != 2 or not value.is_contiguous() or not value.is_cpu:
+        _tensor(name, value, value.dtype, ("tokens", columns))
+    return shape
+
+
+def output(name: str, value: Tensor) -> None:
+    """Refuse an output whose rows share memory (an expanded tensor, or strides shorter than a row)."""
+    if value.is_contiguous():
+        return
+    extent = 1
+    for size, stride in sorted(zip(value.shape, value.stride(), strict=True), key=lambda pair: pair[1]):
+        if size > 1:
+            if stride < extent:
+                raise ValueError(f"{name} overlaps itself in memory: strides {list(value.stride())}")
+            extent = stride * (size - 1) + extent
+
+
+def _tensor(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int | str]) -> None:
     if not value.is_cpu:
         raise ValueError(f"{name} is on {value.device}; the kernels run on the CPU")
     if value.dtype is not dtype:
@@ -53,15 +80,3 @@ def tensor(name: str, value: Tensor, dtype: torch.dtype, shape: Sequence[int | s
         raise ValueError(
             f"{name} must be contiguous in its last dimension, its stride there is {value.stride(-1)}"
         )
-
-
-def output(name: str, value: Tensor) -> None:
-    """Refuse an output whose rows share memory (an expanded tensor, or strides shorter than a row)."""
-    if value.is_contiguous():
-        return
-    extent = 1
-    for size, stride in sorted(zip(value.shape, value.stride(), strict=True), key=lambda pair: pair[1]):
-        if size > 1:
-            if stride < extent:
-                raise ValueError(f"{name} overlaps itself in memory: strides {list(value.stride())}")
-            extent = stride * (size - 1) + extent

@@ -21,22 +21,20 @@ Approximate = Literal["none", "tanh"]
 
 def _gated(function: Function, out: Tensor, x: Tensor) -> None:
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "2 d"))
-    rows, columns = x.shape
+    rows, columns = _check.matrix("x", x, "2 d")
     if columns % 2 != 0:
         raise ValueError(f"x has {columns} columns, expected an even number: gate and up side by side")
     _check.tensor("out", out, x.dtype, (rows, columns // 2))
     _check.output("out", out)
-    function(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride(0), x.stride(0))
+    function(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride()[0], x.stride()[0])
 
 
 def _plain(function: Function, out: Tensor, x: Tensor) -> None:
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "d"))
-    rows, columns = x.shape
-    _check.tensor("out", out, x.dtype, (rows, columns))
+    rows, columns = shape = _check.matrix("x", x, "d")
+    _check.tensor("out", out, x.dtype, shape)
     _check.output("out", out)
-    function(kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride(0), x.stride(0))
+    function(kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride()[0], x.stride()[0])
 
 
 def _gelu_variant(approximate: str, exact: Function, tanh: Function) -> Function:
@@ -91,13 +89,12 @@ def convert(out: Tensor, x: Tensor) -> None:
     """
     from_kind = _check.storage("x", x.dtype)
     to_kind = _check.storage("out", out.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "d"))
-    rows, columns = x.shape
-    _check.tensor("out", out, out.dtype, (rows, columns))
+    rows, columns = shape = _check.matrix("x", x, "d")
+    _check.tensor("out", out, out.dtype, shape)
     _check.output("out", out)
     if to_kind == from_kind:
         out.copy_(x)
         return
     extension.convert(
-        to_kind, from_kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride(0), x.stride(0)
+        to_kind, from_kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride()[0], x.stride()[0]
     )

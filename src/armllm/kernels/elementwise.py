@@ -22,9 +22,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offse
     fit.
     """
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
-    rows, hidden = x.shape
-    _check.tensor("out", out, x.dtype, (rows, hidden))
+    rows, hidden = shape = _check.matrix("x", x, "hidden")
+    _check.tensor("out", out, x.dtype, shape)
     _check.tensor("weight", weight, x.dtype, (hidden,))
     _check.output("out", out)
     extension.rms_norm(
@@ -34,8 +33,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offse
         weight.data_ptr(),
         rows,
         hidden,
-        out.stride(0),
-        x.stride(0),
+        out.stride()[0],
+        x.stride()[0],
         eps,
         weight_offset,
     )
@@ -50,9 +49,8 @@ def fused_add_rms_norm(
     of the residual as stored. Raises ValueError naming the argument that doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
-    rows, hidden = x.shape
-    _check.tensor("residual", residual, x.dtype, (rows, hidden))
+    rows, hidden = shape = _check.matrix("x", x, "hidden")
+    _check.tensor("residual", residual, x.dtype, shape)
     _check.tensor("weight", weight, x.dtype, (hidden,))
     _check.output("x", x)
     _check.output("residual", residual)
@@ -63,8 +61,8 @@ def fused_add_rms_norm(
         weight.data_ptr(),
         rows,
         hidden,
-        x.stride(0),
-        residual.stride(0),
+        x.stride()[0],
+        residual.stride()[0],
         eps,
         weight_offset,
     )
@@ -78,9 +76,8 @@ def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps:
     argument that doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "hidden"))
-    rows, hidden = x.shape
-    _check.tensor("out", out, x.dtype, (rows, hidden))
+    rows, hidden = shape = _check.matrix("x", x, "hidden")
+    _check.tensor("out", out, x.dtype, shape)
     _check.tensor("weight", weight, x.dtype, (hidden,))
     if bias is not None:
         _check.tensor("bias", bias, x.dtype, (hidden,))
@@ -93,8 +90,8 @@ def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps:
         0 if bias is None else bias.data_ptr(),
         rows,
         hidden,
-        out.stride(0),
-        x.stride(0),
+        out.stride()[0],
+        x.stride()[0],
         eps,
     )
 
