@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from armbuild import arm64_root, backend, cache, hints, qemu, source, symbols, wheelfile
+from armbuild import arm64_headers, arm64_root, backend, cache, hints, qemu, source, symbols, wheelfile
 from armbuild.errors import BuildError
 from armbuild.lanes import LANES, container
 from armbuild.lanes.setup import backend_family
@@ -34,6 +34,8 @@ class BuiltWheel:
     python: HostPython
     path: Path
     compiler: str
+    headers: str
+    """Whose headers of Python were used."""
     libraries: tuple[Path, ...] = ()
     """Folders with the target's libraries, which the repair may bundle."""
     tools: Mapping[str, str] = field(default_factory=dict)
@@ -109,6 +111,7 @@ def build(
         python=python,
         path=path,
         compiler=setup.compiler,
+        headers=setup.headers,
         libraries=setup.libraries,
         tools=environment.installed(),
         static=setup.static if source.has_cxx(sources) else (),
@@ -140,6 +143,7 @@ def _build_in_container(
         python=python,
         path=made.path,
         compiler=made.compiler,
+        headers=arm64_headers.described(python),
         libraries=made.libraries,
         tools=made.tools,
         cached=made.cached,

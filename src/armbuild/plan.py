@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from armbuild import cache, compile_cache, container, hints, host_clang, isa, project, pythons, variant
+from armbuild import (
+    arm64_headers,
+    cache,
+    compile_cache,
+    container,
+    hints,
+    host_clang,
+    isa,
+    project,
+    pythons,
+    variant,
+)
 from armbuild.errors import MissingError, UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
@@ -163,9 +174,7 @@ class Plan:
                 {
                     "python": python.version,
                     "executable": str(python.executable),
-                    "headers": str(python.include)
-                    if python.include
-                    else f"Debian's libpython{python.version}-dev",
+                    "headers": arm64_headers.described(python),
                     "file": str(self.out / self.wheel_name(python)),
                 }
                 for python in self.pythons

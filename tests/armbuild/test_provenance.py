@@ -24,6 +24,7 @@ def built(tmp_path):
         python=chosen.pythons[0],
         path=wheels.write(tmp_path),
         compiler="zig 0.15.2",
+        headers="this machine's",
         tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
         static=sbom.ZIG_RUNTIME,
     )

@@ -184,7 +184,7 @@ class Pipeline:
             "provenance": str(path) + SUFFIX if self.provenance else None,
             "reproducible": True if self.check_reproducible else None,
             "python": python.version,
-            "headers": str(python.include or f"Debian's libpython{python.version}-dev"),
+            "headers": built.headers,
             "lane": self.plan.lane,
             "compiler": built.compiler,
             "compile_cache": built.cached,

@@ -51,6 +51,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         environment=environment | own,
         settings=settings(plan, folder, meson_arguments=[f"--cross-file={tools.cross_file}"]),
         compiler=compiler.description,
+        headers=tools.headers_source,
         runtime=None if ready else functools.partial(_build_runtime, runtime, tools, own),
         world=str(tools.tools) if plan.project.is_armllm else "",
         static=sbom.ZIG_RUNTIME if plan.toolchain == "zig" else (),

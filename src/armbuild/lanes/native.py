@@ -6,7 +6,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from armbuild import process
+from armbuild import arm64_headers, process
 from armbuild.errors import MissingError
 from armbuild.lanes.setup import Setup, prefix_map, settings
 from armbuild.plan import STATIC
@@ -42,5 +42,6 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         },
         settings=settings(plan, folder),
         static=(("libstdc++", "GCC's C++ library"),) if runtime else (),
+        headers=arm64_headers.described(python),
         compiler=(process.succeeds([*compiler.split(), "--version"]) or compiler).splitlines()[0],
     )

@@ -25,6 +25,8 @@ class Setup:
     """PEP 517 ``config_settings``."""
     compiler: str
     """Name and version, for the report."""
+    headers: str
+    """Whose headers of Python are used, for the report."""
     world: str = ""
     """What, when it changes, makes compiled code stale; empty: all of the environment."""
     libraries: tuple[Path, ...] = ()

@@ -118,6 +118,8 @@ class Kit:
     """The compilers, in a folder that all Pythons share: what knows nothing of Python is compiled once."""
     headers: tuple[Path, ...]
     """Folders with the target's Python.h, used where the host's Python brings none."""
+    headers_source: str
+    """Whose headers of Python are used, for the report."""
     sysroot: Sysroot | None
     """Debian arm64 packages, where the project or the compiler needs some."""
 
@@ -173,12 +175,13 @@ def make(
     ``flags`` are compiled into everything; ``prefix_map`` replaces folders in what the compiler writes down;
     ``packages`` are Debian arm64 packages whose headers and libraries the project may use.
     """
-    headers = () if python.include else arm64_headers.folders(python.version, mirror=mirror)
+    found = arm64_headers.find(python, mirror=mirror)
+    headers = found.folders
     system = None
     if packages or compiler.needs_sysroot:
         system = sysroot.make(packages, compiler=compiler.needs_sysroot, mirror=mirror)
     everywhere = [*flags, *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map.items()))]
-    tools = _tools(compiler, World(flags=tuple(everywhere), headers=tuple(headers), sysroot=system))
+    tools = _tools(compiler, World(flags=tuple(everywhere), headers=headers, sysroot=system))
     facts = {
         "tools": str(tools),
         "python": [str(python.executable), python.version],
@@ -197,10 +200,12 @@ def make(
         values = sysconfig_data.target_values(json.loads(answer), tools / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
-        _write_settings(folder, Kit(folder=place, tools=tools, headers=tuple(headers), sysroot=system))
+        _write_settings(folder, made)
 
+    made = Kit(folder=place, tools=tools, headers=headers, headers_source=found.source, sysroot=system)
     _write_emulator()
-    return Kit(folder=cache.fill(place, fill), tools=tools, headers=tuple(headers), sysroot=system)
+    cache.fill(place, fill)
+    return made
 
 
 def _tools(compiler: Compiler, world: World) -> Path:
