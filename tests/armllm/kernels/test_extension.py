@@ -52,6 +52,29 @@ def test_an_unknown_cap_is_reported_with_the_names_there_are_and_stops_nothing()
     assert done.stdout == python(code).stdout
 
 
+def test_where_linux_refuses_the_tiles_of_amx_the_target_below_computes():
+    """Linux doesn't grant them to a process with a signal stack that can't hold them."""
+    small_stack = (
+        "import ctypes\n"
+        "class Stack(ctypes.Structure):\n"
+        "    _fields_ = [('address', ctypes.c_void_p), ('flags', ctypes.c_int), ('size', ctypes.c_size_t)]\n"
+        "memory = ctypes.create_string_buffer(8192)\n"
+        "stack = Stack(ctypes.addressof(memory), 0, 8192)\n"
+        "assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0\n"
+    )
+    report = (
+        "from armllm import kernels\n"
+        "entry = kernels.report()['paged_attention_bf16']\n"
+        "print(entry['target'], entry['why'])\n"
+    )
+    default, refused = python(report), python(small_stack + report)
+    assert refused.returncode == 0, refused.stderr
+    if default.stdout.startswith("amx "):
+        assert refused.stdout == "avx512 amx: the CPU lacks amx_tile\n"
+    else:
+        assert refused.stdout == default.stdout
+
+
 def test_a_missing_extension_is_explained_in_a_sentence():
     done = python("import sys; sys.modules['armllm._kernels'] = None; import armllm.kernels")
     assert done.returncode == 1
