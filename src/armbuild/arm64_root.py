@@ -14,6 +14,20 @@ SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "fork
 """The Debian release whose python3 has this version (packages.debian.org)."""
 PACKAGES = ("libgomp1", "libstdc++6")
 
+SYSTEM_LIBRARIES = {
+    "libGL.so.1": "libgl1",
+    "libICE.so.6": "libice6",
+    "libSM.so.6": "libsm6",
+    "libX11.so.6": "libx11-6",
+    "libXext.so.6": "libxext6",
+    "libXrender.so.1": "libxrender1",
+    "libglib-2.0.so.0": "libglib2.0-0",
+    "libgobject-2.0.so.0": "libglib2.0-0",
+    "libgthread-2.0.so.0": "libglib2.0-0",
+}
+"""What a manylinux wheel may expect of its system (PEP 513, PEP 600) and Python itself does not need, and
+Debian's packages for it."""
+
 
 def make(python: str, *, packages: tuple[str, ...] = (), mirror: str | None = None) -> Path:
     """Return a cached root with Python ``python`` ("3.11"), libgomp, libstdc++ and ``packages``.

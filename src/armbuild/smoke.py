@@ -15,7 +15,18 @@ import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, isa, process, pythons, qemu, target_packages, user_tests, variant, wheelfile
+from armbuild import (
+    arm64_root,
+    isa,
+    process,
+    pythons,
+    qemu,
+    symbols,
+    target_packages,
+    user_tests,
+    variant,
+    wheelfile,
+)
 from armbuild.errors import MissingError, UsageError
 from armbuild.user_tests import UserTests
 from armbuild.verdict import TIMEOUT, Cpu, CpuResult, Run, judge, judge_status
@@ -140,7 +151,9 @@ def smoke(
         target_packages.compile_all(host, own, log=log)
     if emulator:
         on_step(f"AArch64 root with Python {python}")
-        root = arm64_root.make(python, mirror=mirror)
+        needed = symbols.libraries(path) & arm64_root.SYSTEM_LIBRARIES.keys()
+        system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
+        root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
         _compile_root(root, python, host, log)
         prefix: list[str | Path] = [emulator, "-L", root]
         interpreter = arm64_root.interpreter(root, python)

@@ -1,7 +1,8 @@
-"""Functions that nobody defines: the linker lets them pass, and the import fails on the target."""
+"""What a wheel's code needs: libraries, and functions that nobody defines, which the linker lets pass."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import zipfile
@@ -40,19 +41,32 @@ def unresolved(path: Path) -> list[str]:
     ]
 
 
+def libraries(path: Path) -> frozenset[str]:
+    """Return the names of all libraries that a wheel's shared objects need."""
+    found: set[str] = set()
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so") or ".so." in name:
+                with contextlib.suppress(ELFError, AssertionError, ValueError):
+                    found |= set(_needed(ELFFile(io.BytesIO(archive.read(name)))))
+    return frozenset(found)
+
+
+def _needed(elf: ELFFile) -> list[str]:
+    dynamic = elf.get_section_by_name(".dynamic")
+    if not isinstance(dynamic, DynamicSection):
+        return []
+    return [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
+
+
 def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, set[str]]) -> None:
     try:
         elf = ELFFile(io.BytesIO(content))
-        table, dynamic = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynamic")
+        table = elf.get_section_by_name(".dynsym")
         versions = elf.get_section_by_name(".gnu.version")
         if not isinstance(table, SymbolTableSection) or table.num_symbols() > MAX_SYMBOLS:
             return
-        needed = (
-            [str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")]
-            if isinstance(dynamic, DynamicSection)
-            else []
-        )
-        judge = all(GLIBC.match(library) for library in needed)
+        judge = all(GLIBC.match(library) for library in _needed(elf))
         wanted = set()
         for index, symbol in enumerate(table.iter_symbols()):
             if symbol["st_shndx"] != "SHN_UNDEF":

@@ -17,6 +17,8 @@ import pytest
         pytest.param("cftime", "cftime", [], id="Cython with numpy's headers"),
         pytest.param("contourpy", "contourpy", [], id="meson-python with pybind11"),
         pytest.param("levenshtein", "Levenshtein", [], id="scikit-build-core with Cython"),
+        pytest.param("pycairo", "cairo", ["--with=libcairo2-dev"], id="meson-python, and X11 of the system"),
+        pytest.param("uvloop", "uvloop.loop", [], id="a library that Autoconf configures"),
     ],
 )
 def test_a_published_sdist_becomes_a_wheel_that_imports_on_the_target(tmp_path, project, module, options):
