@@ -87,9 +87,6 @@ ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
   return s;
 }
 
-// GCC 12 doesn't know that tiles and their configuration are loaded from memory.
-ARMLLM_INLINE void memory_is_read() { __asm__ volatile("" ::: "memory"); }
-
 // Tiles 0 to 3 are sums, 4 and 5 their factors of `depth` elements, 6 and 7 those of the `rest` that is
 // shorter.
 ARMLLM_INLINE void configure(int64_t rows, int64_t depth, int64_t rest) {
@@ -109,6 +106,7 @@ ARMLLM_INLINE void configure(int64_t rows, int64_t depth, int64_t rest) {
     set(6, rows, 2 * rest);
     set(7, rest / 2, 4 * kBlock);
   }
+  // GCC 12 doesn't know that configuration and tiles are loaded from memory.
   __asm__ volatile("" : : "r"(&shape) : "memory");
   _tile_loadconfig(&shape);
 }
@@ -310,7 +308,6 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
         _mm512_storeu_si512(to + i, (__m512i)both);
       }
     }
-    memory_is_read();
     tile_values(a, tile, s, groups, group, begin, n);
   };
   online_softmax<kChunk, kDepth>(a, tile, split, state, s.logits, s.factor, fill, add);
