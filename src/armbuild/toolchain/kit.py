@@ -51,6 +51,8 @@ set(CMAKE_CROSSCOMPILING_EMULATOR "{bin}/run-target")
 set(PYBIND11_USE_CROSSCOMPILING ON CACHE BOOL "")
 """
 
+# Else CMake would take this machine's gfortran, whose objects are of this machine.
+NO_FORTRAN = 'set(CMAKE_Fortran_COMPILER_INIT "no-fortran-for-the-target")\n'
 # By force: scikit-build-core's initial cache names the folder that the build machine's Python would use.
 PYTHON_HEADERS = """\
 foreach(name PYTHON Python Python3)
@@ -149,7 +151,8 @@ class Kit:
             }
         if meson:
             return common | {"PYTHONPATH": str(self.folder / "sysconfig")}
-        tools = {name: str(self.bin / tool) for name, tool in TOOLS.items() if (self.bin / tool).exists()}
+        places = {name: self.bin / tool for name, tool in TOOLS.items()}
+        tools = {name: str(place) if place.exists() else "" for name, place in places.items()}
         paths = os.pathsep.join((str(self.folder / "sysconfig"), str(self.folder / "site")))
         return (
             common
@@ -235,6 +238,8 @@ def _write_settings(folder: Path, kit: Kit) -> None:
     text = TOOLCHAIN_FILE.format(bin=kit.bin, root=root, triplet=TRIPLET)
     if fortran:
         text += f'set(CMAKE_Fortran_COMPILER "{kit.bin / "fortran"}")\n'
+    else:
+        text += NO_FORTRAN
     if headers:
         text += PYTHON_HEADERS.format(include=headers[0])
     (folder / "toolchain.cmake").write_text(text)

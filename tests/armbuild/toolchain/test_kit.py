@@ -1,5 +1,6 @@
 """What the kit's files make of a build tool's own settings."""
 
+import os
 import subprocess
 import sys
 
@@ -30,6 +31,24 @@ def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
         check=True,
     )  # fmt: skip
     assert " ".join([str(tmp_path / "target")] * 3) in done.stderr
+
+
+def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
+    (tmp_path / "toolchain.cmake").write_text(kit.NO_FORTRAN)
+    (tmp_path / "gfortran").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "gfortran").chmod(0o755)
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(x LANGUAGES Fortran)\n"
+    )
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={tmp_path / 'toolchain.cmake'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cmake", "-G", "Ninja", toolchain, "-S", tmp_path, "-B", tmp_path / "build"],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "FC": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No CMAKE_Fortran_COMPILER could be found" in done.stderr
 
 
 def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(tmp_path):
