@@ -40,12 +40,12 @@ struct Tiling {
   int64_t pairs, tiles;
 
   template <int bits>
-  static ARMLLM_MEMBER Tiling of(const WeightShape& s, int64_t rows) {
+  static constexpr ARMLLM_MEMBER Tiling of(const WeightShape& s, int64_t rows) {
     const int64_t pairs = (rows + kRowsOfPair - 1) / kRowsOfPair;
     const int64_t most = matmul_tile_rows(bits, s.group_size != 0) / kRowsOfPair;
     return {pairs, (pairs + most - 1) / most};
   }
-  ARMLLM_MEMBER int64_t first_row(int64_t tile) const {
+  constexpr ARMLLM_MEMBER int64_t first_row(int64_t tile) const {
     const int64_t each = pairs / tiles, more = pairs % tiles;
     return (tile * each + (tile < more ? tile : more)) * kRowsOfPair;
   }
@@ -325,6 +325,27 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   }
 }
 
+// Tells tools/cycles.py which tiles up to `rows` rows are cut into, by labels: two digits for each tile.
+#if defined(ARMLLM_MARK_LOOPS)
+template <int bits, int grouped, int rows>
+ARMLLM_INLINE void mark_tiles() {
+  constexpr auto written = [] {
+    const Tiling tiling = Tiling::of<bits>({0, 0, grouped ? 32 : 0, false}, rows);
+    int64_t number = 0;
+    for (int64_t i = 0; i < tiling.tiles; ++i)
+      number = 100 * number + tiling.first_row(i + 1) - tiling.first_row(i);
+    return number;
+  };
+  __asm__ volatile("armllm_tiles.%c0.%c1.%c2.%c3.%=:" : : "i"(bits), "i"(grouped), "i"(rows), "i"(written()));
+  if constexpr (rows > 1) mark_tiles<bits, grouped, rows - 1>();
+}
+#define ARMLLM_MARK_TILES(bits) \
+  mark_tiles<bits, 0, 17>();    \
+  mark_tiles<bits, 1, 17>()
+#else
+#define ARMLLM_MARK_TILES(bits)
+#endif
+
 // For targets that want to know nothing more.
 template <int>
 ARMLLM_INLINE int64_t no_more_bytes(const WeightShape&, int64_t) {
@@ -366,6 +387,7 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
     more<bits>(a, begin, end);                                                                        \
   }                                                                                                   \
   static ARMLLM_ENTRY int64_t op##_tiles(const WeightShape& s, int64_t rows) {                        \
+    ARMLLM_MARK_TILES(bits);                                                                          \
     return Tiling::of<bits>(s, rows).tiles;                                                           \
   }                                                                                                   \
   ARMLLM_MATMUL_ENTRIES_OF(float, f32, op, bits, unit, tile_by_panel, decoder, more_bytes, more)      \

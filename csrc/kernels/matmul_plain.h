@@ -3,7 +3,7 @@
 
 inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1, kMaxTileRows = 4;
 inline constexpr const WeightLayout& kLayout = kColumns16;
-ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
+constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 
 #include "kernels/matmul.h"
 

@@ -10,7 +10,7 @@ inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 2, kPanelsOfRow = 4;
 inline constexpr int64_t kMaxTileRows = 16;
 inline constexpr const WeightLayout& kLayout = kColumnPairs4x8;
 // The sums of groups need as many registers as the integers.
-ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
+constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return grouped ? 12 : 16; }
 
 #include "kernels/matmul.h"
 
