@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -117,7 +118,68 @@ struct Region {
   }
 };
 
-// Workers that sleep between regions. One region at a time; who finds the pool busy works alone.
+int64_t nanoseconds(clockid_t clock) {
+  timespec t{};
+  clock_gettime(clock, &t);
+  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// How a thread waits: for 20 microseconds it looks again and again, which is what a barrier within an op
+// takes. For 2 milliseconds, what lies between the ops of a step, it does so only while the machine leaves it
+// its core: where others want it, a spinning thread takes it from the one that it waits for.
+class Patience {
+ public:
+  // Returns whether `done` came true in that time.
+  template <class Done>
+  bool spin(const Done& done) {
+    const int64_t start = nanoseconds(CLOCK_MONOTONIC);
+    int64_t limit = kShort;
+    while (!spin_until(done, start + limit)) {
+      if (limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
+      limit = kLong;
+    }
+    return true;
+  }
+  // The thread slept, of its own will.
+  void slept(int64_t since) { asleep_ += nanoseconds(CLOCK_MONOTONIC) - since; }
+
+ private:
+  static constexpr int64_t kShort = 20000, kLong = 2000000, kWindow = 5000000;
+
+  template <class Done>
+  static bool spin_until(const Done& done, int64_t until) {
+    for (;;) {
+      for (int i = 0; i < 64; ++i) {
+        if (done()) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#else
+        __asm__ volatile("yield");
+#endif
+      }
+      if (nanoseconds(CLOCK_MONOTONIC) >= until) return false;
+    }
+  }
+
+  // Whether the thread had its core whenever it wanted it: for all but an eighth of the last window's time.
+  bool has_core(int64_t now) {
+    const int64_t awake = now - since_ - asleep_;
+    if (now - since_ < kWindow) return has_core_;
+    const int64_t used = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    if (since_ != 0) has_core_ = awake - (used - used_) <= awake / 8;
+    since_ = now;
+    used_ = used;
+    asleep_ = 0;
+    return has_core_;
+  }
+
+  int64_t since_ = 0, used_ = 0, asleep_ = 0;
+  bool has_core_ = true;
+};
+
+thread_local Patience patience;
+
+// Workers that wait for regions. One region at a time; who finds the pool busy works alone.
 class Pool {
  public:
   void run(Region& region, int threads) {
@@ -126,28 +188,35 @@ class Pool {
       region.work(0);
       return;
     }
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      const int helpers = grow(threads - 1);
-      region_ = &region;
-      helpers_ = helpers;
-      running_ = helpers;
-      ++generation_;
+    const int helpers = grow(threads - 1);
+    region_ = &region;
+    running_ = helpers;
+    news_ = (news_ / kNumbers + 1) * kNumbers + static_cast<uint64_t>(helpers);
+    if (sleeping_ != 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
     }
-    wake_.notify_all();
     region.work(0);
+    const auto is_done = [this] { return running_ == 0; };
+    if (patience.spin(is_done)) return;
+    const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return running_ == 0; });
-    region_ = nullptr;
+    waiting_ = true;
+    done_.wait(lock, is_done);
+    waiting_ = false;
+    patience.slept(since);
   }
 
  private:
+  // News are the number of regions so far, and how many helpers the last one has.
+  static constexpr uint64_t kNumbers = 1 << 16;
+
   // Returns how many of the helpers wanted there are: fewer when the system has no more threads to give.
   int grow(int wanted) {
     while (static_cast<int>(workers_.size()) < wanted) {
       const int number = static_cast<int>(workers_.size()) + 1;
       try {
-        workers_.emplace_back([this, number] { loop(number); });
+        workers_.emplace_back([this, number, seen = news_.load()] { loop(number, seen); });
       } catch (const std::system_error&) {
         return number - 1;
       }
@@ -155,28 +224,36 @@ class Pool {
     return wanted;
   }
 
-  // A worker is born under the lock, for a region that it takes part in: that region is its first news.
-  void loop(int number) {
-    uint64_t seen = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
+  void loop(int number, uint64_t seen) {
     for (;;) {
-      wake_.wait(lock, [&] { return generation_ != seen; });
-      seen = generation_;
-      if (number > helpers_) continue;
-      Region* region = region_;
-      lock.unlock();
-      region->work(number);
-      lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      const auto is_news = [&] { return news_ != seen; };
+      if (!patience.spin(is_news)) {
+        const int64_t since = nanoseconds(CLOCK_MONOTONIC);
+        std::unique_lock<std::mutex> lock(mutex_);
+        ++sleeping_;
+        wake_.wait(lock, is_news);
+        --sleeping_;
+        patience.slept(since);
+      }
+      seen = news_;
+      // A helper's region waits for it; others may be behind already.
+      if (static_cast<uint64_t>(number) > seen % kNumbers) continue;
+      region_.load()->work(number);
+      if (--running_ == 0 && waiting_) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        done_.notify_one();
+      }
     }
   }
 
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> workers_;
-  Region* region_ = nullptr;
-  int helpers_ = 0, running_ = 0;
-  uint64_t generation_ = 0;
+  // All in one order, so that who goes to sleep has seen the news or is seen asleep.
+  std::atomic<Region*> region_{nullptr};
+  std::atomic<uint64_t> news_{0};
+  std::atomic<int> running_{0}, sleeping_{0};
+  std::atomic<bool> waiting_{false};
 };
 
 // A fork leaves the child without the workers, so each process has its own pool. Pools are never destroyed:
@@ -194,6 +271,7 @@ Pool& pool() {
 }
 
 std::atomic<int> requested{0};
+std::atomic<bool> own_threads{false};
 
 }  // namespace
 
@@ -211,7 +289,9 @@ int num_threads() {
   return fallback;
 }
 
-const char* thread_backend() { return openmp() != nullptr ? "libgomp" : "pool"; }
+void use_own_threads(bool own) { own_threads = own; }
+
+const char* thread_backend() { return !own_threads && openmp() != nullptr ? "libgomp" : "pool"; }
 
 void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& body) {
   if (items <= 0) return;
@@ -225,7 +305,7 @@ void parallel_for(int64_t items, int threads, const std::function<void(int64_t, 
     inside_region = nested;
     return;
   }
-  if (omp == nullptr) {
+  if (omp == nullptr || own_threads) {
     pool().run(region, static_cast<int>(team));
     return;
   }

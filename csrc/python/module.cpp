@@ -12,6 +12,7 @@
 #include "armllm/layouts.h"
 #include "armllm/ops.h"
 #include "armllm/threads.h"
+#include "plain.h"
 
 namespace py = pybind11;
 
@@ -300,6 +301,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("quick_gelu", py_activation<Function::quick_gelu>);
   m.def("relu", py_activation<Function::relu>);
   m.def("convert", py_convert);
+  if (!add_plain_calls(m.ptr())) throw py::error_already_set();
   m.def("kv_cache_layout", py_kv_cache_layout);
   m.def("write_kv_cache", py_write_kv_cache);
   m.def("paged_attention", py_paged_attention);
@@ -319,6 +321,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("problem", [] { return chosen().problem; });
   m.def("set_num_threads", set_num_threads);
   m.def("get_num_threads", num_threads);
+  m.def("use_own_threads", use_own_threads);
   m.def("thread_backend", [] { return std::string(thread_backend()); });
 }
 

@@ -1,4 +1,5 @@
-// Threads for the drivers: the OpenMP team that torch has already loaded, or else a pool of our own.
+// Threads for the drivers: the OpenMP team that torch has already loaded, or else a pool of our own, which
+// also serves a process whose products are all ours (two teams on the same cores would wait for each other).
 
 #pragma once
 
@@ -18,6 +19,9 @@ void parallel_for(int64_t items, int threads, const std::function<void(int64_t i
 // else ARMLLM_NUM_THREADS or OMP_NUM_THREADS, else the CPUs this process may run on.
 int num_threads();
 void set_num_threads(int threads);  // 0: back to the default
+
+// Takes the pool even where there is an OpenMP runtime, or not any more.
+void use_own_threads(bool own);
 
 // "libgomp" and where it was found, or "pool".
 const char* thread_backend();

@@ -63,6 +63,7 @@ __all__ = [
     "silu_and_mul",
     "targets",
     "thread_backend",
+    "use_own_threads",
     "weight_layouts",
     "weight_target",
     "write_kv_cache",
@@ -89,6 +90,15 @@ def set_num_threads(threads: int) -> None:
     if threads < 0:
         raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
     extension.set_num_threads(threads)
+
+
+def use_own_threads(own: bool = True) -> None:
+    """Run the kernels on threads of their own rather than torch's OpenMP team, or not any more.
+
+    Right where torch has next to nothing to compute: these threads wait longer while the machine is idle and
+    shorter while it is not. Two teams that take turns on the same cores are slower than one.
+    """
+    extension.use_own_threads(own)
 
 
 def thread_backend() -> str:

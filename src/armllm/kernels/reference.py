@@ -63,6 +63,7 @@ __all__ = [
     "silu_and_mul",
     "targets",
     "thread_backend",
+    "use_own_threads",
     "weight_layouts",
     "weight_target",
     "write_kv_cache",
@@ -335,6 +336,10 @@ def set_num_threads(threads: int) -> None:
         raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
     if threads:
         torch.set_num_threads(threads)
+
+
+def use_own_threads(own: bool = True) -> None:
+    """Nothing: all threads are torch's."""
 
 
 def thread_backend() -> str:

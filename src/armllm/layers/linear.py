@@ -1,8 +1,9 @@
 """Matrix products with the checkpoint's weights.
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
-call what comes back. Dense products are torch's, which on x86 bring the weights into their own order anew in
-each call unless that was done before: twice the time for the few rows of a decode.
+call what comes back. Dense products are `kernels.linear` where that is the faster one, otherwise torch's,
+which on x86 bring the weights into their own order anew in each call unless that was done before: twice the
+time for the few rows of a decode.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from armllm.quant.weight import IntegerWeight
 
 
+# Kernels that are faster than torch's products for any number of rows, with the weights as they are.
+FAST_TARGETS = ("amx",)
 # On AArch64 torch's products (oneDNN over Arm Compute Library) want the weights as they are: in oneDNN's own
 # order they fall to its portable code.
 PACKING_MACHINES = ("x86_64",)
@@ -49,6 +52,15 @@ class DenseLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class KernelLinear(DenseLinear):
+    """The same by `kernels.linear`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], self.weight.shape[0])
+        kernels.linear(out, x, self.weight, self.bias)
+        return out
 
 
 class PackedLinear:
@@ -111,8 +123,16 @@ class SideBySide:
         return torch.cat([product(x) for product in self.products], dim=-1)
 
 
+@functools.cache
+def has_fast_kernel(dtype: torch.dtype) -> bool:
+    """Whether dense products in this dtype are `kernels.linear` and not torch's."""
+    return dtype is torch.bfloat16 and kernels.report()["dense_matmul_bf16"]["target"] in FAST_TARGETS
+
+
 def dense(weight: Tensor, bias: Tensor | None = None) -> DenseLinear | PackedLinear:
-    """The fastest product that torch has on this CPU for ``weight[out_features, in_features]``."""
+    """The fastest product that there is on this CPU for ``weight[out_features, in_features]``."""
+    if weight.device.type == "cpu" and has_fast_kernel(weight.dtype):
+        return KernelLinear(weight, bias)
     if (
         platform.machine() in PACKING_MACHINES
         and weight.device.type == "cpu"
@@ -127,7 +147,8 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> DenseLinear | PackedLin
 
 def tied_head(table: Tensor) -> DenseLinear | PackedLinear:
     """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too."""
-    return dense(table) if table.nbytes <= LARGEST_TIED else DenseLinear(table)
+    product = KernelLinear if has_fast_kernel(table.dtype) else DenseLinear
+    return dense(table) if table.nbytes <= LARGEST_TIED else product(table)
 
 
 def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:

@@ -104,6 +104,23 @@ def test_without_torch_the_extension_brings_threads_of_its_own():
     assert python(code, ARMLLM_NUM_THREADS="5", OMP_NUM_THREADS="3").stdout.split() == ["pool", "5"]
 
 
+def test_own_threads_take_the_place_of_openmps_until_they_are_given_back():
+    code = (
+        "import threading, torch, armllm.kernels as k\n"
+        "tasks = lambda: len(__import__('os').listdir('/proc/self/task'))\n"
+        "k.set_num_threads(3)\n"
+        "x, w = torch.randn(64, 512), torch.randn(4096, 512)\n"
+        "out = torch.empty(64, 4096)\n"
+        "k.use_own_threads()\n"
+        "before = tasks()\n"
+        "k.linear(out, x, w)\n"
+        "print(k.thread_backend(), tasks() - before, torch.allclose(out, x @ w.T, atol=1e-3))\n"
+        "k.use_own_threads(False)\n"
+        "print(k.thread_backend())\n"
+    )
+    assert python(code, OMP_NUM_THREADS="1").stdout.split() == ["pool", "2", "True", "libgomp"]
+
+
 def test_the_number_of_threads_can_be_set_and_given_back():
     default = kernels.get_num_threads()
     assert default == torch.get_num_threads()
