@@ -23,6 +23,7 @@ STORAGE = {
     torch.float16: extension.Storage.f16,
     torch.bfloat16: extension.Storage.bf16,
 }
+extension.plain_dtypes(*STORAGE)
 
 
 def storage(name: str, dtype: torch.dtype) -> Storage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from armllm.kernels import _check
 from armllm.kernels._extension import extension
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Function = Callable[[Storage, int, int, int, int, int, int], None]
 
 Approximate = Literal["none", "tanh"]
+Variant = TypeVar("Variant")
 
 
 def _gated(function: Function, out: Tensor, x: Tensor) -> None:
@@ -29,7 +30,7 @@ def _gated(function: Function, out: Tensor, x: Tensor) -> None:
     function(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride()[0], x.stride()[0])
 
 
-def _plain(function: Function, out: Tensor, x: Tensor) -> None:
+def _strided(function: Function, out: Tensor, x: Tensor) -> None:
     kind = _check.storage("x", x.dtype)
     rows, columns = shape = _check.matrix("x", x, "d")
     _check.tensor("out", out, x.dtype, shape)
@@ -37,7 +38,7 @@ def _plain(function: Function, out: Tensor, x: Tensor) -> None:
     function(kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride()[0], x.stride()[0])
 
 
-def _gelu_variant(approximate: str, exact: Function, tanh: Function) -> Function:
+def _gelu_variant(approximate: str, exact: Variant, tanh: Variant) -> Variant:
     if approximate == "none":
         return exact
     if approximate == "tanh":
@@ -51,12 +52,15 @@ def silu_and_mul(out: Tensor, x: Tensor) -> None:
     ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype (float32, float16 or bfloat16). Raises
     ValueError naming the argument that doesn't fit; so do the other activations.
     """
-    _gated(extension.silu_and_mul, out, x)
+    if not extension.plain_silu_and_mul(out, x):
+        _gated(extension.silu_and_mul, out, x)
 
 
 def gelu_and_mul(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
     """Write ``gelu(x[:, :d]) * x[:, d:]`` to ``out``; shapes as in `silu_and_mul`, gelu as in `gelu`."""
-    _gated(_gelu_variant(approximate, extension.gelu_and_mul, extension.gelu_tanh_and_mul), out, x)
+    plain = _gelu_variant(approximate, extension.plain_gelu_and_mul, extension.plain_gelu_tanh_and_mul)
+    if not plain(out, x):
+        _gated(_gelu_variant(approximate, extension.gelu_and_mul, extension.gelu_tanh_and_mul), out, x)
 
 
 def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
@@ -65,12 +69,15 @@ def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
     ``approximate="tanh"`` takes Phi as ``(1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2``. ``out`` and
     ``x`` are [tokens, d] of one dtype; ``out`` may be ``x``.
     """
-    _plain(_gelu_variant(approximate, extension.gelu, extension.gelu_tanh), out, x)
+    plain = _gelu_variant(approximate, extension.plain_gelu, extension.plain_gelu_tanh)
+    if not plain(out, x):
+        _strided(_gelu_variant(approximate, extension.gelu, extension.gelu_tanh), out, x)
 
 
 def quick_gelu(out: Tensor, x: Tensor) -> None:
     """Write ``x / (1 + exp(-1.702 x))`` to ``out``; both [tokens, d] of one dtype, ``out`` may be ``x``."""
-    _plain(extension.quick_gelu, out, x)
+    if not extension.plain_quick_gelu(out, x):
+        _strided(extension.quick_gelu, out, x)
 
 
 def relu(out: Tensor, x: Tensor) -> None:
@@ -78,7 +85,8 @@ def relu(out: Tensor, x: Tensor) -> None:
 
     ``out`` may be ``x``.
     """
-    _plain(extension.relu, out, x)
+    if not extension.plain_relu(out, x):
+        _strided(extension.relu, out, x)
 
 
 def convert(out: Tensor, x: Tensor) -> None:
@@ -87,6 +95,8 @@ def convert(out: Tensor, x: Tensor) -> None:
     Both are [tokens, d] of float32, float16 or bfloat16; they must not overlap. Raises ValueError naming the
     argument that doesn't fit.
     """
+    if extension.plain_convert(out, x):
+        return
     from_kind = _check.storage("x", x.dtype)
     to_kind = _check.storage("out", out.dtype)
     rows, columns = shape = _check.matrix("x", x, "d")

@@ -21,6 +21,8 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offse
     overlap otherwise. ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't
     fit.
     """
+    if extension.plain_rms_norm(out, x, weight, eps, weight_offset):
+        return
     kind = _check.storage("x", x.dtype)
     rows, hidden = shape = _check.matrix("x", x, "hidden")
     _check.tensor("out", out, x.dtype, shape)
@@ -48,6 +50,8 @@ def fused_add_rms_norm(
     ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype. The norm is that
     of the residual as stored. Raises ValueError naming the argument that doesn't fit.
     """
+    if extension.plain_fused_add_rms_norm(x, residual, weight, eps, weight_offset):
+        return
     kind = _check.storage("x", x.dtype)
     rows, hidden = shape = _check.matrix("x", x, "hidden")
     _check.tensor("residual", residual, x.dtype, shape)
@@ -75,6 +79,8 @@ def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps:
     ``bias`` [hidden] (None: no bias), all of one dtype. ``out`` may be ``x``. Raises ValueError naming the
     argument that doesn't fit.
     """
+    if extension.plain_layer_norm(out, x, weight, bias, eps):
+        return
     kind = _check.storage("x", x.dtype)
     rows, hidden = shape = _check.matrix("x", x, "hidden")
     _check.tensor("out", out, x.dtype, shape)
