@@ -40,8 +40,10 @@ NO_EMULATOR = re.compile(
 """What CMake and meson say that would run a check on the target, if they were told how."""
 KNOWN = (
     (
-        r"No CMAKE_Fortran_COMPILER|no-fortran-for-the-target|'fortran' compiler binary"
-        r"|compiler\(s\): \[+'?gfortran|gfortran.*not f",
+        (
+            r"No CMAKE_Fortran_COMPILER|no-fortran-for-the-target|'fortran' compiler binary"
+            r"|compiler\(s\): \[+'?gfortran|gfortran.*not f"
+        ),
         FORTRAN_SENTENCE,
     ),
     (r"can't find Rust compiler|cargo(?:: command)? not found", RUST_SENTENCE),
