@@ -21,12 +21,13 @@ def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     SDM, TDPBF16PS). Raises ValueError naming the argument that doesn't fit.
     """
     kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "in_features"))
-    rows, in_features = x.shape
-    _check.tensor("weight", weight, x.dtype, ("out_features", in_features))
+    rows, in_features = _check.matrix("x", x, "in_features")
+    if weight.ndim != 2:
+        _check.tensor("weight", weight, x.dtype, ("out_features", in_features))
+    out_features = weight.shape[0]
+    _check.tensor("weight", weight, x.dtype, (out_features, in_features))
     if not weight.is_contiguous():
         raise ValueError(f"weight must be contiguous, its strides are {list(weight.stride())}")
-    out_features = weight.shape[0]
     _check.tensor("out", out, x.dtype, (rows, out_features))
     _check.output("out", out)
     if bias is not None:

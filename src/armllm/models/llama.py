@@ -79,7 +79,7 @@ class LlamaAttention:
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
-        query, key, value = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
+        query, key, value = self.qkv_proj(x).split_with_sizes(self.sizes, -1)
         return self.heads(query), self.heads(key), self.heads(value)
 
     def heads(self, x: Tensor) -> Tensor:
