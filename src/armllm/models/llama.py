@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
@@ -24,6 +21,8 @@ from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from armllm.models.loader import Weights
 
