@@ -7,7 +7,8 @@ need_packages "${PYTHON:-python3} -c 'import pathlib, sysconfig; pathlib.Path(sy
 need_packages 'command -v llvm-mc-19' llvm-19
 need_packages 'command -v aarch64-linux-gnu-g++' g++-aarch64-linux-gnu
 need_packages 'docker info || command -v podman' podman runc # runc where crun may not set limits
-need_packages 'command -v skopeo && command -v docker-registry' skopeo docker-registry
+need_packages 'command -v skopeo && command -v docker-registry && command -v umoci' skopeo docker-registry umoci
+need_packages 'command -v mmdebstrap' mmdebstrap
 aarch64_in_containers
 environment
 # torch for aarch64 is CPU-only on the Python index, for x86-64 it is not: set TORCH, or pip's own index options,

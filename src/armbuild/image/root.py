@@ -21,6 +21,9 @@ USER, USER_ID = "armllm", 10001
 OWNERS = {f"home/{USER}": USER_ID}
 WITH_DEPENDENCIES = ("libstdc++6", "libtcmalloc-minimal4", "tini")
 """C++ for torch, the allocator that is preloaded, the init that forwards signals and reaps orphans."""
+BEFORE_T64 = {"bullseye", "bookworm"}
+RENAMED = {"libtcmalloc-minimal4": "libtcmalloc-minimal4t64"}
+"""After those releases, libraries with times in their interface: https://wiki.debian.org/ReleaseGoals/64bit-time."""
 ALONE = ("base-files", "ca-certificates", "tzdata")
 """What is wanted without debconf, OpenSSL's program and perl, which only their scripts need."""
 LEFT_OUT = frozenset({"dpkg", "libacl1", "libmd0", "libpcre2-8-0", "libselinux1", "tar"})
@@ -96,7 +99,8 @@ def make(
     with cache.work_folder("image-root") as work:
         (main := work / "main").mkdir()
         (alone := work / "alone").mkdir()
-        wanted = (f"python{python}", *only) if python else tuple(only)
+        own = [name if suite in BEFORE_T64 else RENAMED.get(name, name) for name in only]
+        wanted = (f"python{python}", *own) if python else tuple(own)
 
         def get(names: tuple[str, ...], into: Path, *, dependencies: bool) -> list[Path]:
             return debian.download(

@@ -5,8 +5,8 @@ import struct
 import pytest
 from tests.armbuild.image import small
 
-from armbuild.errors import UsageError
-from armbuild.image import archive, base
+from armbuild.errors import MissingError, UsageError
+from armbuild.image import archive, base, root
 
 
 def glibc(version):
@@ -171,3 +171,22 @@ def test_a_base_that_cannot_carry_the_engine_is_refused_in_a_line(tmp_path, file
 def test_a_base_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         base.fetch("./gone.tar", "arm64", tmp_path, tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("suite", "name"), [("bookworm", "libtcmalloc-minimal4"), ("trixie", "libtcmalloc-minimal4t64")]
+)
+def test_the_allocator_is_asked_for_by_its_name_in_that_release(tmp_path, monkeypatch, suite, name):
+    asked = []
+
+    def download(names, **_):
+        asked.extend(names)
+        raise MissingError("enough")
+
+    monkeypatch.setattr(root.debian, "download", download)
+    with pytest.raises(MissingError, match="enough"):
+        root.make(
+            tmp_path, python=None, suite=suite, architecture="arm64", source=None,
+            only=("tini", "libtcmalloc-minimal4"), log=tmp_path / "log",
+        )  # fmt: skip
+    assert asked == ["tini", name], "`apt-get download` takes no name that a package merely provides"
