@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from armllm.sampling_params import SamplingParams
 
 CHUNK = 256
+REACHES = (4.0, 10.0, 20.0)  # below the greatest logit, where most of the mass is looked for
 
 
 @torch.inference_mode()
@@ -33,47 +34,92 @@ def sample(
     ``uniforms`` are numbers in [0, 1), one per row; those of greedy rows are not looked at. Where the
     greatest logit is not finite (NaN counts as the greatest), the token id means nothing.
     """
-    greatest, token_ids = logits.max(-1)
+    if any(choice.greedy for choice in params):
+        greatest, token_ids = logits.max(-1)
+    else:  # which token it is takes five times as long
+        greatest, token_ids = logits.amax(-1), torch.zeros(len(params), dtype=torch.int64)
     greatest_of: list[float] = greatest.tolist()
     drawn = [
         row for row, choice in enumerate(params) if not choice.greedy and math.isfinite(greatest_of[row])
     ]
     if drawn:
+        rows = slice(None) if len(drawn) == len(params) else drawn
         temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
-        scaled = logits[drawn] / temperatures.unsqueeze(1)
-        thresholds = [_threshold(scaled[index].numpy(), params[row]) for index, row in enumerate(drawn)]
-        token_ids[drawn] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
+        scaled = _scaled(logits[rows], temperatures)
+        vocab_size = logits.shape[1]
+        thresholds = [
+            _threshold(scaled[index, :vocab_size].numpy(), params[row]) for index, row in enumerate(drawn)
+        ]
+        token_ids[rows] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
     result: list[int] = token_ids.tolist()
     return result, greatest_of
+
+
+def _scaled(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Logits over temperatures, in whole chunks: what is beyond the vocabulary has no weight."""
+    rows, vocab_size = logits.shape
+    scaled = torch.empty(rows, -(-vocab_size // CHUNK) * CHUNK)
+    torch.div(logits, temperatures.unsqueeze(1), out=scaled[:, :vocab_size])
+    scaled[:, vocab_size:] = -math.inf
+    return scaled
 
 
 def _threshold(logits: npt.NDArray[np.float32], params: SamplingParams) -> float:
     """The least logit that min_p, then top_k, then top_p leave; tokens that tie with it stay too."""
     vocab_size = len(logits)
     top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
-    least = -math.inf
-    if params.min_p > 0:
-        least = float(logits.max()) + math.log(params.min_p)
+    if params.min_p <= 0 and top_k == vocab_size and params.top_p >= 1:
+        return -math.inf
+    greatest = float(logits.max())
+    least = greatest + math.log(params.min_p) if params.min_p > 0 else -math.inf
+    likeliest = logits
+    if top_k < vocab_size:
+        candidates = _candidates(logits, top_k)
+        likeliest = np.partition(candidates, -top_k)[-top_k:]
+        if params.top_p >= 1:
+            return max(least, float(likeliest[0]))
     if params.top_p >= 1:
-        return least if top_k == vocab_size else max(least, np.partition(logits, -top_k)[-top_k].item())
-    likeliest = logits if top_k == vocab_size else np.partition(logits, -top_k)[-top_k:]
-    falling = np.sort(likeliest)[::-1]
-    falling = falling[: max(1, np.count_nonzero(falling >= least))]
-    sums = np.exp(falling - falling[0]).cumsum(dtype=np.float64)
+        return least
+    if least > -math.inf:
+        likeliest = likeliest[likeliest >= np.float32(min(least, greatest))]
+    total = np.exp(likeliest - greatest).sum(dtype=np.float64)
+    falling = np.sort(_most(likeliest, greatest, params.top_p * total))[::-1]
+    sums = np.exp(falling - greatest).cumsum(dtype=np.float64)
     # a token stays if those before it don't make up the mass yet
-    kept = 1 + np.searchsorted(sums[:-1], params.top_p * sums[-1], side="left")
+    kept = 1 + np.searchsorted(sums[:-1], params.top_p * total, side="left")
     last: float = falling[kept - 1].item()
     return last
 
 
+def _candidates(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.float32]:
+    """All that can be among the ``count`` greatest: at least as many chunks have a maximum not below them."""
+    whole = len(logits) // CHUNK
+    if whole < count:
+        return logits
+    maxima = logits[: whole * CHUNK].reshape(whole, CHUNK).max(-1)
+    enough: npt.NDArray[np.float32] = logits[logits >= np.partition(maxima, -count)[-count]]
+    return enough
+
+
+def _most(logits: npt.NDArray[np.float32], greatest: float, mass: float) -> npt.NDArray[np.float32]:
+    """The likeliest tokens, enough to make up the mass: few in a trained model, and fewer to sort."""
+    for distance in REACHES:
+        near: npt.NDArray[np.float32] = logits[logits >= np.float32(greatest - distance)]
+        if np.exp(near - greatest).sum(dtype=np.float64) >= mass:
+            return near
+    return logits
+
+
 def _draw(logits: Tensor, thresholds: Sequence[float], uniforms: Tensor) -> Tensor:
-    """Find the chunk of the vocabulary first, then the token in it, both by fp64 sums of weights."""
-    weights = (logits - logits.amax(-1, keepdim=True)).exp_()
-    rows, vocab_size = weights.shape
+    """Find the chunk of the vocabulary first, then the token in it, by fp64 sums over chunks and weights.
+
+    ``logits`` are in whole chunks and become their weights, in place: a large batch's are larger than caches.
+    """
     if any(threshold > -math.inf for threshold in thresholds):
-        weights.masked_fill_(logits < torch.tensor(thresholds).unsqueeze(1), 0.0)
-    chunks = torch.nn.functional.pad(weights, (0, -vocab_size % CHUNK)).view(rows, -1, CHUNK)
-    sums = chunks.sum(-1, dtype=torch.float64)
+        logits.masked_fill_(logits < torch.tensor(thresholds).unsqueeze(1), -math.inf)
+    rows = len(logits)
+    chunks = logits.sub_(logits.amax(-1, keepdim=True)).exp_().view(rows, -1, CHUNK)
+    sums = chunks.sum(-1).double()
     chunk, before = _invert(sums, uniforms * sums.sum(-1))
     within = chunks[torch.arange(rows), chunk].double()
     offset, _ = _invert(within, uniforms * sums.sum(-1) - before)
