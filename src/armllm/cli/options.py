@@ -49,6 +49,7 @@ def _engine(  # noqa: PLR0917 - a list of options
     calibration: Annotated[
         str | None,
         typer.Option(
+            "--calibrate",
             help="Text of the kind that the model will see, by which --quantization scales inputs first.",
             rich_help_panel="Engine",
         ),

@@ -29,7 +29,8 @@ def pack(  # noqa: PLR0917 - a list of options
         typer.Option(help=f"Round weights first: {', '.join(SCHEMES)}."),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="A text by which --quantization scales inputs first.")
+        Path | None,
+        typer.Option("--calibrate", help="A text by which --quantization scales inputs first."),
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it

@@ -24,7 +24,7 @@ from armllm.quant.digest import digest_file
 from armllm.quant.formats import choose_format
 from armllm.quant.gguf_blocks import BLOCKS
 from armllm.quant.load import check_idle_biases, read_integers
-from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, pack
+from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, pack, sealed
 from armllm.quant.scheme import SCHEMES, check_scheme
 from armllm.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ def pack_checkpoint(
     source: Tensors = open_checkpoint(path)
     if calibration is not None:
         if quantization is None:
-            raise RequestError("--calibration needs a --quantization to calibrate")
+            raise RequestError("--calibrate needs a --quantization to calibrate")
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(path, quantization, calibration, Tokenizer(path), dtype)
         told(str(report))
@@ -101,7 +101,6 @@ def pack_checkpoint(
         files = sorted({source.where(name).name for name in source.names()})
         packed_from = Source.of(path.parent, files) if is_file else Source.of(path, [CONFIG, *files])
         manifest = {
-            "version": VERSION,
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},
             "origin": str(form),
@@ -109,7 +108,8 @@ def pack_checkpoint(
             "digests": {SINGLE: digest_file(work / SINGLE)},
             "matrices": {name: dataclasses.asdict(stored) for name, stored in writer.matrices.items()},
         }
-        (work / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+        whole = {"version": VERSION, "seal": sealed(manifest), **manifest}
+        (work / MANIFEST).write_text(json.dumps(whole) + "\n", encoding="utf-8")
         if is_file:
             _write_tokenizer(path, work)
         values = ConfigReader.open(path).values

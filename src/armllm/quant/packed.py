@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from armllm.quant.weight import IntegerWeight
 
 MANIFEST = "packed.json"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
 
 
@@ -38,6 +39,11 @@ class PackedMatrix:
     weight: PackedWeight
     columns: Tensor | None
     input_scale: float | None
+
+
+def sealed(manifest: dict[str, Any]) -> str:
+    """SHA-256 of what a manifest says, without its version and seal: sizes that are changed by hand show."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
@@ -130,11 +136,13 @@ class Packed:
         path = reader.path.parent / MANIFEST
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            version = values.pop("version")
+            version, seal = values.pop("version"), values.pop("seal", None)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise CheckpointError(f"{path} is missing or damaged: pack the model again") from None
         if version != VERSION:
             raise CheckpointError(f"{path} was written by another version of armllm: pack the model again")
+        if seal != sealed(values):
+            raise CheckpointError(f"{path} was changed after it was written: pack the model again")
         try:
             values["source"] = Source(**values["source"])
             values["matrices"] = {name: StoredMatrix(**stored) for name, stored in values["matrices"].items()}

@@ -89,7 +89,7 @@ def test_calibration_comes_before_packing(make_checkpoint, tmp_path, monkeypatch
     source = make_checkpoint(**SIZES).folder
     text = tmp_path / "text"
     text.write_text("\n".join(CORPUS * 8), encoding="utf-8")
-    pack(source, tmp_path / "out", "--quantization", "int4", "--calibration", str(text))
+    pack(source, tmp_path / "out", "--quantization", "int4", "--calibrate", str(text))
     scaled = logits(source, quantization="int4", calibration=str(text))
     assert torch.equal(scaled, logits(tmp_path / "out"))
 
@@ -180,17 +180,35 @@ def test_damage_is_found_before_anything_is_computed(one):
     weights.write_bytes(content)
     logits(folder)
     stored = manifest.read_text()
-    for broken in ("", "{}", stored[:-9], "[1]", '{"version": 1}'):
+    for broken in ("", "{}", stored[:-9], "[1]"):
         manifest.write_text(broken)
         refused(folder, "damaged: pack the model again")
-    manifest.write_text(stored.replace('"version": 1', '"version": 2'))
+    manifest.write_text(stored.replace('"version": 2', '"version": 3'))
     refused(folder, f"{manifest} was written by another version of armllm")
-    values = json.loads(stored)
-    values["matrices"]["model.layers.0.mlp.down_proj"]["in_features"] = 128
-    manifest.write_text(json.dumps(values))
-    refused(folder, "model.layers.0.mlp.down_proj has 128 inputs, by config.json 256")
     manifest.unlink()
     refused(folder, f"{manifest} is missing or damaged")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda values: values["matrices"]["model.layers.0.mlp.down_proj"].update(in_features=128),
+        lambda values: values["matrices"]["model.layers.0.mlp.down_proj"].update(num_bytes=-1),
+        lambda values: values["matrices"].clear(),
+        lambda values: values.update(digests={}),
+        lambda values: values.update(layouts=[]),
+        lambda values: values["source"].update(files={}),
+        lambda values: values.pop("seal"),
+        lambda values: values.update(seal=7),
+    ],
+)
+def test_a_manifest_that_was_changed_by_hand_is_refused(one, edit):
+    _, folder = one
+    manifest = folder / "packed.json"
+    values = json.loads(manifest.read_text())
+    edit(values)
+    manifest.write_text(json.dumps(values))
+    refused(folder, f"{manifest} was changed after it was written: pack the model again")
 
 
 def test_what_cannot_be_packed_is_refused(one, make_checkpoint, tmp_path, capsys):
