@@ -38,7 +38,7 @@ OPTIONS = (
 )
 QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
 """What the shortest text is recited with as well: each of the quantised products once."""
-EXPERTS = (None, "int4-g32")
+EXPERTS = (None, "int8", "int4-g32")
 """What the model with experts recites with."""
 
 Planned = tuple["Path", str, "str | None", "Case"]  # model, dtype, quantisation, case

@@ -139,6 +139,7 @@ def test_the_usual_runs_end_with_the_mixture(capsys):
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(entry["dtype"], entry["quantization"]) for entry in runs if entry["model"] == "mixture"] == [
         ("bfloat16", None),
+        ("bfloat16", "int8"),
         ("bfloat16", "int4-g32"),
     ]
     assert runs[-1]["model"] == "mixture"
