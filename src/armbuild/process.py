@@ -27,10 +27,12 @@ LINKER_ERROR = re.compile(
 )
 CMAKE_ERROR = re.compile(r"^CMake Error\b")
 EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Failed|Exit|Warning|Interrupt)\b"
+    r"^(?:  )?(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Failed|Exit|Warning|Interrupt)\b(?!\()"
 )
 SUMMARY = re.compile(
-    r"\berror: (?:command|subprocess|metadata-generation|the following arguments)\b", re.IGNORECASE
+    r"\berror: (?:command|subprocess|metadata-generation|the following arguments|failed building wheel"
+    r"|failed to build (?:one|installable))\b",
+    re.IGNORECASE,
 )
 NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says

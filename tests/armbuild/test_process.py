@@ -40,6 +40,17 @@ clang: error: linker command failed with exit code 1 (use -v to see invocation)
 """
 
 
+PIP_IN_A_CONTAINER = """\
+  Traceback (most recent call last):
+    File x, line 1
+  Exception: HDF5 >= 1.10.7
+  error: subprocess-exited-with-error
+  ERROR: Failed building wheel for h5py
+ERROR: Failed to build one or more wheels
+cibuildwheel: error: Command ['pip'] failed with code 1.
+"""
+
+
 @pytest.mark.parametrize(
     ("output", "line"),
     [
@@ -65,6 +76,8 @@ clang: error: linker command failed with exit code 1 (use -v to see invocation)
             'level=warning msg="Retrying. Error: no route"\nError: creating build container: no route',
             "Error: creating build container: no route",
         ),
+        ("Traceback (most recent call last):\n  File x, in <module>\nException: no way", "Exception: no way"),
+        (PIP_IN_A_CONTAINER, "Exception: HDF5 >= 1.10.7"),
     ],
 )
 def test_the_first_real_error_is_found_in_a_build_log(output, line):
