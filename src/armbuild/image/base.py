@@ -17,7 +17,7 @@ from packaging.version import Version
 from armbuild import cache, debian, process
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import content, kept, layers, reader, root, unpack
+from armbuild.image import content, kept, layers, reader, reference, root, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
 
@@ -52,11 +52,9 @@ class Foundation:
 
 def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
     """Return the file or folder that ``base`` names; what is in a registry is copied into ``work``."""
-    path = Path(base)
+    path = Path(reference.check_base(base))
     if path.exists():
         return path
-    if re.match(r"[./~]", base) or base.endswith((".tar", ".tar.gz", ".tgz")):
-        raise UsageError(f"--base {base}: no such file or folder")
     if shutil.which("skopeo") is None:
         raise MissingError(f"--base {base} is in a registry: apt-get install skopeo, or name a local archive")
     target = work / "base.tar"

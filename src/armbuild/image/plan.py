@@ -155,7 +155,7 @@ def plan(
         torch=torch,
         index=_index(index),
         model=model.check(with_model) if with_model else None,
-        base=base,
+        base=None if base is None else reference.check_base(base),
         tag=reference.full_name(reference.check_tag(tag or f"armllm:{version.replace('+', '-')}")),
         labels=reference.check_labels(list(labels)),
         builder=builder,

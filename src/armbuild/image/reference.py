@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from pathlib import Path
 
 from armbuild.errors import UsageError
 
@@ -26,6 +27,14 @@ def check_tag(name: str) -> str:
         hint = f"; write {name.lower()}" if _REFERENCE.fullmatch(name.lower()) else ""
         raise UsageError(f"--tag {name}: not an image's name ([registry/]name[:tag], lower-case name){hint}")
     return name if match["tag"] else f"{name}:latest"
+
+
+def check_base(base: str) -> str:
+    """Return ``base``; raises UsageError for what can only be a file or a folder and is not there."""
+    local = not base or re.match(r"[./~]", base) or base.endswith((".tar", ".tar.gz", ".tgz"))
+    if local and not (base and Path(base).exists()):
+        raise UsageError(f"--base {base or repr(base)}: no such file or folder")
+    return base
 
 
 def full_name(name: str) -> str:

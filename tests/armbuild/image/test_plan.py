@@ -91,6 +91,8 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"push": True}, "--push needs --tag"),
         ({"index": "no-such-folder"}, "neither an address"),
         ({"with_model": "no-such-folder"}, "no such folder"),
+        ({"base": "gone.tar"}, "--base gone.tar: no such file"),
+        ({"base": ""}, "--base '': no such file"),
     ],
 )
 def test_a_choice_that_cannot_be_honoured_is_refused_before_anything_is_built(
