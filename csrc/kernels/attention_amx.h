@@ -1,15 +1,15 @@
-// Attention on a bfloat16 cache with the tiles of AMX (Intel SDM volume 1, chapter 18): TDPBF16PS adds the
-// product of a tile of 16 rows by 32 elements and one of 16 pairs of elements by 16 columns to a tile of 16
-// by 16 floats. So keys lie in the cache in panels of 16 tokens, [block_size / 16][head_dim / 2][16][2], and
-// values as pairs of tokens, [block_size / 2][value_dim][2]: both are loaded as they lie. Products are exact,
-// sums are float; the softmax is in float, its result is rounded to bfloat16 before it multiplies the values.
-// Subnormal numbers count as zero.
+// Attention on a bfloat16 cache with the tiles of AMX (amx_products.h). Keys lie in the cache in panels of 16
+// tokens, [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size /
+// 2][value_dim][2]: both are loaded as they lie. The softmax is in float, its result is rounded to bfloat16
+// before it multiplies the values.
+
+#include "kernels/amx_products.h"
 
 namespace tiles {
 
 // All keys of a split at once. Rows of logits are a little longer, so that they fall into different sets of
 // the cache.
-inline constexpr int64_t kChunk = 544, kTileRows = 32, kBlock = 16, kDepth = 32;
+inline constexpr int64_t kChunk = 544, kTileRows = 2 * kBlock;
 static_assert(kChunk >= kAttentionSplit, "no sum is ever rescaled");
 
 ARMLLM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -65,7 +65,8 @@ struct Scratch {
   float* factor;          // [kTileRows]
   bfloat16* query;        // [kTileRows, query_dim]
   bfloat16* weights;      // [kTileRows, kChunk]
-  bfloat16* last_values;  // [kDepth / 2, value_dim, 2]: the last group of tokens, zero behind the last token
+  bfloat16* last_values;  // [kDepth / 2, value_dim, 2]: the last group of
+                          // tokens, zero behind the last token
   int64_t query_dim, value_dim;
 };
 
@@ -87,106 +88,18 @@ ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
   return s;
 }
 
-// Tiles 0 to 3 are sums, 4 and 5 their factors of `depth` elements, 6 and 7 those of the `rest` that is
-// shorter.
-ARMLLM_INLINE void configure(int64_t rows, int64_t depth, int64_t rest) {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t column_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } shape;
-  const auto set = [&](int tile, int64_t tile_rows, int64_t bytes) ARMLLM_LAMBDA {
-    shape.rows[tile] = static_cast<uint8_t>(tile_rows);
-    shape.column_bytes[tile] = static_cast<uint16_t>(bytes);
-  };
-  for (int i = 0; i < 4; ++i) set(i, rows, 4 * kBlock);
-  set(4, rows, 2 * depth);
-  set(5, depth / 2, 4 * kBlock);
-  if (rest > 0) {
-    set(6, rows, 2 * rest);
-    set(7, rest / 2, 4 * kBlock);
-  }
-  // GCC 12 doesn't know that configuration and tiles are loaded from memory.
-  __asm__ volatile("" : : "r"(&shape) : "memory");
-  _tile_loadconfig(&shape);
-}
-
-// The loops below, written out: tiles have no index.
-#define ARMLLM_TILES(N, each)       \
-  {                                 \
-    each(0);                        \
-    if constexpr ((N) > 1) each(1); \
-    if constexpr ((N) > 2) each(2); \
-    if constexpr ((N) > 3) each(3); \
-  }
-
-// logits of a block of rows and the keys of N panels.
-template <int N>
-ARMLLM_INLINE void logits_tiles(const Scratch& s, int64_t row, const bfloat16* const* panels,
-                                int64_t head_dim, float* logits) {
-  const bfloat16* query = s.query + row * s.query_dim;
-  const int64_t stride = 2 * s.query_dim;
-#define ARMLLM_EACH(i) _tile_zero(i)
-  ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-  int64_t d = 0;
-  for (; d + kDepth <= head_dim; d += kDepth) {
-    _tile_loadd(4, query + d, stride);
-#define ARMLLM_EACH(i)                                \
-  _tile_loadd(5, panels[i] + d * kBlock, 4 * kBlock); \
-  _tile_dpbf16ps(i, 4, 5)
-    ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-  }
-  if (d < head_dim) {
-    _tile_loadd(6, query + d, stride);
-#define ARMLLM_EACH(i)                                \
-  _tile_loadd(7, panels[i] + d * kBlock, 4 * kBlock); \
-  _tile_dpbf16ps(i, 6, 7)
-    ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-  }
-#define ARMLLM_EACH(i) _tile_stored(i, logits + i * kBlock, 4 * kChunk)
-  ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-}
-
-// values = weights . values of the cache, for a block of rows and N blocks of columns.
-template <int N>
-ARMLLM_INLINE void values_tiles(const Scratch& s, int64_t row, const bfloat16* const* groups,
-                                int64_t num_groups, int64_t group, int64_t column) {
-  const bfloat16* weights = s.weights + row * kChunk;
-  float* values = s.values + row * s.value_dim + column;
-#define ARMLLM_EACH(i) _tile_zero(i)
-  ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const bfloat16* x = groups[g] + 2 * column;
-    _tile_loadd(4, weights + g * group, 2 * kChunk);
-#define ARMLLM_EACH(i)                                 \
-  _tile_loadd(5, x + 2 * i * kBlock, 4 * s.value_dim); \
-  _tile_dpbf16ps(i, 4, 5)
-    ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-  }
-#define ARMLLM_EACH(i) _tile_stored(i, values + i * kBlock, 4 * s.value_dim)
-  ARMLLM_TILES(N, ARMLLM_EACH)
-#undef ARMLLM_EACH
-}
-#undef ARMLLM_TILES
-
-template <int N>
-struct Number {
-  static constexpr int value = N;
-};
-// Four at a time, then what is left; `each` gets a constant and where it begins.
-template <class Each>
-ARMLLM_INLINE void by_fours(int64_t n, const Each& each) {
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4) each(Number<4>{}, i);
-  if (n - i == 3) each(Number<3>{}, i);
-  if (n - i == 2) each(Number<2>{}, i);
-  if (n - i == 1) each(Number<1>{}, i);
+// logits of all rows and the keys of n panels, from `steps` times `depth` elements of the head from d on.
+ARMLLM_INLINE void tile_logits(const Scratch& s, int64_t rows, const bfloat16* const* panels, int64_t n,
+                               int64_t d, int64_t steps, int64_t depth) {
+  configure(rows < kBlock ? rows : kBlock, depth);
+  by_blocks(rows, n, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
+    const auto query = [&](int64_t i, int64_t block)
+                           ARMLLM_LAMBDA { return s.query + block * kBlock * s.query_dim + d + i * depth; };
+    const auto keys = [&](int64_t i, int64_t block)
+                          ARMLLM_LAMBDA { return panels[first + block] + (d + i * depth) * kBlock; };
+    products<decltype(r)::value, decltype(c)::value>(s.logits + first * kBlock, kChunk, d > 0, steps, query,
+                                                     2 * s.query_dim, keys, 4 * kBlock);
+  });
 }
 
 // The first n tokens of a group, and zeros for the others.
@@ -241,12 +154,16 @@ ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile&
     }
     return;
   }
-  configure(rows < kBlock ? rows : kBlock, group, 0);
-  for (int64_t r = 0; r < rows; r += kBlock) {
-    by_fours(s.value_dim / kBlock, [&](auto number, int64_t c) ARMLLM_LAMBDA {
-      values_tiles<decltype(number)::value>(s, r, groups, num_groups, group, c * kBlock);
-    });
-  }
+  configure(rows < kBlock ? rows : kBlock, group);
+  by_blocks(rows, s.value_dim / kBlock, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
+    const auto weights = [&](int64_t i, int64_t block)
+                             ARMLLM_LAMBDA { return s.weights + block * kBlock * kChunk + i * group; };
+    const auto values = [&](int64_t i, int64_t block)
+                            ARMLLM_LAMBDA { return groups[i] + 2 * (first + block) * kBlock; };
+    products<decltype(r)::value, decltype(c)::value>(s.values + first * kBlock, s.value_dim, false,
+                                                     num_groups, weights, 2 * kChunk, values,
+                                                     4 * s.value_dim);
+  });
 }
 
 ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
@@ -286,14 +203,10 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       copy_tokens(s, groups[last], n % group, group);
       groups[last] = s.last_values;
     }
-    configure(rows < kBlock ? rows : kBlock, kDepth, head_dim % kDepth);
+    const int64_t num_panels = (n + kBlock - 1) / kBlock, rest = head_dim % kDepth;
+    if (head_dim >= kDepth) tile_logits(s, rows, panels, num_panels, 0, head_dim / kDepth, kDepth);
+    if (rest > 0) tile_logits(s, rows, panels, num_panels, head_dim - rest, 1, rest);
     const Vf scale = splat(logit_scale(a));
-    for (int64_t r = 0; r < rows; r += kBlock) {
-      float* logits = s.logits + r * kChunk;
-      by_fours((n + kBlock - 1) / kBlock, [&](auto number, int64_t p) ARMLLM_LAMBDA {
-        logits_tiles<decltype(number)::value>(s, r, panels + p, head_dim, logits + p * kBlock);
-      });
-    }
     for (int64_t r = 0; r < rows; ++r) {
       float* logits = s.logits + r * kChunk;
       for (int64_t i = 0; i < n; i += kLanes) store(logits + i, mul(load(logits + i), scale));
