@@ -42,7 +42,7 @@ ARMLLM_ADDEND(kTail0, 0x1.e9fcbap-4f);
 ARMLLM_ADDEND(kOne, 1.0f);
 template <class V>
 ARMLLM_INLINE V gelu(V x) {
-  const V z = absolute(x), t = quotient(splat(1.0f), fma(z, splat(0.3f), addend(kOne, z)));
+  const V z = absolute(x), t = reciprocal(fma(z, splat(0.3f), addend(kOne, z)));
   V p = fma(t, splat(0x1.26c790p-5f), addend(kTail6, t));
   p = fma(p, t, addend(kTail5, p));
   p = fma(p, t, addend(kTail4, p));
@@ -86,16 +86,21 @@ ARMLLM_INLINE void apply_and_mul(const ActivationArgs& a, int64_t begin, int64_t
     const T* gate = static_cast<const T*>(a.x) + chunk.row * a.x_stride + chunk.first;
     const T* up = gate + a.width;
     T* out = static_cast<T*>(a.out) + chunk.row * a.out_stride + chunk.first;
-    const int64_t n = chunk.n;
-    int64_t i = 0;
-    for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
+    int64_t n = chunk.n;
+    const int64_t step = kMany * kLanes;
+    for (; n >= step; n -= step) {
       ARMLLM_LOOP("apply_and_mul", kMany);
-      store_many(out + i, mul(F::of(load_many(gate + i)), load_many(up + i)));
+      store_many(out, mul(F::of(load_many(gate)), load_many(up)));
+      gate += step;
+      up += step;
+      out += step;
+      // Else compilers derive them from one another, by further instructions.
+      __asm__("" : "+r"(gate), "+r"(up), "+r"(out));
     }
-    for (; i + kLanes <= n; i += kLanes) store(out + i, mul(F::of(load(gate + i)), load(up + i)));
-    if (i < n) {
-      store_first(out + i, mul(F::of(load_first(gate + i, n - i)), load_first(up + i, n - i)), n - i);
+    for (; n >= kLanes; n -= kLanes, gate += kLanes, up += kLanes, out += kLanes) {
+      store(out, mul(F::of(load(gate)), load(up)));
     }
+    if (n > 0) store_first(out, mul(F::of(load_first(gate, n)), load_first(up, n)), n);
   }
 }
 

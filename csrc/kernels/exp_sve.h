@@ -25,3 +25,14 @@ ARMLLM_INLINE Vf one_plus_exp_of_minus(Vf x) {
   const Vf p = fma(fma(splat(0.5f), r, splat(-1.0f)), r, one);
   return fma(p, svexpa_f32(svreinterpret_u32_f32(shifted)), one);
 }
+
+// 2^(x - base), within 2.5 units in the last place, for x <= base, an integer of at most 2^21 in magnitude; 0
+// below base - 127; a NaN stays a NaN. As in exp.h, but for the table of 64ths: the rest is at most 1 / 128,
+// for which 1 + r ln 2 + (r ln 2)^2 / 2 is off by 2.7e-8.
+ARMLLM_INLINE Vf power_of_two(Vf x, float base) {
+  const Vf shift = splat((0x1.8p17f - base) + 127);
+  x = max(splat(base - 127), x);
+  const Vf shifted = add(x, shift), r = sub(x, sub(shifted, shift));
+  const Vf p = fma(fma(splat(0x1.ebfbe0p-3f), r, splat(0x1.62e430p-1f)), r, splat(1.0f));
+  return mul(p, svexpa_f32(svreinterpret_u32_f32(shifted)));
+}

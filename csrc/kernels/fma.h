@@ -8,6 +8,7 @@
 #include "kernels/activation.h"
 #include "kernels/kv_cache.h"
 #include "kernels/softmax.h"
+#include "kernels/attention_tiles.h"
 #include "kernels/attention.h"
 #include "kernels/quantize.h"
 #include "kernels/dense.h"

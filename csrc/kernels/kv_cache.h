@@ -3,6 +3,8 @@
 // [block_size][head_dim].
 
 inline constexpr int64_t kPanel = 16;
+// How many keys attention takes at a time.
+inline constexpr int64_t kChunk = 64;
 
 template <class T>
 ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& layout) {

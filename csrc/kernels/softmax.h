@@ -80,7 +80,8 @@ ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
 
 // x = 2^(x - base); returns the sum.
 ARMLLM_INLINE float exponentials(float* x, int64_t n, float base) {
-  Many total{};
+  Many total = splat_many(0.0f);
+  Vf rest = zero();
   int64_t i = 0;
   for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
     ARMLLM_LOOP("exponentials", kMany);
@@ -89,11 +90,11 @@ ARMLLM_INLINE float exponentials(float* x, int64_t n, float base) {
     total = add(total, p);
   }
   for (; i < n; i += kLanes) {
-    const Vf rest = power_of_two(load(x + i), base);
-    store(x + i, rest);
-    total.v[0] = add(total.v[0], rest);
+    const Vf p = power_of_two(load(x + i), base);
+    store(x + i, p);
+    rest = add(rest, p);
   }
-  return reduce_add(add(add(total.v[0], total.v[1]), add(total.v[2], total.v[3])));
+  return reduce_add(add(sum_of(total), rest));
 }
 
 // Soft cap and ALiBi, on the logits of `padded` keys from position `begin` on.

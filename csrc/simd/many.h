@@ -52,3 +52,8 @@ ARMLLM_INLINE void store_many(T* p, const Many& x) {
   ARMLLM_UNROLL for (int i = 0; i < kMany; ++i)
     store(p + i * kLanes, x.v[i]);
 }
+ARMLLM_INLINE Many splat_many(float x) {
+  const Vf v = splat(x);
+  return {{v, v, v, v}};
+}
+ARMLLM_INLINE Vf sum_of(const Many& x) { return add(add(x.v[0], x.v[1]), add(x.v[2], x.v[3])); }

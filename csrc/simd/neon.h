@@ -40,6 +40,8 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return vsubq_f32(a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return vmulq_f32(a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return vdivq_f32(a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return vfmaq_f32(c, a, b); }
+// c - a * b
+ARMLLM_INLINE Vf fnma(Vf a, Vf b, Vf c) { return vfmsq_f32(c, a, b); }
 inline constexpr bool kFused = true;
 ARMLLM_INLINE Vf reciprocal_estimate(Vf a) { return vrecpeq_f32(a); }
 ARMLLM_INLINE Vf reciprocal_step(Vf a, Vf y) { return vrecpsq_f32(a, y); }
@@ -119,4 +121,5 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 
 ARMLLM_MANY(reciprocal_estimate, (const Many& a), (a.v[i]))
 ARMLLM_MANY(reciprocal_step, (const Many& a, const Many& y), (a.v[i], y.v[i]))
+ARMLLM_MANY(fnma, (const Many& a, const Many& b, const Many& c), (a.v[i], b.v[i], c.v[i]))
 #include "simd/quotient.h"

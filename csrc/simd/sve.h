@@ -1,13 +1,27 @@
 // The primitives of scalar.h in SVE, for any vector length. A vector's type has no size: it can be neither in
 // an array nor in a structure, and kLanes is known at run time only. Included inside the namespace of a
 // target.
+//
+// ARMLLM_SVE_LANES, a power of two, says how many lanes of a vector are used at most: kLanes is a power of
+// two too, then. Arithmetic is in every lane all the same; what is loaded, stored and reduced is not.
 
-#define kLanes static_cast<int64_t>(svcntw())
+#undef kLanes
+#define kLanes lane_count()
 
 using Vf = svfloat32_t;
 using Vu = svuint32_t;
 
 ARMLLM_INLINE svbool_t every() { return svptrue_b32(); }
+#if defined(ARMLLM_SVE_LANES)
+ARMLLM_INLINE int64_t lane_count() {
+  const auto n = static_cast<int64_t>(svcntw_pat(SV_POW2));
+  return n < ARMLLM_SVE_LANES ? n : ARMLLM_SVE_LANES;
+}
+ARMLLM_INLINE svbool_t used() { return svwhilelt_b32_s64(0, lane_count()); }
+#else
+ARMLLM_INLINE int64_t lane_count() { return static_cast<int64_t>(svcntw()); }
+ARMLLM_INLINE svbool_t used() { return every(); }
+#endif
 ARMLLM_INLINE svbool_t first_lanes(int64_t n) { return svwhilelt_b32_s64(0, n); }
 
 ARMLLM_INLINE Vf splat(float x) { return svdup_n_f32(x); }
@@ -18,6 +32,8 @@ ARMLLM_INLINE Vf sub(Vf a, Vf b) { return svsub_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf mul(Vf a, Vf b) { return svmul_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf div(Vf a, Vf b) { return svdiv_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf fma(Vf a, Vf b, Vf c) { return svmla_f32_x(every(), c, a, b); }
+// c - a * b
+ARMLLM_INLINE Vf fnma(Vf a, Vf b, Vf c) { return svmls_f32_x(every(), c, a, b); }
 ARMLLM_INLINE Vf reciprocal_estimate(Vf a) { return svrecpe_f32(a); }
 ARMLLM_INLINE Vf reciprocal_step(Vf a, Vf y) { return svrecps_f32(a, y); }
 #include "simd/quotient.h"
@@ -28,8 +44,8 @@ ARMLLM_INLINE Vf min(Vf a, Vf b) { return svmin_f32_x(every(), a, b); }
 ARMLLM_INLINE Vf where_less(Vf a, Vf b, Vf x, Vf y) { return svsel_f32(svcmplt_f32(every(), a, b), x, y); }
 ARMLLM_INLINE Vf absolute(Vf x) { return svabs_f32_x(every(), x); }
 ARMLLM_INLINE Vf lane_numbers() { return svcvt_f32_s32_x(every(), svindex_s32(0, 1)); }
-ARMLLM_INLINE float reduce_add(Vf x) { return svaddv_f32(every(), x); }
-ARMLLM_INLINE float reduce_max(Vf x) { return svmaxv_f32(every(), x); }
+ARMLLM_INLINE float reduce_add(Vf x) { return svaddv_f32(used(), x); }
+ARMLLM_INLINE float reduce_max(Vf x) { return svmaxv_f32(used(), x); }
 
 // Sixteen bits in the low half of each lane. Round to nearest even; a NaN stays one (quiet).
 ARMLLM_INLINE Vf bf16_to_float(Vu x) { return svreinterpret_f32_u32(svlsl_n_u32_x(every(), x, 16)); }
@@ -62,11 +78,11 @@ ARMLLM_INLINE void store_lanes(svbool_t lanes, float16* p, Vf x) {
 
 template <class T>
 ARMLLM_INLINE Vf load(const T* p) {
-  return load_lanes(every(), p);
+  return load_lanes(used(), p);
 }
 template <class T>
 ARMLLM_INLINE void store(T* p, Vf x) {
-  store_lanes(every(), p, x);
+  store_lanes(used(), p, x);
 }
 template <class T>
 ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {
@@ -87,6 +103,8 @@ template <class T>
 ARMLLM_INLINE void store_many(T* p, Many x) {
   store(p, x);
 }
+ARMLLM_INLINE Many splat_many(float x) { return splat(x); }
+ARMLLM_INLINE Vf sum_of(Many x) { return x; }
 
 // Pairs: two floats, or two elements of 16 bits in one lane of 32.
 ARMLLM_INLINE void load_pairs_first(const float* p, Vf& even, Vf& odd, int64_t n) {

@@ -33,6 +33,28 @@ ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
 ARMLLM_CONVERT_ENTRIES
 
+// A panel of keys has sixteen.
+namespace sixteen {
+#define ARMLLM_SVE_LANES 16
+#undef ARMLLM_ADDEND
+#include "simd/sve.h"
+#include "kernels/exp_sve.h"
+#include "kernels/tanh.h"
+#include "kernels/kv_cache.h"
+#include "kernels/softmax.h"
+#include "kernels/attention_sve.h"
+#include "kernels/attention.h"
+}  // namespace sixteen
+using sixteen::attention_finish;
+using sixteen::attention_merge;
+
+#define ARMLLM_SVE_ATTENTION_ENTRIES(T, suffix)                                                        \
+  ARMLLM_ATTENTION_ENTRIES(T, suffix, sixteen::kv_cache_layout<T>, sixteen::write_kv_cache<T>,         \
+                           sixteen::attention_scratch_bytes, sixteen::attention_split<T>, sixteen::kTileRows)
+ARMLLM_SVE_ATTENTION_ENTRIES(float, f32)
+ARMLLM_SVE_ATTENTION_ENTRIES(float16, f16)
+ARMLLM_SVE_ATTENTION_ENTRIES(bfloat16, bf16)
+
 }  // namespace armllm::sve
 // clang-format on
 

@@ -41,11 +41,13 @@ def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
         assert ran("silu_and_mul_(f32|bf16)", "sve")
         return
     newer = cpu in {"neoverse-n2", "neoverse-v1"}
-    assert ran("paged_attention_f32", "neon")
+    wide = cpu in {"neoverse-v1", "a64fx"}
+    assert ran("paged_attention_f32", "sve" if wide else "neon")
+    assert ran("paged_attention_bf16", "sve") is (cpu == "a64fx")
     assert ran("paged_attention_bf16", "bf16") is newer
     assert ran("paged_attention_f16", "fhm") is newer
     assert ran("paged_attention_int8_f16", "i8mm") is newer
     assert ran("paged_attention_int8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert ran("matmul_w4a8_f32", "i8mm") is newer
     assert ran("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
-    assert ran("silu_and_mul_f32", "sve") is (cpu in {"neoverse-v1", "a64fx"})
+    assert ran("silu_and_mul_f32", "sve") is wide
