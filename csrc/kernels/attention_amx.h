@@ -1,7 +1,6 @@
-// Attention on a bfloat16 cache with the tiles of AMX (amx_products.h). Keys lie in the cache in panels of 16
-// tokens, [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size /
-// 2][value_dim][2]: both are loaded as they lie. The softmax is in float, its result is rounded to bfloat16
-// before it multiplies the values.
+// Attention on a bfloat16 cache with the tiles of AMX (amx_products.h). Keys lie in the cache in panels,
+// [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size / 2][value_dim][2]: both
+// are loaded as they lie. The softmax is in float, its result is rounded to bfloat16 before it multiplies.
 
 #include "kernels/amx_products.h"
 
@@ -65,8 +64,7 @@ struct Scratch {
   float* factor;          // [kTileRows]
   bfloat16* query;        // [kTileRows, query_dim]
   bfloat16* weights;      // [kTileRows, kChunk]
-  bfloat16* last_values;  // [kDepth / 2, value_dim, 2]: the last group of
-                          // tokens, zero behind the last token
+  bfloat16* last_values;  // [kDepth / 2, value_dim, 2]: the last group of tokens, zero behind the last token
   int64_t query_dim, value_dim;
 };
 
