@@ -2,7 +2,8 @@
 
     tools/cycles.py              print the table
     tools/cycles.py --write      write it to docs/performance.md
-    tools/cycles.py --check      fail when a loop lost more than 5% against docs/performance.md
+    tools/cycles.py --check      fail when a loop lost more than 5% against docs/performance.md, or a
+                                 quantised product of 2 to 16 rows is below what it should reach (rows_table)
 
 The targets are compiled by zig with the flags of the build; the loops are those that ARMLLM_LOOP names in
 csrc. Two dispatch widths are tried, llvm-mca's and the core's, and the slower one counts. Caches are not
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import re
 import shlex
@@ -23,6 +25,7 @@ import tempfile
 from pathlib import Path
 
 import conformance
+import rows_table
 from armbuild.errors import ArmbuildError, BuildError, MissingError
 from kernel_loops import CORES, LOOPS, Core, Loop
 from marked_loops import crack, find_loops
@@ -30,6 +33,7 @@ from marked_loops import crack, find_loops
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles -->"
+ROWS_START, ROWS_END = "<!-- rows: written by tools/cycles.py -->", "<!-- end of rows -->"
 LLVM_MCA = ("llvm-mca-19", "llvm-mca")
 LOSS = 1.05
 
@@ -101,7 +105,9 @@ def macs(body: list[str], core: Core) -> tuple[int, int]:
     count, peak = 0, core.fmla
     for line in body:
         operation = line.split()[0]
-        if (operation in {"fmla", "fmls"} and ".4s" in line) or operation in {"fmlal", "fmlal2"}:
+        if operation == "fmla" and re.search(r"\bz\d+\.s", line):
+            count += core.sve_bits // 32
+        elif (operation in {"fmla", "fmls"} and ".4s" in line) or operation in {"fmlal", "fmlal2"}:
             count += 4
         elif operation in {"smull", "smull2", "smlal", "smlal2"}:
             count += 8
@@ -118,7 +124,11 @@ def macs(body: list[str], core: Core) -> tuple[int, int]:
 
 def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
     """Return cycles per iteration and what limits them."""
-    text = "\n".join(crack(line) for line in body if not line.strip().startswith("//"))
+    return _simulate(tool, "\n".join(crack(line) for line in body if not line.strip().startswith("//")), core)
+
+
+@functools.cache
+def _simulate(tool: str, text: str, core: Core) -> tuple[float, str]:
     worst = 0.0
     limit = ""
     for width in ((), (f"-dispatch={core.dispatch}",)):
@@ -143,7 +153,8 @@ def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
     return worst, limit
 
 
-UNITS = {"V": "vector", "L": "load", "S": "scalar", "M": "scalar", "B": "branch", "D": "store", "I": "scalar"}
+UNITS = {"V": "vector", "L": "load", "S": "scalar", "M": "scalar", "B": "branch", "D": "store", "I": "scalar",
+         "F": "vector", "E": "scalar"}  # fmt: skip
 
 
 def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
@@ -155,7 +166,7 @@ def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
         if entry["InstructionIndex"] == len(region["Instructions"]):
             name = names[entry["ResourceIndex"]]
             kind = re.sub(r"\.\d+$", "", name)
-            kind = kind.partition("Unit")[2] or kind
+            kind = kind.partition("Unit")[2] or kind.removeprefix("A64FXIP")
             busy.setdefault(kind, 0.0)
             busy[kind] = max(busy[kind], entry["ResourceUsage"])
     if not busy or cycles == 0:
@@ -169,8 +180,8 @@ def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
     return f"{unit} {share:.0%}" if share >= 0.9 else f"latency ({unit} {share:.0%})"
 
 
-def measure(tool: str, assembly: dict[str, list[str]]) -> list[Row]:
-    """Return the table's rows."""
+def measure(tool: str, assembly: dict[str, list[str]]) -> tuple[list[Row], list[rows_table.Line]]:
+    """Return the table's rows, and those of the table by rows of a product."""
     rows = []
     marked = {target: find_loops(lines) for target, lines in assembly.items()}
     for loop in LOOPS:
@@ -180,14 +191,24 @@ def measure(tool: str, assembly: dict[str, list[str]]) -> list[Row]:
                 continue
             cycles, limit = simulate(tool, body, core)
             rows.append(row(loop, core, body, cycles, limit))
-    return rows
+
+    def cycles_of(loop: Loop, core: Core) -> float:
+        body = find_entry(marked[loop.target], loop)
+        return simulate(tool, body, core)[0] / (iterations(body, loop) * loop.length)
+
+    cuts = {target: rows_table.find_cuts(lines) for target, lines in assembly.items()}
+    return rows, rows_table.measure(cuts, cycles_of)
+
+
+def iterations(body: list[str], loop: Loop) -> int:
+    """Return how many times the mark of a quantised product's loop stands in one turn."""
+    return int(body[-1].split()[-1]) // loop.mark
 
 
 def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> Row:
     """Put figures to a loop's cycles: multiply-accumulates or bytes of KV for attention, else per element."""
     if loop.length:
-        times = int(body[-1].split()[-1]) // loop.mark
-        rate = times * loop.rows * loop.length * loop.columns / cycles
+        rate = iterations(body, loop) * loop.rows * loop.length * loop.columns / cycles
         figures = f"{rate:.1f} MAC"
         if loop.rows == 1:
             figures += f", {rate * loop.bits / 8:.1f} bytes of weights"
@@ -227,15 +248,19 @@ def table(rows: list[Row]) -> str:
 
 def committed(page: str) -> dict[tuple[str, str, str], str]:
     """Return key -> the figure of each row of the page's table."""
-    if START not in page or END not in page:
-        raise BuildError(f"{PAGE}: no table between {START} and {END}; make it with --write")
-    part = page.partition(START)[2].partition(END)[0]
     result = {}
-    for line in part.splitlines():
+    for line in between(page, START, END).splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) == 7 and not cells[0].startswith(("loop", "---")):
             result[cells[0], cells[1], cells[2]] = cells[4]
     return result
+
+
+def between(page: str, start: str, end: str) -> str:
+    """Return what stands between two marks. Raises BuildError where they are missing."""
+    if start not in page or end not in page:
+        raise BuildError(f"{PAGE}: no table between {start} and {end}; make it with --write")
+    return page.partition(start)[2].partition(end)[0]
 
 
 def cost(figure: str) -> float:
@@ -274,17 +299,23 @@ def main() -> int:
         raise MissingError("llvm-mca is missing: apt-get install llvm-19")
     page = PAGE.read_text(encoding="utf-8")
     before = committed(page) if options.check or options.write else {}
+    by_rows = rows_table.committed(between(page, ROWS_START, ROWS_END)) if before else {}
     with tempfile.TemporaryDirectory(prefix="cycles-") as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        rows = measure(tool, compile_targets(folder, {loop.target for loop in LOOPS}))
+        rows, lines = measure(tool, compile_targets(folder, {loop.target for loop in LOOPS}))
     if options.write:
-        head, _, rest = page.partition(START)
-        PAGE.write_text(f"{head}{START}\n\n{table(rows)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        for start, end, text in (
+            (START, END, table(rows)),
+            (ROWS_START, ROWS_END, rows_table.table(lines)),
+        ):
+            head, _, rest = page.partition(start)
+            page = f"{head}{start}\n\n{text}\n{end}{rest.partition(end)[2]}"
+        PAGE.write_text(page, encoding="utf-8")
     if not options.check:
-        print(table(rows), end="")
+        print(table(rows), rows_table.table(lines), sep="\n", end="")
         return 0
-    said = losses(rows, before)
+    said = losses(rows, before) + rows_table.losses(lines, by_rows, LOSS)
     for line in said:
         print(line)
     print(f"{len(rows)} loops, {len(said)} worse than the table says")
