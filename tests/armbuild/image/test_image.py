@@ -7,12 +7,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
+import openai
 import pytest
+from tests.armbuild.image import containers
 
 from armbuild import audit
 from armbuild.image import reader
+from armbuild.image.client import Client, free_port
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]
@@ -117,3 +121,43 @@ def test_a_tampered_layer_is_refused(built, tmp_path):
     assert done.returncode == 1
     assert "tampered with or damaged" in done.stderr
     assert len(done.stderr.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("name", ["podman", "docker"])
+def test_an_engine_loads_the_archive_and_serves_within_its_limits_as_another_user(built, tmp_path, name):
+    path, _ = built
+    tag, port = "registry.example/armllm:test", free_port()
+    limits = ["--cpus=1.5", "--memory=3g", "--read-only", "--tmpfs=/tmp", "--user=12345:23456"]
+    with containers.engine(name, tmp_path) as engine:
+        assert tag in engine.run("load", "--input", path)
+        said = json.loads(engine.run("image", "inspect", tag))[0]
+        assert (said["Architecture"], said["Config"]["User"]) == ("arm64", "10001:10001")
+        with containers.running(
+            engine, *limits, "--env=QEMU_CPU=neoverse-n1", tag, f"--port={port}", "--host=127.0.0.1"
+        ) as container:
+            _healthy(engine, container, Client(port, "/models/model"))
+            passage = json.loads((ROOT / "src/armllm/smoke/model/passages.json").read_text())[0]
+            with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+                (model,) = client.models.list().data
+                asked = {"model": model.id, "prompt": passage["prompt"], "max_tokens": 32, "temperature": 0}
+                whole = client.completions.create(**asked).choices[0].text
+                pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+            assert len(whole) > 40
+            assert passage["text"].startswith(whole)
+            assert "".join(pieces) == whole
+            lines = engine.logs(container)
+            assert re.search(r"CPUs: .*, 1\.5 CPUs' worth of time by cgroup v[12]", lines), lines
+            assert re.search(r"memory: 3 of .* by cgroup v[12]", lines), lines
+            assert "user 12345:23456, root file system read-only, tcmalloc" in lines
+            engine.run("kill", "--signal=TERM", container)
+            assert engine.run("wait", container) == "0", engine.logs(container)
+
+
+def _healthy(engine, container, client):
+    """Wait until the server answers; fail with what it said when it ends before, or takes ten minutes."""
+    deadline = time.monotonic() + 600
+    while not client.healthy():
+        running = engine.run("inspect", "--format={{.State.Running}}", container)
+        assert running == "true", engine.logs(container)
+        assert time.monotonic() < deadline, engine.logs(container)
+        time.sleep(1)
