@@ -24,28 +24,33 @@ struct ThreadScratch {
   void* of(int thread) const { return bytes == 0 ? nullptr : first + thread * bytes; }
 };
 
-// Blocks of panels by blocks of tiles. A block of panels stays in the second-level cache while tile after
-// tile of rows goes over it; a tile stays in the first-level one. About `wanted` items or more, so that no
-// thread waits long for the last one; blocks of rows only when the panels are too few for that.
+// Blocks of tiles of rows by blocks of panels. A block of panels stays in the second-level cache while tile
+// after tile of rows goes over it, and the tiles stay there for the next block of panels; a tile stays in the
+// first-level one. About `wanted` items or more, so that no thread waits long for the last one; fewer rows
+// than the cache takes only when the panels are too few for that.
 class ProductItems {
  public:
   ProductItems(const MatmulKernel& kernel, const WeightShape& shape, int64_t rows, int64_t wanted)
       : kernel_(&kernel),
         panels_(ceil_div(shape.out_features, kernel.panel)),
         tiles_(kernel.tiles(shape, rows)) {
-    constexpr int64_t kBlockBytes = 256 * 1024;
+    constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 768 * 1024;
     const int64_t most = kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
     block_ = std::max<int64_t>(1, std::min(most, ceil_div(panels_, wanted)));
-    const int64_t blocks = ceil_div(panels_, block_);
-    row_blocks_ = std::max<int64_t>(1, std::min(tiles_, ceil_div(wanted, std::max<int64_t>(1, blocks))));
-    tiles_each_ = ceil_div(tiles_, row_blocks_);
-    count_ = blocks * row_blocks_;
+    blocks_ = ceil_div(panels_, block_);
+    const int64_t for_threads = ceil_div(wanted, std::max<int64_t>(1, blocks_));
+    // A kernel that decodes panels into its scratch memory does so for each block of rows.
+    const int64_t for_cache =
+        kernel.scratch_bytes(rows) != 0 ? 1 : ceil_div(kernel.activation_bytes(shape, rows), kRowsBytes);
+    const int64_t row_blocks = std::max<int64_t>(1, std::min(tiles_, std::max(for_threads, for_cache)));
+    tiles_each_ = ceil_div(tiles_, row_blocks);
+    count_ = blocks_ * row_blocks;
   }
   int64_t count() const { return count_; }
   // `scratch`: of the thread that calls, or null.
   void run(MatmulArgs args, int64_t item, void* scratch) const {
     args.scratch = scratch;
-    const int64_t panel = item / row_blocks_ * block_, tile = item % row_blocks_ * tiles_each_;
+    const int64_t panel = item % blocks_ * block_, tile = item / blocks_ * tiles_each_;
     if (tile < tiles_) {
       kernel_->multiply(args, tile, std::min(tiles_, tile + tiles_each_), panel,
                         std::min(panels_, panel + block_));
@@ -54,7 +59,7 @@ class ProductItems {
 
  private:
   const MatmulKernel* kernel_;
-  int64_t panels_, tiles_, block_, row_blocks_, tiles_each_, count_;
+  int64_t panels_, tiles_, block_, blocks_, tiles_each_, count_;
 };
 
 }  // namespace armllm

@@ -174,9 +174,11 @@ ARMLLM_INLINE void multiply_four_by_one(const bfloat16* w, int64_t n, const bflo
   _tile_stored(2, sums + 512, 64);
   _tile_stored(3, sums + 768, 64);
 }
-// sums[4][16, 16]: 32 rows of weights by two blocks of activations, 16 rows and `more`.
+// sums[4][16, 16]: 32 rows of weights by two blocks of activations, 16 rows and `more`. `next` are weights to
+// be brought nearer for the next call, or null.
 ARMLLM_INLINE void multiply_two_by_two(const bfloat16* w, int64_t n, const bfloat16* x,
-                                       const bfloat16* second, int64_t more, float* sums) {
+                                       const bfloat16* second, int64_t more, const bfloat16* next,
+                                       float* sums) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -192,6 +194,10 @@ ARMLLM_INLINE void multiply_two_by_two(const bfloat16* w, int64_t n, const bfloa
                _tile_dpbf16ps(2, 7, 4);
                _tile_dpbf16ps(3, 7, 5);
                second += kChunk * more;
+               if (next != nullptr) {
+                 for (int64_t r = 0; r < 2 * kBlock; ++r) _mm_prefetch(next + r * n, _MM_HINT_T1);
+                 next += kChunk;
+               }
              });
   _tile_stored(0, sums, 64);
   _tile_stored(1, sums + 256, 64);
@@ -297,7 +303,9 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
       }
       if (left >= kColumns) {
         for (int64_t c = 0; c < kColumns; c += 32) {
-          multiply_two_by_two(w + c * n, n, x, second, more, sums);
+          const bool is_first_read = tile == tile_begin && left - c >= 64;
+          const T* next = is_first_read ? w + (c + 32) * n : nullptr;
+          multiply_two_by_two(w + c * n, n, x, second, more, next, sums);
           begin_next({sums, row, kBlock, more, column + c});
         }
         continue;
