@@ -116,8 +116,8 @@ ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t
       vst1q_f32(four, sums[c][r / 2]);
       memcpy(row + 2 * c, four + r % 2 * 2, 2 * sizeof(float));
     }
-    dense::put_sums<T>(a, first_row + r, column, row,
-                       last + 1 - column < kColumns ? last + 1 - column : kColumns);
+    dense::put_sums<bfloat16>(a, first_row + r, column, row,
+                              last + 1 - column < kColumns ? last + 1 - column : kColumns);
   }
 }
 
