@@ -125,7 +125,7 @@ int64_t nanoseconds(clockid_t clock) {
 }
 
 // How a thread waits: for 20 microseconds it looks again and again, which is what a barrier within an op
-// takes. For 2 milliseconds, what lies between the ops of a step, it does so only while the machine leaves it
+// takes. For 300, what lies between the ops of a step, it does so only while the machine leaves it
 // its core: where others want it, a spinning thread takes it from the one that it waits for.
 class Patience {
  public:
@@ -144,7 +144,7 @@ class Patience {
   void slept(int64_t since) { asleep_ += nanoseconds(CLOCK_MONOTONIC) - since; }
 
  private:
-  static constexpr int64_t kShort = 20000, kLong = 2000000, kWindow = 5000000;
+  static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000;
 
   template <class Done>
   static bool spin_until(const Done& done, int64_t until) {

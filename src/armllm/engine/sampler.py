@@ -34,11 +34,8 @@ def sample(
     ``uniforms`` are numbers in [0, 1), one per row; those of greedy rows are not looked at. Where the
     greatest logit is not finite (NaN counts as the greatest), the token id means nothing.
     """
-    if any(choice.greedy for choice in params):
-        greatest, token_ids = logits.max(-1)
-    else:  # which token it is takes five times as long
-        greatest, token_ids = logits.amax(-1), torch.zeros(len(params), dtype=torch.int64)
-    greatest_of: list[float] = greatest.tolist()
+    token_ids = torch.from_numpy(logits.numpy().argmax(-1))  # up to five times faster than torch's
+    greatest_of: list[float] = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).tolist()
     drawn = [
         row for row, choice in enumerate(params) if not choice.greedy and math.isfinite(greatest_of[row])
     ]
