@@ -21,6 +21,7 @@ CORES = (
     Core(name="neoverse-n2", dispatch=5, sve_bits=128, fmla=8),
     Core(name="neoverse-v1", dispatch=8, sve_bits=256, fmla=16),
     Core(name="neoverse-v2", dispatch=8, sve_bits=128, fmla=16),
+    Core(name="a64fx", dispatch=4, sve_bits=512, fmla=32),
 )
 
 
@@ -117,6 +118,13 @@ LOOPS = (
     ),
     Loop(target="i8mm", entry="int8_split", marker="digits", cores=ARMV9),
     Loop(target="neon", entry="attention_split_f32", marker="exponentials"),
+    *(
+        Loop(target="sve", entry="attention_split_f32", marker=marker, rows=rows, cores=(core,))
+        for core, markers in (("neoverse-v1", ("logits", "values")), ("a64fx", ("logits16", "values")))
+        for rows in (8, 1)
+        for marker in markers
+    ),
+    Loop(target="sve", entry="attention_split_f32", marker="exponentials", cores=("neoverse-v1", "a64fx")),
     *(
         Loop(target=target, entry=f"{op}_{storage}", marker=marker, cores=cores)
         for target, storage, cores in (

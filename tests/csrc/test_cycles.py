@@ -38,6 +38,12 @@ def test_the_innermost_loop_around_a_mark_is_found():
     assert tool.macs(body, tool.CORES[0]) == (4, 8)
 
 
+def test_a_vector_of_sve_has_as_many_products_as_lanes():
+    (core,) = (core for core in tool.CORES if core.name == "a64fx")
+    body = ["fmla\tz1.s, z2.s, z3.s[1]", "movprfx\tz4, z5", "fmla\tz4.s, p0/m, z1.s, z2.s"]
+    assert tool.macs(body, core) == (32, 32)
+
+
 def test_a_post_index_access_is_split_as_the_cores_do():
     assert tool.crack("\tstp\tq0, q1, [x10], #64") == "\tstp\tq0, q1, [x10]\n\tadd\tx10, x10, #64"
     assert tool.crack("\tldr\tq0, [x1], #-16") == "\tldr\tq0, [x1]\n\tsub\tx1, x1, #16"
