@@ -126,6 +126,7 @@ ARMLLM_INLINE void configure(int64_t weight_rows, int64_t rows, int64_t more = 0
     shape.column_bytes[i] =
         static_cast<uint16_t>(i > 4 && !is_activations ? 64 : 4 * (is_second ? more : rows));
   }
+  __asm__ volatile("" : : "r"(&shape) : "memory");  // GCC 12: all of it is read
   _tile_loadconfig(&shape);
 }
 
