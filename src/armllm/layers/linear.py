@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.layers.asymmetric import AsymmetricLinear
 from armllm.quant.load import check_idle_biases, load_packed
 from armllm.quant.packed import PackedMatrix, pack
 
@@ -97,6 +98,19 @@ class QuantizedLinear:
         out = torch.empty(x.shape[0], self.weight.out_features, dtype=x.dtype)
         self.product(out, x, self.weight, self.bias)
         return out
+
+
+def quantized(
+    weight: IntegerWeight | PackedMatrix, bias: Tensor | None = None
+) -> QuantizedLinear | AsymmetricLinear:
+    """The product that rounds its inputs as the weight wants it."""
+    packed = weight if isinstance(weight, PackedMatrix) else pack(weight)
+    if packed.input_zero is None:
+        return QuantizedLinear(packed, bias)
+    product = kernels.matmul_w8a8 if packed.weight.bits == 8 else kernels.matmul_w4a8
+    return AsymmetricLinear(
+        product, packed.weight, packed.input_scale, packed.input_zero, packed.columns, bias
+    )
 
 
 class Watched:
@@ -202,7 +216,7 @@ def _load_quantized(
             if bias
             else None
         )
-        products.append(QuantizedLinear(weight, biases))
+        products.append(quantized(weight, biases))
     return products
 
 

@@ -37,7 +37,7 @@ ROUTERS = ("gate", "shared_expert_gate")
 class Group:
     """Layers that are stored alike. per_tensor: one scale for all rows. ordered: columns sorted (g_idx).
 
-    static: inputs have a scale of their own in the checkpoint.
+    static: inputs have a scale of their own in the checkpoint. shifted: inputs have zero points.
     """
 
     targets: tuple[str, ...]
@@ -49,12 +49,14 @@ class Group:
     ordered: bool
     activations: int
     static: bool
+    shifted: bool
 
     def __str__(self) -> str:
         size = f"groups of {self.group_size}" if self.group_size else "channelwise"
         zeros = "" if self.symmetric else ", zero points"
         static = " (static)" if self.static else ""
-        return f"W{self.bits}A{self.activations}{static} {self.form}, {size}{zeros}"
+        shifted = ", zero points of inputs" if self.shifted else ""
+        return f"W{self.bits}A{self.activations}{static} {self.form}, {size}{zeros}{shifted}"
 
 
 class CompressedTensors:
@@ -121,7 +123,9 @@ class CompressedTensors:
             weights.ignore(f"{name}.weight_zero_point")
         if group.static:
             weights.claim(f"{name}.input_scale", (1,), (), dtypes=FLOATS, num_bytes=0)
-            if weights.has(f"{name}.input_zero_point"):  # zeros
+            if group.shifted:
+                weights.claim(f"{name}.input_zero_point", (1,), (), dtypes=("I8",), num_bytes=0)
+            elif weights.has(f"{name}.input_zero_point"):  # zeros
                 weights.ignore(f"{name}.input_zero_point")
         if group.ordered:
             weights.claim(f"{name}.weight_g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
@@ -156,7 +160,8 @@ class CompressedTensors:
             zeros=None if group.symmetric else _zeros(weights, name, group, rows),
             bits=group.bits,
             columns=columns,
-            input_scale=_input_scale(weights, name) if group.static else None,
+            input_scale=_input_scale(weights, name, group) if group.static else None,
+            input_zero=_input_zero(weights, name, group),
         )
 
     def _group_of(self, full_name: str) -> Group | None:
@@ -175,8 +180,16 @@ class CompressedTensors:
         return group
 
 
-def _input_scale(weights: Weights, name: str) -> float:
-    _check_zeros(weights, f"{name}.input_zero_point", 8)
+def _input_zero(weights: Weights, name: str, group: Group) -> int | None:
+    """0 where each token has its own."""
+    if not group.shifted:
+        return None
+    return int(weights.read(f"{name}.input_zero_point")) if group.static else 0
+
+
+def _input_scale(weights: Weights, name: str, group: Group) -> float:
+    if not group.shifted:
+        _check_zeros(weights, f"{name}.input_zero_point", 8)
     scale = float(weights.read(f"{name}.input_scale").float())
     if not 0 < scale < math.inf:
         raise weights.error(f"{name}.input_scale", f"is {scale}, not a positive number")
@@ -243,7 +256,7 @@ def _group(reader: ConfigReader, form: str) -> Group:
     form = str(reader.get("format", form)).replace("naive-", "int-")
     weights = reader.section("weights")
     bits = weights.integer("num_bits", 8)
-    activations, static = _activations(reader)
+    activations, static, shifted = _activations(reader)
     kind = str(weights.get("type", "int"))
     scheme = f"W{bits}A{activations}"
     if kind != "int":
@@ -274,6 +287,7 @@ def _group(reader: ConfigReader, form: str) -> Group:
         ordered=order in GROUP_ORDERS,
         activations=activations,
         static=static,
+        shifted=shifted,
     )
 
 
@@ -296,10 +310,10 @@ def _group_size(weights: ConfigReader, strategy: str) -> int:
     return size
 
 
-def _activations(reader: ConfigReader) -> tuple[int, bool]:
-    """Bits of the inputs, 16 or 8, and whether they have one scale for all tokens."""
+def _activations(reader: ConfigReader) -> tuple[int, bool, bool]:
+    """Bits of the inputs, 16 or 8, whether they have one scale for all tokens, and whether zero points."""
     if not reader.get("input_activations", None):
-        return 16, False
+        return 16, False, False
     inputs = reader.section("input_activations")
     bits = inputs.integer("num_bits", 8)
     kind: Any = inputs.get("type", "int")
@@ -308,8 +322,7 @@ def _activations(reader: ConfigReader) -> tuple[int, bool]:
     dynamic = inputs.get("dynamic", False)
     if dynamic not in (True, False):
         raise inputs.error(f"dynamic {dynamic!r} is not supported for activations, only true and false")
-    if not inputs.boolean("symmetric", default=True):
-        raise inputs.error("activations with zero points (symmetric: false) are not supported")
+    shifted = not inputs.boolean("symmetric", default=True)
     wanted = "token" if dynamic else "tensor"
     strategy = inputs.get("strategy", wanted)
     if strategy != wanted:
@@ -317,4 +330,4 @@ def _activations(reader: ConfigReader) -> tuple[int, bool]:
             f"strategy {strategy!r} is not supported for activations with dynamic {str(dynamic).lower()},"
             f" only {wanted!r}"
         )
-    return bits, not dynamic
+    return bits, not dynamic, shifted

@@ -214,6 +214,7 @@ class _Writer:
             zero_points=weight.zero_points,
             ordered=packed.columns is not None,
             input_scale=packed.input_scale,
+            input_zero=packed.input_zero,
             num_bytes=weight.nbytes,
         )
 

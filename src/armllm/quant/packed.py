@@ -34,11 +34,13 @@ class PackedMatrix:
     """A weight as the kernels take it. columns int64 ``[K]``: the order of its inputs, None for their own.
 
     input_scale: what all inputs are divided by before they are rounded; None: by each row's own.
+    input_zero: what is added then, 0 where each row has its own; None: nothing.
     """
 
     weight: PackedWeight
     columns: Tensor | None
     input_scale: float | None
+    input_zero: int | None
 
 
 def sealed(manifest: dict[str, Any]) -> str:
@@ -49,7 +51,12 @@ def sealed(manifest: dict[str, Any]) -> str:
 def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
     """Pack for the kernels of ``target``, or for those in use."""
     packed = kernels.pack_weight(weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target)
-    return PackedMatrix(weight=packed, columns=weight.columns, input_scale=weight.input_scale)
+    return PackedMatrix(
+        weight=packed,
+        columns=weight.columns,
+        input_scale=weight.input_scale,
+        input_zero=weight.input_zero,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,7 @@ class StoredMatrix:
     zero_points: bool
     ordered: bool
     input_scale: float | None
+    input_zero: int | None
     num_bytes: int
 
     @property
@@ -228,7 +236,13 @@ class Packed:
                 target=target,
             )
             columns = weights.read(f"{own[0]}.columns") if stored.ordered else None
-            found.append((own, PackedMatrix(weight=weight, columns=columns, input_scale=stored.input_scale)))
+            matrix = PackedMatrix(
+                weight=weight,
+                columns=columns,
+                input_scale=stored.input_scale,
+                input_zero=stored.input_zero,
+            )
+            found.append((own, matrix))
         return found
 
     @functools.cached_property

@@ -22,6 +22,7 @@ class IntegerWeight:
     q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros int8 ``[N, G]`` or None; bits 4 or 8, q in
     that range around zero. columns int64 ``[K]``: q's column k belongs to input columns[k]; None: to input k.
     input_scale: what inputs are divided by before they are rounded to 8 bits; None: by each row's own.
+    input_zero: what is added then, 0 where each row has its own; None: inputs are rounded symmetrically.
     """
 
     q: Tensor
@@ -30,6 +31,7 @@ class IntegerWeight:
     bits: int
     columns: Tensor | None = None
     input_scale: float | None = None
+    input_zero: int | None = None
 
     @property
     def num_groups(self) -> int:
@@ -61,7 +63,7 @@ class IntegerWeight:
             return False
         if self.columns is not None and not torch.equal(self.columns, other.columns):  # type: ignore[arg-type]
             return False
-        if self.input_scale != other.input_scale:
+        if (self.input_scale, self.input_zero) != (other.input_scale, other.input_zero):
             return False
         same_form = self.bits == other.bits and self.num_groups == other.num_groups
         return same_form and (self.zeros is None) == (other.zeros is None)
@@ -94,7 +96,8 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     no_such_groups = groups > 1 and not smaller
     if weight.bits == 8 and no_such_groups:
         exact = weight.dequantize()
-        rounded = dataclasses.replace(from_float(exact, Scheme(bits=8)), input_scale=weight.input_scale)
+        rounded = from_float(exact, Scheme(bits=8))
+        rounded = dataclasses.replace(rounded, input_scale=weight.input_scale, input_zero=weight.input_zero)
         return rounded, relative_error(rounded.dequantize(), exact)
     if no_such_groups:
         raise ValueError(f"groups of {size} are no multiple of 32")

@@ -59,8 +59,6 @@ def compressed(weights=(), inputs=None, **changes):
         (compressed(inputs=TOKENS | {"dynamic": False}), "strategy 'token' is not supported for activations"),
         (compressed(inputs=TOKENS | {"strategy": "tensor"}), "strategy 'tensor' is not supported for activ"),
         (compressed(inputs=TOKENS | {"dynamic": "local"}), "dynamic 'local' is not supported"),
-        (compressed(inputs=TOKENS | {"symmetric": False}), "activations with zero points"),
-        (compressed(inputs=STATIC | {"symmetric": False}), "activations with zero points"),
         (compressed(inputs=TOKENS | {"num_bits": 4}), "activations of type int with 4 bits"),
         (compressed(inputs=TOKENS | {"type": "float"}), "activations of type float with 8 bits"),
         (compressed(inputs=TOKENS | {"strategy": "group"}), "strategy 'group' is not supported for activ"),
