@@ -65,6 +65,10 @@ KNOWN = (
         f"the build loads a library of the target into this machine's Python: {ON_THE_TARGET}",
     ),
     (
+        r"Invalid version, need '|Found [\w.]+ but need: ",
+        "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
+    ),
+    (
         r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
         OUT_OF_REACH,
     ),

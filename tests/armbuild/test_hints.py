@@ -39,6 +39,7 @@ def test_rust_is_told_before_anything_is_built(requirement):
         ("OSError: [Errno 8] Exec format error: './configure-check'", "runs an AArch64 program"),
         ("configure: error: cannot run test program while cross compiling", "runs an AArch64 program"),
         ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
+        ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
         ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
         (
             "error: Unable to load dependency HDF5, make sure HDF5 is installed",

@@ -61,24 +61,32 @@ class Sysroot:
 
 
 def check_names(packages: tuple[str, ...]) -> None:
-    """Raise UsageError for what is no name of a Debian package."""
-    for name in packages:
+    """Raise UsageError for what is no name of a Debian package, with or without the suite to take it from."""
+    suites = set()
+    for item in packages:
+        name, _, suite = item.partition("/")
         if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name):
-            raise UsageError(f"--with {name}: not a Debian package's name, such as zlib1g-dev")
+            raise UsageError(f"--with {item}: not a Debian package's name, such as zlib1g-dev")
+        if "/" in item and suite not in SUITES:
+            raise UsageError(f"--with {item}: packages are taken from {' or '.join(SUITES)}")
+        suites |= {suite} - {""}
+    if len(suites) > 1:
+        raise UsageError(f"--with: all packages come from one suite, not from {' and '.join(sorted(suites))}")
 
 
 def make(packages: tuple[str, ...], *, compiler: bool, mirror: str | None) -> Sysroot:
     """Return a cached folder with arm64 ``packages`` and all they depend on.
 
-    ``compiler``: glibc's and libstdc++'s headers and libraries too. Raises MissingError when
-    no suite has the packages.
+    ``compiler``: glibc's and libstdc++'s headers and libraries too. A suite may be named as apt takes it
+    ("libgeos-dev/bookworm"). Raises MissingError when no suite has the packages.
     """
     check_names(packages)
-    *older, newest = SUITES
+    names = tuple(item.partition("/")[0] for item in packages)
+    *older, newest = [item.partition("/")[2] for item in packages if "/" in item][:1] or SUITES
     for suite in older:
         with contextlib.suppress(MissingError):
-            return _make(suite, packages, compiler=compiler, mirror=mirror)
-    return _make(newest, packages, compiler=compiler, mirror=mirror)
+            return _make(suite, names, compiler=compiler, mirror=mirror)
+    return _make(newest, names, compiler=compiler, mirror=mirror)
 
 
 def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str | None) -> Sysroot:

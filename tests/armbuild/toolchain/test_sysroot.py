@@ -64,3 +64,19 @@ def test_linker_scripts_name_no_folders_and_runtimes_can_be_linked(monkeypatch):
 def test_what_is_no_package_name_is_refused():
     with pytest.raises(UsageError, match="--with zlib1g-dev;rm"):
         sysroot.check_names(("zlib1g-dev;rm",))
+
+
+def test_a_suite_can_be_named_as_apt_takes_it(monkeypatch):
+    asked = fake_archive(monkeypatch)
+    made = sysroot.make(("zlib1g-dev/bookworm",), compiler=False, mirror=None)
+    assert (made.suite, sysroot.make(("zlib1g-dev",), compiler=False, mirror=None).suite) == (
+        "bookworm",
+        "bullseye",
+    )
+    assert asked == [("bookworm", ("zlib1g-dev",)), ("bullseye", ("zlib1g-dev",))]
+    for names, reason in (
+        (("zlib1g-dev/sid",), "from bullseye or bookworm"),
+        (("a-dev/bullseye", "b-dev/bookworm"), "come from one suite"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            sysroot.check_names(names)
