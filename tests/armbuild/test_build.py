@@ -189,7 +189,7 @@ def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the
     )
     chosen = plan.plan(project, lane="cross", out=tmp_path, isolation=False)
     with pytest.raises(MissingError, match=r"--no-isolation: .* lacks not-there-at-all: install it"):
-        build.build(chosen, chosen.pythons[0], tmp_path)
+        build.build(chosen, chosen.pythons[0], project)
 
 
 @pytest.mark.slow
