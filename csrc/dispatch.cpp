@@ -158,6 +158,10 @@ Choice choose(const std::string& cap, bool (*has)(const std::string& feature), i
     for (const char* feature : target.features) {
       if (missing.empty() && !has(feature)) missing = std::string("the CPU lacks ") + feature;
     }
+    // Compilers take every length for a power of two (LLVM Language Reference, vscale).
+    if (missing.empty() && target.sve_bits != 0 && (vector_bits & (vector_bits - 1)) != 0) {
+      missing = "SVE vectors here have " + std::to_string(vector_bits) + " bits, no power of two";
+    }
     if (missing.empty() && vector_bits < target.sve_bits) {
       missing = "SVE vectors here have " + std::to_string(vector_bits) + " bits, fewer than " +
                 std::to_string(target.sve_bits);

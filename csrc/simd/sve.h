@@ -13,10 +13,9 @@ using Vu = svuint32_t;
 
 ARMLLM_INLINE svbool_t every() { return svptrue_b32(); }
 #if defined(ARMLLM_SVE_LANES)
-// No SV_POW2: compilers take every length for a power of two, which early implementations need not have.
 ARMLLM_INLINE int64_t lane_count() {
   const auto n = static_cast<int64_t>(svcntw());
-  return n >= ARMLLM_SVE_LANES ? ARMLLM_SVE_LANES : n >= 8 ? 8 : 4;
+  return n < ARMLLM_SVE_LANES ? n : ARMLLM_SVE_LANES;
 }
 ARMLLM_INLINE svbool_t used() { return svwhilelt_b32_s64(0, lane_count()); }
 #else

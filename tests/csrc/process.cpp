@@ -113,7 +113,9 @@ void check_choice(Result& result, const std::string& cap, bool (*has)(const std:
     const char* name = armllm::op_name(static_cast<armllm::Op>(op));
     std::string expected;
     for (size_t i = 0; i < last; ++i) {
-      bool usable = all[i].compiled && vector_bits >= all[i].sve_bits;
+      const bool is_power =
+          vector_bits == 0 || vector_bits == 128 || vector_bits == 256 || vector_bits == 512;
+      bool usable = all[i].compiled && vector_bits >= all[i].sve_bits && (all[i].sve_bits == 0 || is_power);
       for (const char* feature : all[i].features) usable = usable && has(feature);
       bool listed = false;
       for (const armllm::Op listed_op : all[i].ops) listed = listed || static_cast<int>(listed_op) == op;
@@ -147,7 +149,7 @@ Result test_dispatch() {
   std::vector<std::string> caps = {"", "nonsense"};
   for (const armllm::Target& target : armllm::targets()) caps.emplace_back(target.name);
   for (const std::string& cap : caps) {
-    for (const int bits : {0, 128, 256, 512}) {
+    for (const int bits : {0, 128, 256, 384, 512}) {
       check_choice(result, cap, armllm::cpu_has, "this CPU", bits);
       check_choice(result, cap, [](const std::string&) { return false; }, "a CPU without features", bits);
       check_choice(

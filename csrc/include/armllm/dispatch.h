@@ -23,7 +23,7 @@ struct Target {
   const char* name;
   bool compiled;
   std::vector<const char*> features;
-  int sve_bits;                // the shortest SVE vectors that it is for, in bits; 0: any, or none
+  int sve_bits;                // the shortest SVE vectors that it is for, in bits, a power of two; 0: none
   void (*fill)(KernelTable&);  // sets the entries of the target's ops
   std::vector<Op> ops;
 };

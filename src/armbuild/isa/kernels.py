@@ -20,13 +20,17 @@ class KernelTarget:
     machine: str
     features: frozenset[str]
     sve_bits: int
-    """The shortest SVE vectors that it is for; 0: any, or none."""
+    """The shortest SVE vectors that it is for; 0: none."""
     ops: tuple[str, ...]
 
     def runs_on(self, features: Collection[str], machine: str, sve_bits: int | None) -> bool:
         """Return whether it is for a CPU of this machine type, with these features and SVE vectors."""
         fits = self.machine in ("any", machine) and self.features <= frozenset(features)
-        return fits and (sve_bits or 0) >= self.sve_bits
+        return fits and self.takes_vectors(sve_bits or 0)
+
+    def takes_vectors(self, sve_bits: int) -> bool:
+        """Return whether SVE vectors of this length will do; compilers take every length for a power of two."""
+        return self.sve_bits == 0 or (sve_bits >= self.sve_bits and sve_bits.bit_count() == 1)
 
 
 @functools.cache
@@ -73,7 +77,7 @@ def why_not_better(
     for target in kernel_targets()[names.index(chosen) + 1 :]:
         if op in target.ops and target.machine in ("any", machine):
             needs = sorted(target.features - frozenset(features))
-            if (sve_bits or 0) < target.sve_bits:
-                needs.append(f"SVE vectors of {target.sve_bits} bits or more")
+            if not target.takes_vectors(sve_bits or 0):
+                needs.append(f"SVE vectors of {target.sve_bits} bits or more, a power of two")
             return f"{target.name} needs {', '.join(needs)}"
     return ""

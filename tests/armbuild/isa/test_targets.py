@@ -179,6 +179,16 @@ def test_kernels_of_a_core_are_the_last_targets_that_it_can_run():
             assert chosen == runnable[-1]
 
 
+def test_sve_kernels_are_for_vectors_of_256_bits_and_more_powers_of_two():
+    features = Isa.from_target("neoverse-v1").features
+    sve = {
+        bits
+        for bits in (None, 128, 256, 384, 512, 640, 1024, 2048)
+        if "sve" in select_kernels(features, "aarch64", sve_bits=bits).values()
+    }
+    assert sve == {256, 512, 1024, 2048}
+
+
 def test_kernels_are_limited_to_what_a_wheel_holds():
     features = Isa.from_target("max").features
     assert set(select_kernels(features, "aarch64", {"scalar"}).values()) == {"scalar"}
