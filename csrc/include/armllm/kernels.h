@@ -235,7 +235,7 @@ struct MatmulArgs {
   WeightShape shape;
   int64_t rows;
   int64_t out_stride, x_stride;
-  float x_scale = 0;        // 0: each row's own
+  float x_scale = 0;  // 0: each row's own
   bool float_rows = false;
   void* scratch = nullptr;  // of the thread that multiplies, see scratch_bytes
 };

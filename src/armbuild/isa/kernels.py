@@ -29,7 +29,7 @@ class KernelTarget:
         return fits and self.takes_vectors(sve_bits or 0)
 
     def takes_vectors(self, sve_bits: int) -> bool:
-        """Return whether SVE vectors of this length will do; compilers take every length for a power of two."""
+        """Return whether SVE vectors of so many bits will do; compilers assume a power of two."""
         return self.sve_bits == 0 or (sve_bits >= self.sve_bits and sve_bits.bit_count() == 1)
 
 
