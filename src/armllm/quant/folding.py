@@ -262,5 +262,5 @@ class ScaledCheckpoint:
             return stored
         scaled = stored.float() if columns is None else stored.float() * columns
         if rows is not None:
-            scaled *= rows if scaled.ndim == 1 else rows.unsqueeze(1)
+            scaled = scaled * (rows if scaled.ndim == 1 else rows.unsqueeze(1))  # never where it is mapped
         return scaled.to(stored.dtype)
