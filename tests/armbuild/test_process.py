@@ -148,8 +148,10 @@ def test_an_interrupt_kills_the_grandchildren_too(tmp_path, number):
         f"open({str(pids)!r}, 'w').write(f'{{p.pid}} '); time.sleep(60)"
     )
     code = f"""
+        import signal
         from pathlib import Path
         from armbuild import process
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test runs under
         process.interrupt_on_termination()
         process.run(["{sys.executable}", "-c", {child!r}], log=Path({str(tmp_path / "x.log")!r}), what="it")
     """
