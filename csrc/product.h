@@ -34,7 +34,7 @@ class ProductItems {
       : kernel_(&kernel),
         panels_(ceil_div(shape.out_features, kernel.panel)),
         tiles_(kernel.tiles(shape, rows)) {
-    constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 768 * 1024;
+    constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 1536 * 1024;
     const int64_t most = kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
     block_ = std::max<int64_t>(1, std::min(most, ceil_div(panels_, wanted)));
     blocks_ = ceil_div(panels_, block_);
