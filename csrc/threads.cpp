@@ -192,6 +192,7 @@ class Pool {
     region_ = &region;
     running_ = helpers;
     news_ = (news_ / kNumbers + 1) * kNumbers + static_cast<uint64_t>(helpers);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (sleeping_ != 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
@@ -202,6 +203,7 @@ class Pool {
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     std::unique_lock<std::mutex> lock(mutex_);
     waiting_ = true;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     done_.wait(lock, is_done);
     waiting_ = false;
     patience.slept(since);
@@ -249,7 +251,8 @@ class Pool {
   std::mutex use_, mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> workers_;
-  // All in one order, so that who goes to sleep has seen the news or is seen asleep.
+  // All in one order, so that who goes to sleep has seen the news or is seen asleep; the fences above are for
+  // QEMU on x86-64, where LDAR may pass the STLR before it.
   std::atomic<Region*> region_{nullptr};
   std::atomic<uint64_t> news_{0};
   std::atomic<int> running_{0}, sleeping_{0};
