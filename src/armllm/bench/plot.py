@@ -17,7 +17,7 @@ def plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> list[Pa
     """Write PREFIX-ttft and PREFIX-tpot as .png and .svg, from what `summarize` gives; return the paths."""
     written = []
     for name, label in CURVES.items():
-        points = [result for result in results if f"mean_{name}_ms" in result]
+        points = [result for result in results if result[f"mean_{name}_ms"] is not None]
         if not points:
             continue
         figure = Figure(figsize=(7, 4.5), layout="constrained")

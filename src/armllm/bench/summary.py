@@ -55,7 +55,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Figures of one run at one request rate (requests per second; inf is all at once).
 
-    Of each of ``metrics`` the mean, the median and the ``percentiles`` (0 to 100), in milliseconds.
+    Of each of ``metrics`` the mean, the median and the ``percentiles`` (0 to 100), in milliseconds; None
+    where nothing could be measured, as between the events of answers that come in one.
     """
     good = [outcome for outcome in outcomes if outcome.error is None]
     inputs = sum(outcome.prompt_tokens for outcome in good)
@@ -78,12 +79,11 @@ def summarize(
         "e2el": [outcome.latency for outcome in good],
     }
     for name in metrics:
-        if values := series[name]:
-            milliseconds = [1000 * value for value in values]
-            result[f"mean_{name}_ms"] = statistics.fmean(milliseconds)
-            result[f"median_{name}_ms"] = statistics.median(milliseconds)
-            for rank in percentiles:
-                result[f"p{rank:g}_{name}_ms"] = percentile(milliseconds, rank)
+        milliseconds = [1000 * value for value in series[name]]
+        result[f"mean_{name}_ms"] = statistics.fmean(milliseconds) if milliseconds else None
+        result[f"median_{name}_ms"] = statistics.median(milliseconds) if milliseconds else None
+        for rank in percentiles:
+            result[f"p{rank:g}_{name}_ms"] = percentile(milliseconds, rank) if milliseconds else None
     return result
 
 
@@ -93,6 +93,10 @@ NAMES = {
     "itl": "between events",
     "e2el": "request",
 }
+
+
+def _as_text(milliseconds: float | None) -> str:
+    return f"{'none':>12}" if milliseconds is None else f"{milliseconds:9.1f} ms"
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -109,5 +113,5 @@ def as_text(result: dict[str, Any]) -> str:
         end = f"_{name}_ms"
         found = [(key.removesuffix(end), value) for key, value in result.items() if key.endswith(end)]
         if found:
-            lines.append(f"  {text:<22} " + "  ".join(f"{kind} {value:9.1f} ms" for kind, value in found))
+            lines.append(f"  {text:<22} " + "  ".join(f"{kind} {_as_text(value)}" for kind, value in found))
     return "\n".join(lines)

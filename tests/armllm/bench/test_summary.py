@@ -33,6 +33,13 @@ def test_figures_leave_failures_and_first_tokens_out():
     assert "1 failures" in as_text(result)
 
 
+def test_a_figure_without_measurements_is_there_and_says_so():
+    whole = [Outcome(10, output_tokens=4, ttft=0.1, latency=0.1)]  # all its tokens came in one event
+    result = summarize(whole, 1.0, 4.0, percentiles=(50, 99.9))
+    assert [result[f"{kind}_itl_ms"] for kind in ("mean", "median", "p50", "p99.9")] == [None] * 4
+    assert "none" in as_text(result)
+
+
 def test_percentiles_are_those_of_statistics():
     values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6]
     expected = statistics.quantiles(values, n=100, method="inclusive")
