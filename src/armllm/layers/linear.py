@@ -161,8 +161,9 @@ def dense(weight: Tensor, bias: Tensor | None = None) -> DenseLinear | PackedLin
 
 def tied_head(table: Tensor) -> DenseLinear | PackedLinear:
     """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too."""
-    product = KernelLinear if has_fast_kernel(table.dtype) else DenseLinear
-    return dense(table) if table.nbytes <= LARGEST_TIED else product(table)
+    if table.nbytes <= LARGEST_TIED or has_fast_kernel(table.dtype):
+        return dense(table)
+    return DenseLinear(table)
 
 
 def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
