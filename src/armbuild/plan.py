@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
-import re
 import shlex
-import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-from packaging.version import InvalidVersion, Version
 
 from armbuild import (
     arm64_headers,
     cache,
+    choices,
     compile_cache,
     container,
     hints,
@@ -23,9 +19,8 @@ from armbuild import (
     isa,
     project,
     pythons,
-    variant,
 )
-from armbuild.errors import MissingError, UsageError
+from armbuild.errors import UsageError
 from armbuild.toolchain import sysroot
 from armbuild.user_tests import UserTests
 
@@ -38,12 +33,8 @@ if TYPE_CHECKING:
     from armbuild.fetch import Origin
     from armbuild.pythons import HostPython
 
-LANES = ("cross", "native", "container")
-TOOLCHAINS = ("zig", "gcc", "clang")
 GLIBC = "2.28"
 """What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
-KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
-"""The targets that have a command-line flag; those without one (scalar, neon) are always in."""
 STATIC = ("-static-libstdc++",)
 """Our own extension brings its C++ library: torch may have loaded another one. libgcc stays shared: every
 Linux has it, and its static unwinder contains SVE code."""
@@ -212,17 +203,17 @@ def plan(
 ) -> Plan:
     """Check every choice and return what will be done.
 
-    ``kernels`` maps the flags given (KERNEL_FLAGS) to on, off or None for "not said"; ``objects`` names the
-    compile cache. Raises UsageError for
-    a choice that cannot be honoured and MissingError for a Python that this machine lacks.
+    ``kernels`` maps the flags given (KERNEL_FLAGS in choices.py) to on, off or None for "not said";
+    ``objects`` names the compile cache. Raises UsageError for a choice that cannot be honoured and
+    MissingError for a Python that this machine lacks.
     """
     if lock and not isolation:
         raise UsageError(
             "--lock says what to install for the build, --no-isolation that nothing is installed"
         )
     described = project.read(folder, origin)
-    chosen = _lane(lane, platform.machine())
-    _check_out(out)
+    chosen = choices.lane(lane, platform.machine())
+    choices.check_out(out)
     listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if chosen == "container":
         container.check_options(isolation=isolation, lock=lock, packages=listed, objects=objects)
@@ -232,16 +223,16 @@ def plan(
             f"--{'engine' if engine else 'image'} is for the container lane, and this is {chosen}: "
             "say --lane container"
         )
-    interpreters, missing = _pythons(described, python_versions, find)
+    interpreters, missing = choices.interpreters(described, python_versions, find)
     for interpreter in interpreters:
         if not described.supports(interpreter.version):
             raise UsageError(
                 f"--python {interpreter.version}: {described.name} needs Python {described.requires_python}"
             )
-    core, label = _baseline(baseline, as_variant=as_variant)
+    core, label = choices.baseline(baseline, as_variant=as_variant)
     if chosen == "cross":
         hints.check_languages(described.name, described.requires)
-    compiler = _toolchain(toolchain, chosen, described)
+    compiler = choices.toolchain(toolchain, chosen, described)
     if listed and chosen != "cross":
         raise UsageError(
             f"--with: the {chosen} lane uses what is installed: `apt-get install {' '.join(listed)}`"
@@ -250,12 +241,12 @@ def plan(
     zig = chosen == "cross" and compiler == "zig"
     flags = isa.compiler_flags(core[1], "zig" if zig else "gcc") if core else ""
     if described.version is not None:
-        _check_version(described)
+        choices.check_version(described)
     made = Plan(
         project=described,
         lane=chosen,
         pythons=interpreters,
-        kernels=_kernels(described, kernels or {}),
+        kernels=choices.kernels(described, kernels or {}),
         baseline=core[0] if core else None,
         flags=tuple(shlex.split(flags)),
         epoch=project.source_epoch(described),
@@ -288,115 +279,3 @@ def plan(
             compiler=host_clang.arguments() if toolchain == "clang" else (),
         ),
     )
-
-
-def _check_out(out: Path) -> None:
-    """Find out before the build, not after it, whether the wheel can be written."""
-    nearest = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
-    if not nearest.is_dir():
-        raise UsageError(f"--out {out}: {nearest} is not a folder")
-    try:  # root may do what the permission bits forbid, but not on a file system that takes no files
-        tempfile.TemporaryDirectory(prefix=".armbuild-", dir=nearest).cleanup()
-    except OSError as error:
-        raise UsageError(
-            f"--out {out}: {nearest} cannot be written to ({error.strerror}): name another folder"
-        ) from error
-
-
-def _lane(asked: str | None, machine: str) -> str:
-    if asked is None:
-        return "native" if machine == "aarch64" else "cross"
-    if asked not in LANES:
-        near = difflib.get_close_matches(asked, LANES, 1)
-        raise UsageError(
-            f"--lane {asked}: there are cross, native and container"
-            + (f"; did you mean {near[0]}?" if near else "")
-        )
-    if asked == "native" and machine != "aarch64":
-        raise UsageError(
-            f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
-        )
-    return asked
-
-
-def _pythons(
-    described: project.Project, asked: Sequence[str], find: Callable[[str], HostPython]
-) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
-    """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""
-    if "all" not in asked:
-        return tuple(map(find, dict.fromkeys(asked))) or (find(pythons.running()),), ()
-    if len(set(asked)) > 1:
-        raise UsageError("--python all is every version already: name no other beside it")
-    found, missing = [], []
-    for version in described.pythons:
-        try:
-            found.append(find(version))
-        except MissingError as error:  # noqa: PERF203 - a handful, each tried
-            missing.append((version, str(error).splitlines()[0]))
-    if not found and not missing:
-        raise UsageError(
-            f"--python all: {described.name} needs Python {described.requires_python}: none fits"
-        )
-    if not found:
-        raise MissingError(f"--python all: {described.name} can be built for none here: {missing[0][1]}")
-    return tuple(found), tuple(missing)
-
-
-def _toolchain(asked: str | None, lane: str, described: project.Project) -> str:
-    """Return the cross compiler: zig, but GCC for what must share torch's libstdc++."""
-    if asked and asked not in TOOLCHAINS:
-        near = difflib.get_close_matches(asked, TOOLCHAINS, 1)
-        raise UsageError(
-            f"--toolchain {asked}: there are {', '.join(TOOLCHAINS)}"
-            + (f"; did you mean {near[0]}?" if near else "")
-        )
-    if asked and lane == "container" and asked != "clang":
-        raise UsageError(
-            f"--toolchain {asked}: the container lane has the image's compiler; --toolchain clang brings one"
-        )
-    if asked and lane == "native":
-        raise UsageError(f"--toolchain {asked}: the native lane has this machine's compiler: set CC and CXX")
-    extension = project.needs_torch(described)
-    if asked == "zig" and extension:
-        raise UsageError(
-            f"--toolchain zig: {described.name} extends torch and must share its libstdc++: use gcc or clang"
-        )
-    return asked or ("gcc" if extension else "zig")
-
-
-def _kernels(described: project.Project, asked: Mapping[str, bool | None]) -> dict[str, bool]:
-    given = {name: value for name, value in asked.items() if value is not None}
-    if not described.is_armllm:
-        if given:
-            flag = next(iter(given))
-            raise UsageError(
-                f"--{'' if given[flag] else 'no-'}{flag}: {described.name} has no kernel targets of armllm"
-            )
-        return {}
-    there = [name for name in project.kernel_targets(described) if name in KERNEL_FLAGS]
-    for name, value in given.items():
-        if value and name not in there:
-            have = ", ".join(there) or "none of the optional ones"
-            raise UsageError(f"--{name}: this version has no {name} kernels; it has {have}")
-    return {name: given.get(name, True) for name in there}
-
-
-def _baseline(name: str | None, *, as_variant: bool) -> tuple[tuple[str, isa.Isa] | None, str | None]:
-    """Return the name in its plain spelling and what that core can do, and a variant's label."""
-    if name is None:
-        if as_variant:
-            raise UsageError("--variant says a raised baseline: name it with --baseline, such as neoverse-v1")
-        return None, None
-    core, plain = isa.Isa.from_target(name), re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if not as_variant:
-        return (plain, core), None
-    return (plain, variant.narrow(core)), variant.label(plain, variant.properties(core))
-
-
-def _check_version(described: project.Project) -> None:
-    try:
-        Version(described.version or "0")
-    except InvalidVersion as error:
-        raise UsageError(
-            f"{described.folder / 'pyproject.toml'}: version {described.version!r}: {error}"
-        ) from error

@@ -58,8 +58,8 @@ def test_debians_package_comes_before_an_image(machine, monkeypatch):
     ("place", "owner"),
     [
         ("/usr/include/python3.12", "this machine's Python"),
-        ("/home/me/.local/share/uv/python/cpython-3.12.1-linux/include/python3.12", "uv's Python"),
-        ("/home/me/.cache/armbuild/pythons/forky-3.14/usr/include/python3.14", "Debian's arm64 package"),
+        ("/somewhere/.local/share/uv/python/cpython-3.12.1-linux/include/python3.12", "uv's Python"),
+        ("/somewhere/.cache/armbuild/pythons/forky-3.14/usr/include/python3.14", "Debian's arm64 package"),
         ("/opt/python/cp312-cp312/include/python3.12", "the manylinux image's"),
     ],
 )
