@@ -44,6 +44,10 @@ REFUSED = re.compile(
     r"|short-name|toomanyrequests|reference|not found).*)$"
 )
 """What docker and podman say when an image cannot be fetched, and why."""
+TESTING = re.compile(r"(?m)^(?:::group::)?Testing wheel\.\.\.$(?P<said>(?:\n(?!Copying wheels back).*)*)\Z")
+"""How cibuildwheel's output ends when the project's own test-command, or what it requires, failed."""
+TEST_FAILURE = re.compile(r"(?m)^(?:FAILED |ERROR:? |E {2,})(.*\S)")
+"""How pytest and pip, which write to standard output, say what failed."""
 NOT_STARTED = re.compile(r"Command \[[^\]]*'create'")
 """What cibuildwheel says when the engine could not make the container of its image."""
 
@@ -235,6 +239,13 @@ def _explain(error: BuildError, said: str, chosen: Container, python: HostPython
         return MissingError(
             f"the image {image} is not here and cannot be fetched: {reason[1].strip()[:240]}\n"
             "  name a local one with --image; `armbuild manylinux-image` makes one from Debian packages"
+        )
+    if tests := TESTING.search(said):
+        reason = TEST_FAILURE.search(tests["said"])
+        cause = reason[1] if reason else process.first_error(said)
+        return BuildError(
+            f"the wheel was built, and the project's own test-command failed: {cause[:240]}\n"
+            f"  CIBW_TEST_SKIP='*' leaves it out, --import NAME proves the wheel instead ({log})"
         )
     for pattern, kind, sentence in KNOWN:
         if found := re.search(pattern, said):

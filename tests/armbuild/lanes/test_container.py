@@ -170,6 +170,52 @@ def test_a_library_that_the_image_lacks_is_named_with_its_package(machine, tmp_p
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
 
 
+TESTED = """\
+Building wheel...
+src/a.c:1:1: error: never mind, a configure check
+                    done 1.00s
+Testing wheel...
+{said}
+                    error 2.00s
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            f"{TESTED.format(said='FAILED test_it.py::test_one - assert 1 == 2')}",
+            "test_it.py::test_one - assert",
+        ),
+        (f"{TESTED.format(said='E   ImportError: libhdf5.so.200: cannot open')}", "ImportError: libhdf5"),
+        (f"{TESTED.format(said='ERROR: No matching distribution found for pytest-x')}", "for pytest-x"),
+        (
+            f"KeyError: 'HOME'\n{TESTED.format(said='x.h: No such file').replace('error:', '')}",
+            "KeyError: 'HOME'",
+        ),
+        (TESTED.format(said="FAILED it\n\nCopying wheels back to host..."), None),
+    ],
+)
+def test_failing_tests_of_the_project_are_told_from_a_failing_build(
+    machine, tmp_path, monkeypatch, said, reason
+):
+    def fails(*_command, log, **_rest):
+        log.write_text(said)
+        raise BuildError(f"cibuildwheel failed: src/a.c:1:1: error: never mind\n  log: {log}")
+
+    monkeypatch.setattr(container.process, "run", fails)
+    with pytest.raises(BuildError) as found:
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+    text = str(found.value)
+    if reason is None:
+        assert "test-command" not in text
+    else:
+        assert "the wheel was built, and the project's own test-command failed: " in text
+        assert reason in text.splitlines()[0]
+        assert "CIBW_TEST_SKIP='*' leaves it out" in text
+        assert text.count("\n") == 1
+
+
 def test_a_python_that_the_projects_configuration_leaves_out_is_a_wrong_choice(machine, tmp_path):
     text = '[project]\nname = "x"\nversion = "1"\n[tool.cibuildwheel]\nskip = "cp313-*"\n'
     (tmp_path / "pyproject.toml").write_text(text)
