@@ -10,13 +10,13 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
     from typing import BinaryIO
 
 COMPILER_ERROR = re.compile(
@@ -51,7 +51,7 @@ def run(
 
     ``env`` replaces the whole environment. A failure raises ``error`` with ``what``, the first real error
     line and the log's path; a full disk and a program that is not there raise MissingError. An interrupt
-    kills the command's whole process group before it goes on.
+    kills all that the command started before it goes on.
     """
     arguments = [os.fspath(part) for part in command]
     with log.open("a+b") as sink:
@@ -144,7 +144,7 @@ class Running:
 
 
 def stop_all() -> None:
-    """Kill the process groups of everything that ``start`` started and that still runs."""
+    """Kill everything that ``start`` started and that still runs."""
     for child in list(_running):
         _kill_group(child)
         _running.discard(child)
@@ -225,7 +225,7 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,  # a process group of its own, to be killed as one
+            start_new_session=True,  # of its own, to be killed as one
         )
     except FileNotFoundError as error:
         raise MissingError(
@@ -240,7 +240,18 @@ def _spawn(
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """End the child and all it started: politely first, so that compilers remove what they half wrote."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
+        for process in _session(child.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=2)
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session: ninja gives each compiler a process group of its own (proc(5))."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended by now
+            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
+                found.append(int(entry.parent.name))
+    return found

@@ -141,10 +141,11 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_kills_the_grandchildren_too(tmp_path, number):
+@pytest.mark.parametrize("group", ["", ", preexec_fn=os.setpgrp"], ids=["make", "ninja"])
+def test_an_interrupt_kills_the_grandchildren_too_whatever_group_they_are_in(tmp_path, number, group):
     pids = tmp_path / "pids"
     child = (
-        "import subprocess, time; p = subprocess.Popen(['sleep', '60']); "
+        f"import os, subprocess, time; p = subprocess.Popen(['sleep', '60']{group}); "
         f"open({str(pids)!r}, 'w').write(f'{{p.pid}} '); time.sleep(60)"
     )
     code = f"""
