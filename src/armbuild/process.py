@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -179,9 +180,10 @@ def first_error(text: str) -> str:
 
 
 def _with_cmake_reason(line: str, following: list[str]) -> str:
-    """CMake writes the reason, indented, below the line that says where."""
-    reason = next((candidate.strip() for candidate in following if candidate.startswith("  ")), "")
-    return f"{line.rstrip(':')}: {reason}" if reason else line
+    """CMake writes the reason, indented and in short lines, below the line that says where."""
+    below = itertools.dropwhile(lambda text: not text.startswith("  "), following)
+    reason = [text.strip() for text in itertools.takewhile(lambda text: text.startswith("  "), below)]
+    return f"{line.rstrip(':')}: {' '.join(reason[:3])}" if reason else line
 
 
 def _fail(what: str, text: str, status: int, log: Path, error: type[ArmbuildError]) -> NoReturn:

@@ -1,11 +1,16 @@
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from armbuild import process
 from armbuild.errors import MissingError
 from armbuild.toolchain import compilers
 from armbuild.toolchain.sysroot import TRIPLET, Sysroot
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -93,3 +98,21 @@ def test_a_compiler_that_is_not_here_is_named_with_what_brings_it(monkeypatch, n
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MissingError, match=reason):
         compilers.find(name, glibc="2.28")
+
+
+@pytest.mark.parametrize(("name", "release"), [("GNU", "11.4.0"), ("Clang", "14.0.6")])
+def test_a_compiler_that_is_too_old_for_the_kernels_is_named_with_its_version(name, release):
+    said = subprocess.run(
+        [
+            sys.executable, "-m", "cmake", f"-DCMAKE_CXX_COMPILER_ID={name}",
+            f"-DCMAKE_CXX_COMPILER_VERSION={release}", "-DCMAKE_CXX_COMPILER=/opt/bin/c++", "-P",
+            ROOT / "cmake/machine.cmake",
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert said.returncode != 0
+    assert process.first_error(said.stderr).endswith(
+        f"armllm needs GCC 12, clang 15 or newer; /opt/bin/c++ is {name} {release}"
+    )
