@@ -1,11 +1,14 @@
-"""Compile caches: which is taken, what it is told, and what it counted. Only the last test compiles."""
+"""Compile caches: which is taken, what it is told, and what it counted. Only the last tests compile."""
 
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -119,13 +122,56 @@ def test_a_container_gets_the_settings_by_name_and_the_cache_itself(tmp_path):
     assert not any("word" in word or "/of/this" in word for word in made.arguments)
 
 
+class WebDav(http.server.BaseHTTPRequestHandler):
+    """As much of RFC 4918 as sccache uses: folders are made where something is put."""
+
+    protocol_version = "HTTP/1.1"
+    stored: ClassVar[dict[str, bytes]] = {}
+
+    def answer(self, status, body=b""):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.answer(200 if self.path in self.stored else 404, self.stored.get(self.path, b""))
+
+    def do_PUT(self):
+        self.stored[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(201)
+
+    def do_MKCOL(self):
+        self.answer(201)
+
+    def do_PROPFIND(self):
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.answer(404)
+
+    def log_message(self, *_words):
+        """Say nothing."""
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """Return where a cache's remote storage is: ccache's in a folder, sccache's behind HTTP."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebDav) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield {
+            "ccache": {"CCACHE_REMOTE_STORAGE": f"file:{tmp_path}/remote"},
+            "sccache": {"SCCACHE_WEBDAV_ENDPOINT": f"http://127.0.0.1:{server.server_port}/"},
+        }
+        server.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.network
-def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage(tmp_path):
+@pytest.mark.parametrize("name", compile_cache.NAMES)
+def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage(tmp_path, remote, name):
     venv = tmp_path / "venv"
     subprocess.run([isolation.uv_program(), "venv", "-q", venv], check=True)
     install = [isolation.uv_program(), "pip", "install", "-q", "--python", venv / "bin/python"]
-    subprocess.run([*install, compile_cache.WHEELS["ccache"]], check=True)
+    subprocess.run([*install, compile_cache.WHEELS[name]], check=True)
 
     def built(machine):
         shutil.rmtree(tmp_path / "cache/builds", ignore_errors=True)
@@ -134,17 +180,22 @@ def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage
             "PATH": f"{venv}/bin:{os.environ['PATH']}",
             "ARMBUILD_CACHE_DIR": str(tmp_path / "cache"),
             "CCACHE_DIR": str(tmp_path / machine),
-            "CCACHE_REMOTE_STORAGE": f"file:{tmp_path}/remote",
+            "SCCACHE_SERVER_UDS": str(tmp_path / machine),
+            **remote[name],
         }
         project = Path(__file__).parent / "projects/setuptools"
         command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--no-smoke"]
         done = subprocess.run(
-            [*command, "--compile-cache=ccache", "--json", f"--out={tmp_path / machine}-dist"],
+            [*command, f"--compile-cache={name}", "--json", f"--out={tmp_path / machine}-dist"],
             env=environment,
             check=True,
             capture_output=True,
             text=True,
         )
+        if name == "sccache":
+            subprocess.run(
+                [venv / "bin/sccache", "--stop-server"], env=environment, check=True, capture_output=True
+            )
         (result,) = json.loads(done.stdout)["wheels"]
         return result["compile_cache"], Path(result["path"]).read_bytes()
 
