@@ -21,15 +21,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RUST = frozenset({"maturin", "setuptools-rust", "puccinialin"})
-RUST_SENTENCE = (
+RUST = ("maturin", "setuptools-rust", "puccinialin")
+"""Build requirements that compile Rust."""
+ON_ARM = "--lane native on an AArch64 machine"
+RUST_SENTENCE = f"needs Rust, which armbuild does not cross-compile: --lane container, where the image has Rust, or {ON_ARM}"
+MATURIN_SENTENCE = (
     "needs Rust, which armbuild does not cross-compile: "
-    "`maturin build --target aarch64-unknown-linux-gnu --zig` does, or --lane native on an AArch64 machine"
+    f"`maturin build --target aarch64-unknown-linux-gnu --zig` does, or {ON_ARM}"
 )
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
-ON_THE_TARGET = "--lane container can, or --lane native on an AArch64 machine"
+ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
     "for pyzmq), where the project takes an installed one"
@@ -83,8 +86,9 @@ LIBRARY = re.compile(
 
 def check_languages(name: str, requires: Iterable[str]) -> None:
     """Raise MissingError, before anything is built, for a project whose back end compiles Rust."""
-    if RUST & {canonicalize_name(Requirement(line).name) for line in requires}:
-        raise MissingError(f"{name} {RUST_SENTENCE}")
+    names = {canonicalize_name(Requirement(line).name) for line in requires}
+    if not names.isdisjoint(RUST):
+        raise MissingError(f"{name} {MATURIN_SENTENCE if 'maturin' in names else RUST_SENTENCE}")
 
 
 def explain(log: str) -> str:

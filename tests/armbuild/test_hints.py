@@ -4,9 +4,16 @@ from armbuild import hints
 from armbuild.errors import MissingError
 
 
-@pytest.mark.parametrize("requirement", ["maturin>=1,<2", "Setuptools_Rust", "puccinialin"])
-def test_rust_is_told_before_anything_is_built(requirement):
-    with pytest.raises(MissingError, match=r"^thing needs Rust.*maturin build --target .* --zig") as caught:
+@pytest.mark.parametrize(
+    ("requirement", "instead"),
+    [
+        ("maturin>=1,<2", "maturin build --target .* --zig` does"),
+        ("Setuptools_Rust", "--lane container, where the image has Rust"),
+        ("puccinialin", "--lane container, where the image has Rust"),
+    ],
+)
+def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(requirement, instead):
+    with pytest.raises(MissingError, match=rf"^thing needs Rust.*{instead}") as caught:
         hints.check_languages("thing", ["setuptools", requirement])
     assert "\n" not in str(caught.value)
     hints.check_languages("thing", ["setuptools", "rustworkx-like-name"])
