@@ -24,11 +24,9 @@ else:
 RUST = ("maturin", "setuptools-rust", "puccinialin")
 """Build requirements that compile Rust."""
 ON_ARM = "--lane native on an AArch64 machine"
-RUST_SENTENCE = f"needs Rust, which armbuild does not cross-compile: --lane container, where the image has Rust, or {ON_ARM}"
-MATURIN_SENTENCE = (
-    "needs Rust, which armbuild does not cross-compile: "
-    f"`maturin build --target aarch64-unknown-linux-gnu --zig` does, or {ON_ARM}"
-)
+NO_RUST = "needs Rust, which armbuild does not cross-compile:"
+RUST_SENTENCE = f"{NO_RUST} --lane container, where the image has Rust, or {ON_ARM}"
+MATURIN_SENTENCE = f"{NO_RUST} `maturin build --target aarch64-unknown-linux-gnu --zig` does, or {ON_ARM}"
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
