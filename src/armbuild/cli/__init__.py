@@ -63,7 +63,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted; nothing was written to the output folder", INTERRUPTED
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return f"no space left on the device while writing {error.filename or 'a file'}", 3
+            where = error.filename or "a file"
+            return f"no space left on the device while writing {where}: `armbuild cache` tells what is kept", 3
         case OSError():
             return f"{error.filename or 'system'}: {error.strerror or error}", 3
         case _:

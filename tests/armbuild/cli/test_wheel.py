@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
-from armbuild import cache, pythons
+from armbuild import cache, cli, pythons
 from armbuild.cli import main
 from armbuild.errors import MissingError
 
@@ -63,6 +64,20 @@ def test_a_wrong_option_is_one_line_and_builds_nothing(capsys, tmp_path, argumen
 def test_an_error_is_one_json_document_when_asked(capsys, tmp_path):
     status, out, _ = run(capsys, "wheel", tmp_path, "--json")
     assert json.loads(out)["status"] == status == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "x"), "while writing a file: `armbuild cache`"),
+        (OSError(errno.EDQUOT, "x", "/a/b"), "while writing /a/b: `armbuild cache`"),
+    ],
+)
+def test_a_full_disk_is_something_missing_here_and_not_a_fault_of_the_project(error, said):
+    message, status = cli.explain(error)
+    assert status == 3
+    assert message.startswith("no space left on the device")
+    assert said in message
 
 
 def test_the_plan_builds_nothing_and_prints_one_document(capsys, tmp_path):
