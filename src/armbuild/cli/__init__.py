@@ -64,7 +64,10 @@ def explain(error: BaseException) -> tuple[str, int]:
             return "interrupted; nothing was written to the output folder", INTERRUPTED
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = error.filename or "a file"
-            return f"no space left on the device while writing {where}: `armbuild cache` tells what is kept", 3
+            return (
+                f"no space left on the device while writing {where}: `armbuild cache` tells what is kept",
+                3,
+            )
         case OSError():
             return f"{error.filename or 'system'}: {error.strerror or error}", 3
         case _:
