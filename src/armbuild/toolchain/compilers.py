@@ -62,11 +62,19 @@ for word do
   -I/usr/include|-I/usr/local/include|-I/usr/include/x86_64-linux-gnu|-I/include) ;;
   -L/usr/lib|-L/usr/lib64|-L/usr/local/lib|-L/lib|-L/lib64) ;;
   -L/usr/lib/x86_64-linux-gnu|-L/lib/x86_64-linux-gnu) ;;
+  -[IL]/usr/include/*|-[IL]/usr/lib/*)
+    path=${word#-?}
+    case "$path" in */x86_64-linux-gnu*)
+      path="${path%%/x86_64-linux-gnu*}/aarch64-linux-gnu${path#*/x86_64-linux-gnu}" ;;
+    esac
+    test -d SYSROOT"$path" && word="${word%"${word#-?}"}"SYSROOT"$path"
+    set -- "$@" "$word" ;;
   *) set -- "$@" "$word" ;;
   esac
 done
 """
-"""Shell text: the build machine's own folders, which some projects search by name, are passed over."""
+"""Shell text: the build machine's own folders, which some projects search by name, are passed over; one of a
+library's own there, as pg_config and its like name it, becomes the sysroot's where that has it."""
 
 
 LAUNCH = (
@@ -159,6 +167,7 @@ class Gnu:
         options, environment = self.arguments(world.sysroot)
         last = [part for path in world.headers for part in ("-idirafter", str(path))]
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+        root = shlex.quote(str(world.sysroot.folder))
         for name, called in self.programs.items():
             words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
             given = settings if len(words) > 1 else ""
@@ -166,7 +175,7 @@ class Gnu:
             program(
                 folder / name,
                 f"#!/bin/sh\n{_launch(name, self.identity)}"
-                + (HOST_FOLDERS if strip else "")
+                + (HOST_FOLDERS.replace("SYSROOT", root) if strip else "")
                 # -s means nothing, and makes clang complain, where nothing is linked
                 + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")
                 + (f'*) set -- "$@"{strip} ;; esac\n' if strip else "")

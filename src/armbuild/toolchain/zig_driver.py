@@ -23,6 +23,8 @@ HOST_FOLDERS = re.compile(
     r"-[IL](?:/usr)?(?:/local)?/(?:include|lib|lib64)(?:/(?:x86_64|i386|riscv64|powerpc64le|s390x)-linux-gnu)?/?"
 )
 """The build machine's own headers and libraries, which some projects search by name."""
+BELOW_HOST = re.compile(r"(-[IL]|-isystem|)(/usr/(?:include|lib)/.+)")
+"""A library's own folder there, as pg_config and its like name it."""
 NAMES = {
     "fp16": "fullfp16",
     "simd": "neon",
@@ -67,6 +69,7 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
         target = target.partition(".")[0]
     links = not any(argument in STOPPING for argument in arguments)
     compiles = not links or "-x" in arguments or any(is_source(argument) for argument in arguments)
+    arguments = [_of_target(argument, settings["headers"]) for argument in arguments]
     result = ["-target", target, *(settings["flags"] if compiles else [])]
     result += [
         word for argument in arguments for word in _translated(argument, links=links, compiles=compiles)
@@ -82,6 +85,18 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     else:
         result.append("-g0")
     return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimised code
+
+
+def _of_target(argument: str, headers: list[str]) -> str:
+    """Name the sysroot's folder where it has the one that a program of the build machine named."""
+    found = BELOW_HOST.fullmatch(argument)
+    if found is None:
+        return argument
+    path = found[2].replace("x86_64-linux-gnu", "aarch64-linux-gnu")
+    roots = [folder.removesuffix("/usr/include") for folder in headers if folder.endswith("/usr/include")]
+    own = (f"{root}{path}" for root in roots)
+    # not pathlib, which takes as long to load as the rest together
+    return next((f"{found[1]}{folder}" for folder in own if os.path.isdir(folder)), argument)  # noqa: PTH112
 
 
 def _translated(argument: str, *, links: bool, compiles: bool) -> list[str]:

@@ -78,6 +78,30 @@ def test_the_build_machines_own_folders_are_passed_over(echo, sysroot, tmp_path,
     assert "-I/usr/include/python3" in said
 
 
+@pytest.mark.parametrize("name", ["gcc", "clang"])
+def test_a_librarys_folder_that_a_program_of_the_build_machine_named_is_the_sysroots(
+    echo, sysroot, tmp_path, name
+):
+    root = sysroot.folder
+    (root / "usr/include/postgresql/15").mkdir(parents=True)
+    (root / f"usr/lib/{TRIPLET}/hdf5/serial").mkdir(parents=True)
+    said = call(
+        name,
+        sysroot,
+        tmp_path,
+        "cc",
+        "-I/usr/include/postgresql/15",
+        "-L/usr/lib/x86_64-linux-gnu/hdf5/serial",
+        "-I/usr/include/two words",
+        "a.o",
+    )
+    start = said.index(f"-I{root}/usr/include/postgresql/15")
+    assert said[start + 1 : start + 3] == [
+        f"-L{root}/usr/lib/{TRIPLET}/hdf5/serial",
+        "-I/usr/include/two words",
+    ]
+
+
 @pytest.mark.parametrize("name", ["zig", "gcc", "clang"])
 def test_a_compile_cache_is_asked_first_and_calls_the_compiler_itself(
     echo, sysroot, tmp_path, monkeypatch, name

@@ -53,6 +53,22 @@ def test_headers_of_the_target_are_searched_last():
     assert result.index("-I/own") < result.index("/debian")
 
 
+def test_a_librarys_folder_that_a_program_of_the_build_machine_named_is_the_sysroots(tmp_path):
+    (tmp_path / "usr/include/postgresql").mkdir(parents=True)
+    (tmp_path / "usr/lib/aarch64-linux-gnu/hdf5").mkdir(parents=True)
+    named = [
+        "-I/usr/include/postgresql", "-L/usr/lib/x86_64-linux-gnu/hdf5",
+        "-isystem", "/usr/include/postgresql", "-I/usr/include/python3.11",
+    ]  # fmt: skip
+    headers = [f"{tmp_path}/usr/include/aarch64-linux-gnu", f"{tmp_path}/usr/include"]
+    result = arguments(*named, "a.c", headers=headers)
+    assert result[2:7] == [
+        f"-I{tmp_path}/usr/include/postgresql", f"-L{tmp_path}/usr/lib/aarch64-linux-gnu/hdf5",
+        "-isystem", f"{tmp_path}/usr/include/postgresql", "-I/usr/include/python3.11",
+    ]  # fmt: skip
+    assert arguments(*named, "a.c")[2:7] == named, "without a sysroot there is nothing to name"
+
+
 def test_libraries_of_the_target_are_searched_last_and_only_where_something_is_linked():
     result = arguments("-shared", "-L/own", "a.o", "-lz", libraries=["-L/debian"])
     assert result.index("-L/own") < result.index("-L/debian")
