@@ -1,25 +1,19 @@
-// Products of bfloat16 with the tiles of AMX (Intel SDM volume 1, chapter 18): TDPBF16PS adds the product of
+// Products of bfloat16 with the tiles of AMX (amx_tiles.h): TDPBF16PS adds the product of
 // a tile of 16 rows by 32 elements and one of 16 pairs of elements by 16 columns to a tile of 16 by 16
 // floats. Products are exact, sums are float; subnormal numbers count as zero.
 
 namespace tiles {
 
-inline constexpr int64_t kBlock = 16, kDepth = 32;
+inline constexpr int64_t kDepth = 32;
 
 // Tiles 0 to 3 are sums, 4 and 5 rows and 6 columns of `depth` elements.
 ARMLLM_INLINE void configure(int64_t rows, int64_t depth) {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t column_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } shape;
+  TileShapes shapes;
   for (int i = 0; i < 7; ++i) {
-    shape.rows[i] = static_cast<uint8_t>(i < 6 ? rows : depth / 2);
-    shape.column_bytes[i] = static_cast<uint16_t>(i < 4 || i == 6 ? 4 * kBlock : 2 * depth);
+    shapes.rows[i] = static_cast<uint8_t>(i < 6 ? rows : depth / 2);
+    shapes.column_bytes[i] = static_cast<uint16_t>(i < 4 || i == 6 ? 4 * kBlock : 2 * depth);
   }
-  // GCC 12 doesn't know that configuration and tiles are loaded from memory.
-  __asm__ volatile("" : : "r"(&shape) : "memory");
-  _tile_loadconfig(&shape);
+  load_shapes(shapes);
 }
 
 // The products of R blocks of rows and C of columns, summed over `steps` of the depth, up to four sums at a

@@ -23,24 +23,10 @@ ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& lay
   layout.block_bytes = shape.num_kv_heads * layout.head_stride_bytes;
 }
 
-ARMLLM_INLINE __mmask16 first_lanes(int64_t n) {
-  return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1);
-}
-
 ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
-  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size, columns = value_dim(a.shape);
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t token = unit / a.shape.num_kv_heads;
-    const int64_t head = unit % a.shape.num_kv_heads;
-    const int64_t slot = a.slot_mapping[token];
-    if (slot < 0) continue;
-    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
-                 head * a.layout.head_stride_bytes;
-    const int64_t offset = slot % block_size;
-    const bfloat16* key =
-        static_cast<const bfloat16*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
-    const bfloat16* value =
-        static_cast<const bfloat16*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
+  const int64_t head_dim = a.shape.head_dim, columns = value_dim(a.shape);
+  const auto write = [&](char* base, int64_t offset, const bfloat16* key,
+                         const bfloat16* value) ARMLLM_LAMBDA {
     bfloat16* keys =
         reinterpret_cast<bfloat16*>(base) + offset / kBlock * kBlock * head_dim + offset % kBlock * 2;
     for (int64_t d = 0; d < head_dim; d += 2) memcpy(keys + d * kBlock, key + d, 2 * sizeof(bfloat16));
@@ -55,7 +41,8 @@ ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int6
         _mm512_mask_storeu_epi16(values + 2 * d, 0xaaaaaaaa, _mm512_slli_epi32(wide, 16));
       }
     }
-  }
+  };
+  for_each_slot<bfloat16>(a, begin, end, write);
 }
 
 struct Scratch {

@@ -50,25 +50,16 @@ ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
 }
 
 ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
-  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t token = unit / a.shape.num_kv_heads;
-    const int64_t head = unit % a.shape.num_kv_heads;
-    const int64_t slot = a.slot_mapping[token];
-    if (slot < 0) continue;
-    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
-                 head * a.layout.head_stride_bytes;
-    const int64_t offset = slot % block_size;
-    const bfloat16* key =
-        static_cast<const bfloat16*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
-    const bfloat16* value =
-        static_cast<const bfloat16*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
+  const int64_t head_dim = a.shape.head_dim;
+  const auto write = [&](char* base, int64_t offset, const bfloat16* key,
+                         const bfloat16* value) ARMLLM_LAMBDA {
     bfloat16* keys = reinterpret_cast<bfloat16*>(base) + offset / 2 * 2 * head_dim + offset % 2 * 4;
     for (int64_t d = 0; d < head_dim; d += 4) memcpy(keys + 2 * d, key + d, 4 * sizeof(bfloat16));
     bfloat16* values = reinterpret_cast<bfloat16*>(base + a.layout.value_offset_bytes) +
                        offset / 4 * 4 * head_dim + offset % 4;
     for (int64_t d = 0; d < head_dim; ++d) values[4 * d] = value[d];
-  }
+  };
+  for_each_slot<bfloat16>(a, begin, end, write);
 }
 
 // logits of R row pairs and C key pairs, C even; with few accumulators head_dim is summed in two halves.

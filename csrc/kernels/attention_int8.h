@@ -42,30 +42,21 @@ template <class T>
 ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
   const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
   int8_t q[kMaxHeadDim];
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t token = unit / a.shape.num_kv_heads;
-    const int64_t head = unit % a.shape.num_kv_heads;
-    const int64_t slot = a.slot_mapping[token];
-    if (slot < 0) continue;
-    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
-                 head * a.layout.head_stride_bytes;
-    const int64_t offset = slot % block_size;
+  const auto write = [&](char* base, int64_t offset, const T* key, const T* value) ARMLLM_LAMBDA {
     float* scales = reinterpret_cast<float*>(base + a.layout.scale_offset_bytes) + offset;
 
-    const T* key = static_cast<const T*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
     scales[0] = quantize(key, head_dim, q);
     int8_t* keys = reinterpret_cast<int8_t*>(base) + offset / 4 * 4 * head_dim;
     for (int64_t d = 0; d < head_dim; d += kRun) {
       memcpy(keys + d / 8 * kCell + place(offset % 4, d % 8), q + d, static_cast<size_t>(kRun));
     }
 
-    const T* value =
-        static_cast<const T*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
     scales[block_size] = quantize(value, head_dim, q);
     int8_t* values =
         reinterpret_cast<int8_t*>(base + a.layout.value_offset_bytes) + offset / 8 * 8 * head_dim;
     for (int64_t d = 0; d < head_dim; ++d) values[d / 4 * kCell + place(d % 4, offset % 8)] = q[d];
-  }
+  };
+  for_each_slot<T>(a, begin, end, write);
 }
 
 struct Scratch {

@@ -1,11 +1,11 @@
-// dense.h for bfloat16 with the tiles of AMX (Intel SDM volume 1, chapter 18): 16 rows of weights, as they
+// dense.h for bfloat16 with the tiles of AMX (amx_tiles.h): 16 rows of weights, as they
 // lie, by 16 rows of activations, 32 elements of each at a time. The activations lie in pairs of elements,
 // and the sums of a tile come out one column of the result after another. TDPBF16PS takes subnormal numbers
 // for zero.
 
 namespace dense_amx {
 
-inline constexpr int64_t kBlock = 16, kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;
+inline constexpr int64_t kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;
 
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) {
   return (s.in_features + kChunk - 1) / kChunk * kChunk;
@@ -22,9 +22,6 @@ ARMLLM_INLINE int64_t rows_of_block(const MatmulArgs& a, int64_t first_row) {
   return a.rows - first_row < kBlock ? a.rows - first_row : kBlock;
 }
 
-ARMLLM_INLINE __mmask16 first_lanes(int64_t n) {
-  return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1);
-}
 // 32 elements as bfloat16, the first n of them read, the others zero.
 ARMLLM_INLINE __m512i load_chunk(const bfloat16* p, int64_t n) {
   if (n >= kChunk) return _mm512_loadu_si512(p);
@@ -115,19 +112,14 @@ ARMLLM_INLINE void gather(const MatmulArgs& a, const GatherArgs& from, int64_t b
 // What tiles hold: 0 to 3 sums [16 rows of weights, rows of activations], 4 activations, 5 to 7 weights; with
 // `more` rows of a second block of activations 1 and 3 are their sums and 5 is theirs.
 ARMLLM_INLINE void configure(int64_t weight_rows, int64_t rows, int64_t more = 0) {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t column_bytes[16] = {};
-    uint8_t rows[16] = {};
-  } shape;
+  TileShapes shapes;
   for (int i = 0; i < 8; ++i) {
     const bool is_activations = i == 4 || (more != 0 && i == 5), is_second = more != 0 && i % 2 == 1;
-    shape.rows[i] = static_cast<uint8_t>(is_activations ? 16 : weight_rows);
-    shape.column_bytes[i] =
+    shapes.rows[i] = static_cast<uint8_t>(is_activations ? 16 : weight_rows);
+    shapes.column_bytes[i] =
         static_cast<uint16_t>(i > 4 && !is_activations ? 64 : 4 * (is_second ? more : rows));
   }
-  __asm__ volatile("" : : "r"(&shape) : "memory");  // GCC 12: all of it is read
-  _tile_loadconfig(&shape);
+  load_shapes(shapes);
 }
 
 // Weights' elements behind the last whole chunk, with zeros after them. GCC 12 doesn't know that _tile_loadd

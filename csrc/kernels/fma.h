@@ -6,6 +6,7 @@
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
 #include "kernels/activation.h"
+#include "kernels/kv_slots.h"
 #include "kernels/kv_cache.h"
 #include "kernels/softmax.h"
 #include "kernels/attention_tiles.h"

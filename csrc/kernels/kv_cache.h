@@ -17,21 +17,12 @@ ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& lay
 
 template <class T>
 ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int64_t end) {
-  const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
-  for (int64_t unit = begin; unit < end; ++unit) {
-    const int64_t token = unit / a.shape.num_kv_heads;
-    const int64_t head = unit % a.shape.num_kv_heads;
-    const int64_t slot = a.slot_mapping[token];
-    if (slot < 0) continue;
-    char* base = static_cast<char*>(a.cache) + slot / block_size * a.layout.block_bytes +
-                 head * a.layout.head_stride_bytes;
-    const int64_t offset = slot % block_size;
-    const T* key = static_cast<const T*>(a.key) + token * a.key_token_stride + head * a.key_head_stride;
-    const T* value =
-        static_cast<const T*>(a.value) + token * a.value_token_stride + head * a.value_head_stride;
-    T* keys = reinterpret_cast<T*>(base) + offset / kPanel * head_dim * kPanel + offset % kPanel;
-    for (int64_t d = 0; d < head_dim; ++d) keys[d * kPanel] = key[d];
-    T* values = reinterpret_cast<T*>(base + a.layout.value_offset_bytes) + offset * head_dim;
-    memcpy(values, value, static_cast<size_t>(head_dim) * sizeof(T));
-  }
+  const int64_t head_dim = a.shape.head_dim;
+  for_each_slot<T>(
+      a, begin, end, [&](char* base, int64_t offset, const T* key, const T* value) ARMLLM_LAMBDA {
+        T* keys = reinterpret_cast<T*>(base) + offset / kPanel * head_dim * kPanel + offset % kPanel;
+        for (int64_t d = 0; d < head_dim; ++d) keys[d * kPanel] = key[d];
+        T* values = reinterpret_cast<T*>(base + a.layout.value_offset_bytes) + offset * head_dim;
+        memcpy(values, value, static_cast<size_t>(head_dim) * sizeof(T));
+      });
 }

@@ -24,6 +24,7 @@ namespace armllm::dotprod {
 #include "kernels/tanh.h"
 #include "kernels/softmax.h"
 #include "kernels/quantize.h"
+#include "kernels/kv_slots.h"
 #include "kernels/attention_int8.h"
 #include "kernels/entries.h"
 #include "kernels/matmul_sdot.h"

@@ -40,6 +40,7 @@ namespace sixteen {
 #include "simd/sve.h"
 #include "kernels/exp_sve.h"
 #include "kernels/tanh.h"
+#include "kernels/kv_slots.h"
 #include "kernels/kv_cache.h"
 #include "kernels/softmax.h"
 #include "kernels/attention_sve.h"
