@@ -10,67 +10,51 @@
 
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
+#include "dlpack.h"
 
 namespace armllm {
 
 namespace {
 
-// A reference that is given back. A null one leaves an error of Python's behind, which `plain` clears.
-class Reference {
- public:
-  explicit Reference(PyObject* object) : object_(object) {}
-  ~Reference() { Py_XDECREF(object_); }
-  Reference(const Reference&) = delete;
-  Reference& operator=(const Reference&) = delete;
-  PyObject* get() const { return object_; }
-
- private:
-  PyObject* object_;
-};
-
-struct Names {
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* shape = PyUnicode_InternFromString("shape");
-  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-};
-const Names& names() {
-  static const Names kNames;
-  return kNames;
-}
-
-// torch's float32, float16, bfloat16, in the order of Storage.
-PyObject* dtypes[3] = {};
+// The types whose instances are plain, torch.Tensor and torch.nn.Parameter: another, derived from them, may
+// mean something else by its numbers. And how torch lets one be read; without that nothing is plain.
+PyTypeObject* types[2] = {};
+int (*read)(void* object, dlpack::Tensor* out) = nullptr;
 
 struct View {
   Storage storage;
   int64_t rows, columns;  // a vector has one row
-  Py_ssize_t dimensions;
+  int32_t dimensions;
   void* data;
 };
 
-bool plain(PyObject* tensor, View& view) {
-  const Reference dtype(PyObject_GetAttr(tensor, names().dtype));
-  int kind = 0;
-  while (kind < 3 && (dtype.get() == nullptr || dtype.get() != dtypes[kind])) ++kind;
-  if (kind == 3) return false;
-  view.storage = static_cast<Storage>(kind);
-  const Reference is_cpu(PyObject_GetAttr(tensor, names().is_cpu));
-  if (is_cpu.get() != Py_True) return false;
-  const Reference shape(PyObject_GetAttr(tensor, names().shape));
-  if (shape.get() == nullptr || !PyTuple_Check(shape.get())) return false;
-  view.dimensions = PyTuple_GET_SIZE(shape.get());
-  if (view.dimensions != 1 && view.dimensions != 2) return false;
-  view.columns = PyLong_AsLongLong(PyTuple_GET_ITEM(shape.get(), view.dimensions - 1));
-  view.rows = view.dimensions == 1 ? 1 : PyLong_AsLongLong(PyTuple_GET_ITEM(shape.get(), 0));
-  if (view.rows < 0 || view.columns < 0) return false;
-  const Reference contiguous(PyObject_CallMethodNoArgs(tensor, names().is_contiguous));
-  if (contiguous.get() != Py_True) return false;
-  const Reference address(PyObject_CallMethodNoArgs(tensor, names().data_ptr));
-  if (address.get() == nullptr) return false;
-  view.data = PyLong_AsVoidPtr(address.get());
-  return PyErr_Occurred() == nullptr;
+bool storage_of(const dlpack::Tensor& tensor, Storage& storage) {
+  if (tensor.code == dlpack::kFloat && tensor.bits == 32) {
+    storage = Storage::f32;
+  } else if (tensor.code == dlpack::kFloat && tensor.bits == 16) {
+    storage = Storage::f16;
+  } else if (tensor.code == dlpack::kBfloat && tensor.bits == 16) {
+    storage = Storage::bf16;
+  } else {
+    return false;
+  }
+  return tensor.lanes == 1;
+}
+
+// May leave an error of Python's behind, which `not_plain` clears.
+bool plain(PyObject* object, View& view) {
+  dlpack::Tensor tensor;
+  if (read == nullptr || (Py_TYPE(object) != types[0] && Py_TYPE(object) != types[1]) ||
+      read(object, &tensor) != 0 || tensor.device_type != dlpack::kCpu || !storage_of(tensor, view.storage) ||
+      (tensor.ndim != 1 && tensor.ndim != 2) || tensor.strides == nullptr) {
+    return false;
+  }
+  view.dimensions = tensor.ndim;
+  view.columns = tensor.shape[tensor.ndim - 1];
+  view.rows = tensor.ndim == 1 ? 1 : tensor.shape[0];
+  view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return (view.columns <= 1 || tensor.strides[tensor.ndim - 1] == 1) &&
+         (view.rows <= 1 || tensor.strides[0] == view.columns);
 }
 
 PyObject* not_plain() {
@@ -182,14 +166,24 @@ PyObject* plain_convert(PyObject*, PyObject* const* given, Py_ssize_t n) {
   });
 }
 
-// (float32, float16, bfloat16): torch's dtypes, without which nothing is plain
-PyObject* plain_dtypes(PyObject*, PyObject* const* given, Py_ssize_t n) {
-  for (Py_ssize_t i = 0; i < 3 && i < n; ++i) {
-    Py_INCREF(given[i]);
-    Py_XDECREF(dtypes[i]);
-    dtypes[i] = given[i];
+// (torch.Tensor, torch.nn.Parameter)
+PyObject* plain_types(PyObject*, PyObject* const* given, Py_ssize_t n) {
+  if (n != 2 || !PyType_Check(given[0]) || !PyType_Check(given[1])) {
+    PyErr_SetString(PyExc_TypeError, "plain_types takes two types");
+    return nullptr;
   }
-  Py_RETURN_NONE;
+  for (int i = 0; i < 2; ++i) {
+    Py_INCREF(given[i]);
+    Py_XDECREF(types[i]);
+    types[i] = reinterpret_cast<PyTypeObject*>(given[i]);
+  }
+  PyObject* capsule = PyObject_GetAttrString(given[0], dlpack::kAttribute);
+  const void* api = capsule == nullptr ? nullptr : PyCapsule_GetPointer(capsule, dlpack::kCapsule);
+  Py_XDECREF(capsule);
+  PyErr_Clear();
+  const auto known = static_cast<const dlpack::ExchangeApi*>(api);
+  read = known != nullptr && known->major_version == dlpack::kMajorVersion ? known->read : nullptr;
+  return PyBool_FromLong(read != nullptr);
 }
 
 template <class F>
@@ -202,7 +196,7 @@ PyMethodDef method(const char* name, F* function) {
 
 bool add_plain_calls(PyObject* module) {
   static PyMethodDef methods[] = {
-      method("plain_dtypes", plain_dtypes),
+      method("plain_types", plain_types),
       method("plain_rms_norm", plain_rms_norm),
       method("plain_fused_add_rms_norm", plain_fused_add_rms_norm),
       method("plain_layer_norm", plain_layer_norm),

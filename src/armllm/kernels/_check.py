@@ -23,7 +23,7 @@ STORAGE = {
     torch.float16: extension.Storage.f16,
     torch.bfloat16: extension.Storage.bf16,
 }
-extension.plain_dtypes(*STORAGE)
+extension.plain_types(torch.Tensor, torch.nn.Parameter)
 
 
 def storage(name: str, dtype: torch.dtype) -> Storage:

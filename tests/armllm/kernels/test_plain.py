@@ -34,7 +34,7 @@ def arguments(name, dtype):
 NAMES = sorted(
     name.removeprefix("plain_")
     for name in dir(extension)
-    if name.startswith("plain_") and name != "plain_dtypes"
+    if name.startswith("plain_") and name != "plain_types"
 )
 
 
@@ -71,6 +71,21 @@ def test_a_plain_call_gives_the_bits_of_a_strided_one(name, dtype):
     assert given[0].any()
 
 
+def test_a_view_that_starts_within_its_memory_and_a_parameter_are_plain():
+    for name in NAMES:
+        given = arguments(name, torch.float32)
+        moved = [torch.cat([v[:1], v])[1:] if isinstance(v, torch.Tensor) else v for v in copies(given)]
+        moved[1:] = [torch.nn.Parameter(v) if isinstance(v, torch.Tensor) else v for v in moved[1:]]
+        assert moved[0].storage_offset() > 0
+        assert extension.__dict__[f"plain_{name}"](*given) is True
+        assert extension.__dict__[f"plain_{name}"](*moved) is True
+        assert torch.equal(given[0], moved[0])
+
+
+class Derived(torch.Tensor):
+    """A tensor whose author may read its numbers in another way."""
+
+
 def spoiled(given, i):
     """Tensor i of a call's arguments in every way that is not plain."""
     tensor = given[i]
@@ -80,6 +95,8 @@ def spoiled(given, i):
     yield tensor[..., :-1].contiguous()
     yield tensor[None]
     yield tensor.sum()
+    yield tensor.as_subclass(Derived)
+    yield tensor.to_sparse()
     yield tensor.repeat(*[1] * (tensor.dim() - 1), 2)[..., ::2]
     yield None
     yield 7
@@ -105,6 +122,19 @@ def test_what_is_not_plain_is_left_alone(name):
     assert call(*given[:-1]) is False
     assert call(*given, 1) is False
     assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True) if isinstance(a, torch.Tensor))
+
+
+def test_torch_lets_its_tensors_be_read_from_c():
+    for wrong in [(torch.nn.Parameter,), (torch.Tensor, 7)]:
+        with pytest.raises(TypeError, match="two types"):
+            extension.plain_types(*wrong)
+    x = torch.ones(2, 8)
+    try:
+        assert extension.plain_types(int, float) is False
+        assert extension.plain_relu(x, x) is False
+    finally:
+        assert extension.plain_types(torch.Tensor, torch.nn.Parameter) is True
+    assert extension.plain_relu(x, x) is True
 
 
 def test_a_number_that_is_none_is_named_by_the_face():
