@@ -49,6 +49,8 @@ def _gelu_variant(approximate: str, exact: Variant, tanh: Variant) -> Variant:
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
     """Write ``silu(x[:, :d]) * x[:, d:]`` to ``out``, silu(g) = g / (1 + exp(-g)).
 
+    Before it is multiplied, silu is off by at most 6e-7 + 2.8e-9 |g| of itself: exp is within 2.5 units in
+    the last place and 2.8e-9 times its argument, and 0 or infinite beyond 88.
     ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype (float32, float16 or bfloat16). Raises
     ValueError naming the argument that doesn't fit; so do the other activations.
     """
@@ -66,8 +68,10 @@ def gelu_and_mul(out: Tensor, x: Tensor, approximate: Approximate = "none") -> N
 def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
     """Write ``x * Phi(x)`` to ``out``, Phi the normal distribution's (Hendrycks & Gimpel 2016).
 
-    ``approximate="tanh"`` takes Phi as ``(1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2``. ``out`` and
-    ``x`` are [tokens, d] of one dtype; ``out`` may be ``x``.
+    ``approximate="tanh"`` takes Phi as ``(1 + tanh(y)) / 2``, y = sqrt(2 / pi) (x + 0.044715 x^3). ``out``
+    and ``x`` are [tokens, d] of one dtype; ``out`` may be ``x``. Before it is rounded to that dtype the
+    result is off by at most 1.6e-6 of itself for x > 0, 1.4e-6 + 3.2e-8 x^2 below; with tanh 6e-7 +
+    6.1e-7 |y|.
     """
     plain = _gelu_variant(approximate, extension.plain_gelu, extension.plain_gelu_tanh)
     if not plain(out, x):
@@ -75,7 +79,10 @@ def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
 
 
 def quick_gelu(out: Tensor, x: Tensor) -> None:
-    """Write ``x / (1 + exp(-1.702 x))`` to ``out``; both [tokens, d] of one dtype, ``out`` may be ``x``."""
+    """Write ``x / (1 + exp(-1.702 x))`` to ``out``; both [tokens, d] of one dtype, ``out`` may be ``x``.
+
+    Before it is rounded to that dtype the result is off by at most 6e-7 + 2.1e-7 |x| of itself.
+    """
     if not extension.plain_quick_gelu(out, x):
         _strided(extension.quick_gelu, out, x)
 
