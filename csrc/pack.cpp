@@ -100,7 +100,7 @@ void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
       const int64_t at = (first + n) * groups + g;
       floats[g * columns + n] = there ? a.scales[at] : 0;
       if (s.zero_points) {
-        floats[(groups + g) * columns + n] = there ? -a.scales[at] * static_cast<float>(a.zeros[at]) : 0;
+        floats[(groups + g) * columns + n] = there ? a.offsets[at] : 0;
       }
     }
   }

@@ -207,13 +207,13 @@ int64_t py_packed_bytes(const std::string& target, int bits, int64_t out_feature
 }
 
 void py_pack_weight(const std::string& target, int bits, Address packed, Address q, Address scales,
-                    Address zeros, int64_t out_features, int64_t in_features, int64_t group_size,
+                    Address offsets, int64_t out_features, int64_t in_features, int64_t group_size,
                     int64_t q_stride) {
   const PackWeightArgs args{pointer<void>(packed),
                             pointer<const int8_t>(q),
                             pointer<const float>(scales),
-                            pointer<const int8_t>(zeros),
-                            {out_features, in_features, group_size, zeros != 0},
+                            pointer<const float>(offsets),
+                            {out_features, in_features, group_size, offsets != 0},
                             q_stride};
   const py::gil_scoped_release release;
   pack_weight(layout_of_target(target), bits, args);

@@ -98,7 +98,7 @@ def convert(
 ) -> None: ...
 
 # Calls with plain tensors (csrc/python/plain.cpp): True when done, False when the face must look closer.
-def plain_dtypes(f32: torch.dtype, f16: torch.dtype, bf16: torch.dtype, /) -> None: ...
+def plain_types(tensor: type, parameter: type, /) -> bool: ...
 def plain_rms_norm(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float, /
 ) -> bool: ...
@@ -189,7 +189,7 @@ def pack_weight(
     packed: int,
     q: int,
     scales: int,
-    zeros: int,
+    offsets: int,
     out_features: int,
     in_features: int,
     group_size: int,

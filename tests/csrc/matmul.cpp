@@ -21,7 +21,7 @@ struct Given {
   int64_t groups, group, x_stride, q_stride;
   Array<T> x, bias;
   Array<int8_t> q, zeros;
-  Array<float> scales;
+  Array<float> scales, offsets;
   std::vector<double> expected, bound;  // [kRows, out_features]; in float, before storing
 
   Given(int bits_, const armllm::WeightShape& s, bool exact, Random& random)
@@ -35,7 +35,8 @@ struct Given {
         bias(s.out_features),
         q((s.out_features - 1) * q_stride + s.in_features),
         zeros(s.out_features * groups),
-        scales(s.out_features * groups) {
+        scales(s.out_features * groups),
+        offsets(s.out_features * groups) {
     const int64_t most = bits == 4 ? 7 : 127;
     for (int64_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(random.integer(-most - 1, most));
     // All the lowest: the largest sums there can be.
@@ -43,6 +44,7 @@ struct Given {
     for (int64_t i = 0; i < scales.size(); ++i) {
       scales[i] = exact ? 1.0f : static_cast<float>(random.uniform() + 0.25) * (random.integer(0, 9) != 0);
       zeros[i] = static_cast<int8_t>(random.integer(-most - 1, bits == 4 ? 8 : most));
+      offsets[i] = -scales[i] * zeros[i];
     }
     random.fill(bias.data(), bias.size(), 2);
     random.fill(x.data(), x.size(), 1);
@@ -108,7 +110,7 @@ void check_product(Result& result, const Context& context, const Given<T>& given
   const Array<char> packed((bytes + 63) / 64 * 64);
   armllm::pack_weight(context.table, given.bits,
                       {packed.data(), given.q.data(), given.scales.data(),
-                       s.zero_points ? given.zeros.data() : nullptr, s, given.q_stride});
+                       s.zero_points ? given.offsets.data() : nullptr, s, given.q_stride});
   const int64_t stride = s.out_features + rows % 3;
   const Array<T> out((rows - 1) * stride + s.out_features);
   T untouched;

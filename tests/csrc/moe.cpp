@@ -51,10 +51,11 @@ struct Weight {
     }
     const int64_t groups = s.group_size == 0 ? 1 : k / s.group_size, most = bits == 4 ? 7 : 127;
     const Array<int8_t> q(n * k), zeros(n * groups);
-    const Array<float> scales(n * groups);
+    const Array<float> scales(n * groups), offsets(n * groups);
     for (int64_t i = 0; i < n * groups; ++i) {
       scales[i] = size / static_cast<float>(most) * static_cast<float>(random.uniform() + 0.5);
       zeros[i] = static_cast<int8_t>(s.zero_points ? random.integer(-3, 3) : 0);
+      offsets[i] = -scales[i] * zeros[i];
     }
     for (int64_t i = 0; i < n * k; ++i) {
       q[i] = static_cast<int8_t>(random.integer(-most - 1, most));
@@ -63,7 +64,7 @@ struct Weight {
     }
     armllm::pack_weight(
         context.table, bits,
-        {stored.data(), q.data(), scales.data(), s.zero_points ? zeros.data() : nullptr, s, k});
+        {stored.data(), q.data(), scales.data(), s.zero_points ? offsets.data() : nullptr, s, k});
   }
 };
 

@@ -211,8 +211,8 @@ struct WeightShape {
 struct PackWeightArgs {
   void* packed;  // 64 bytes aligned
   const int8_t* q;
-  const float* scales;  // [out_features, groups], contiguous
-  const int8_t* zeros;  // the same shape, or null
+  const float* scales;   // [out_features, groups], contiguous
+  const float* offsets;  // the same shape, added to scale * q: -scale * zero point; or null
   WeightShape shape;
   int64_t q_stride;
 };

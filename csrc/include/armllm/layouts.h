@@ -8,7 +8,7 @@
 namespace armllm {
 
 // Panels of `columns` columns (of int4 `int4_columns`), one after the other. A panel holds blocks, then its
-// scales [groups, columns], and with zero points [groups, columns] of -scale * zero. A block holds `run`
+// scales [groups, columns], and with zero points the offsets [groups, columns]. A block holds `run`
 // elements of each column in order. Of int4 a byte is a low and a high nibble, two's complement XORed with
 // `nibbles` (8 in either half is an offset of 8): of a column's 2 * run elements the first and the second
 // half, or with `pairs` the elements of two neighbouring columns, the second one low.

@@ -27,6 +27,7 @@ class PackedWeight:
 
     w[n, k] = scale[n, k // group_size] * (q[n, k] - zero[n, k // group_size]). ``data`` is uint8, aligned to
     64 bytes; its order is ``layout``, which ``target`` chose. ``group_size`` 0 is one group per channel.
+    ``zero_points``: there are some, or offsets.
     """
 
     data: Tensor
@@ -95,6 +96,12 @@ def _check_range(name: str, value: Tensor, low: int, high: int) -> None:
         raise ValueError(f"{name} has values from {least} to {most}, expected {low} to {high}")
 
 
+def _check_finite(name: str, value: Tensor) -> None:
+    if not torch.isfinite(value).all():
+        row, group = (~torch.isfinite(value)).nonzero()[0].tolist()
+        raise ValueError(f"{name}[{row}, {group}] is {value[row, group].item()}, expected a finite number")
+
+
 def weight_layouts() -> dict[str, str]:
     """The layout of packed weights by kernel target, those of other machines included."""
     return extension.weight_layouts()
@@ -106,15 +113,22 @@ def weight_target(bits: int) -> str:
 
 
 def pack_weight(
-    q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, target: str | None = None
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    *,
+    bits: int,
+    target: str | None = None,
+    offsets: Tensor | None = None,
 ) -> PackedWeight:
     """Bring a quantised weight into the order that ``matmul_w4a8`` or ``matmul_w8a8`` reads.
 
     ``q`` is int8 [out_features, in_features], for ``bits`` 4 with values -8..7 (formats that store 0..15
     subtract 8, from their zero points too). ``scales`` is float32 [out_features, groups]: one group, or
     groups of 32, 64 or 128 input features. ``zeros`` (int8, the shape of ``scales``) are zero points, -8..8
-    for 4 bits; None is symmetric. ``target``: pack for the kernels of this one, whatever this machine is;
-    None: for those in use. Raises ValueError naming the argument that doesn't fit.
+    for 4 bits; None is symmetric. ``offsets`` (float32, the shape of ``scales``), in place of ``zeros``, are
+    added to scale * q: zero points that need not be whole. ``target``: pack for the kernels of this one,
+    whatever this machine is; None: for those in use. Raises ValueError naming the argument that doesn't fit.
     """
     if bits not in {4, 8}:
         raise ValueError(f"bits is {bits}, expected 4 or 8")
@@ -122,23 +136,27 @@ def pack_weight(
     out_features, in_features = q.shape
     _check.tensor("scales", scales, torch.float32, (out_features, "groups"))
     group_size = _group_size(in_features, scales.shape[1])
-    if not torch.isfinite(scales).all():
-        row, group = (~torch.isfinite(scales)).nonzero()[0].tolist()
-        raise ValueError(f"scales[{row}, {group}] is {scales[row, group].item()}, expected a finite number")
+    _check_finite("scales", scales)
     if bits == 4:
         _check_range("q", q, *NIBBLE)
     if zeros is not None:
         _check.tensor("zeros", zeros, torch.int8, tuple(scales.shape))
         if bits == 4:
             _check_range("zeros", zeros, *ZERO_OF_NIBBLE)
-        zeros = zeros.contiguous()
+        if offsets is not None:
+            raise ValueError("offsets and zeros are both given, expected one of them")
+        offsets = -scales * zeros
+    if offsets is not None:
+        _check.tensor("offsets", offsets, torch.float32, tuple(scales.shape))
+        _check_finite("offsets", offsets)
+        offsets = offsets.contiguous()
     scales = scales.contiguous()
     if target is None:
         target = weight_target(bits)
     layout = weight_layouts().get(target)
     if layout is None:
         raise ValueError(f"target is {target!r}, expected one of {', '.join(weight_layouts())}")
-    size = extension.packed_bytes(target, bits, out_features, in_features, group_size, zeros is not None)
+    size = extension.packed_bytes(target, bits, out_features, in_features, group_size, offsets is not None)
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT
     data = memory[start : start + size]
@@ -148,7 +166,7 @@ def pack_weight(
         data.data_ptr(),
         q.data_ptr(),
         scales.data_ptr(),
-        0 if zeros is None else zeros.data_ptr(),
+        0 if offsets is None else offsets.data_ptr(),
         out_features,
         in_features,
         group_size,
@@ -160,7 +178,7 @@ def pack_weight(
         in_features=in_features,
         bits=bits,
         group_size=group_size,
-        zero_points=zeros is not None,
+        zero_points=offsets is not None,
         layout=layout,
         target=target,
     )

@@ -12,11 +12,11 @@ TINY = 2.0**-100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedWeight:
-    """The weight as it came: int8 ``q`` [N, K], float32 ``scales`` [N, G], int8 ``zeros`` [N, G] or None."""
+    """The weight as it came: int8 ``q`` [N, K], float32 ``scales`` [N, G] and ``offsets`` [N, G] or None."""
 
     q: Tensor
     scales: Tensor
-    zeros: Tensor | None
+    offsets: Tensor | None
     bits: int
     layout: str = "reference"
     target: str = "reference"
@@ -39,17 +39,25 @@ class PackedWeight:
     def dequantize(self) -> Tensor:
         """Return the weight's values, float32 [N, K]."""
         grouped = self.q.float().view(self.out_features, self.scales.shape[1], -1)
-        zeros = 0 if self.zeros is None else self.zeros.float()[..., None]
-        return (self.scales[..., None] * (grouped - zeros)).view(self.q.shape)
+        offsets = 0 if self.offsets is None else self.offsets[..., None]
+        return (self.scales[..., None] * grouped + offsets).view(self.q.shape)
 
 
 def pack_weight(
-    q: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, target: str | None = None
+    q: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    *,
+    bits: int,
+    target: str | None = None,
+    offsets: Tensor | None = None,
 ) -> PackedWeight:
-    """Keep what is given; ``target`` must be None."""
+    """Keep what is given, zero points as offsets; ``target`` must be None."""
     if target is not None:
         raise ValueError(f"target is {target!r}, and plain torch packs for none")
-    return PackedWeight(q=q, scales=scales, zeros=zeros, bits=bits)
+    if zeros is not None:
+        offsets = -scales * zeros
+    return PackedWeight(q=q, scales=scales, offsets=offsets, bits=bits)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
@@ -87,11 +95,11 @@ def matmul_w4a8(
         q.copy_(held.where(given[:, None], 0))
         scales.masked_fill_(given, x_scale)
     groups = weight.scales.shape[1]
-    values = weight.q.long().view(weight.out_features, groups, -1)
-    if weight.zeros is not None:
-        values = values - weight.zeros.long()[..., None]
-    sums = torch.einsum("tgk,ngk->tng", q.long().view(x.shape[0], groups, -1), values)
-    total = (sums * weight.scales.double()).sum(-1) * scales.double()[:, None]
+    values, inputs = weight.q.long().view(weight.out_features, groups, -1), q.long().view(len(x), groups, -1)
+    sums = torch.einsum("tgk,ngk->tng", inputs, values) * weight.scales.double()
+    if weight.offsets is not None:
+        sums += inputs.sum(-1).unsqueeze(1) * weight.offsets.double()
+    total = sums.sum(-1) * scales.double()[:, None]
     out.copy_(total if bias is None else total + bias.double())
 
 

@@ -61,14 +61,18 @@ NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
 
 
 class GGUFFile:
-    """Header and mapped tensors of one file."""
+    """Header and mapped tensors of one file, or of all parts that gguf-split made, by the first's path."""
 
     def __init__(self, path: Path) -> None:
         header = GGUFHeader(path)
         self.path = path
-        self.tensors = header.tensors
-        self.tensor = header.map
         self._values = header.values
+        self.parts = {path: header} | {part: GGUFHeader(part) for part in self._other_parts()}
+        self._homes = {name: part for part, found in self.parts.items() for name in found.tensors}
+        self.tensors = {name: found.tensors[name] for found in self.parts.values() for name in found.tensors}
+        wanted = _positive(self.get("split.tensors.count"))
+        if len(self.parts) > 1 and len(self.tensors) != wanted:
+            raise CheckpointError(f"{path}: its parts hold {len(self.tensors)} tensors, and it says {wanted}")
         self.architecture = str(self.get("general.architecture", ""))
         if self.architecture not in ARCHITECTURES:
             raise CheckpointError(
@@ -89,6 +93,27 @@ class GGUFFile:
     def own(self, key: str, default: Any = None) -> Any:
         """A value that the header has under the architecture's name."""
         return self.get(f"{self.architecture}.{key}", default)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it is stored."""
+        return self.parts[self._homes[name]].map(name)
+
+    def where(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._homes[name]
+
+    def _other_parts(self) -> list[Path]:
+        """The files after the first, by gguf-split's names."""
+        count, number = _positive(self.get("split.count")), _positive(self.get("split.no"))
+        if count <= 1:
+            return []
+        ending = f"-of-{count:05d}.gguf"
+        stem = self.path.name.removesuffix(ending)[: -len("00001")]
+        if number or self.path.name != f"{stem}00001{ending}":
+            raise CheckpointError(
+                f"{self.path} is part {number + 1} of {count}: name the first, which ends in -00001{ending}"
+            )
+        return [self.path.with_name(f"{stem}{part:05d}{ending}") for part in range(2, count + 1)]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Outermost dimension first, as torch has it."""
@@ -161,13 +186,12 @@ class GGUFCheckpoint:
         return tensor
 
     def where(self, name: str) -> Path:
-        """The file."""
-        del name
-        return self._path
+        """The file that holds a tensor."""
+        return self._file.where(self._names[name][0])
 
     def files(self) -> list[Path]:
-        """The file."""
-        return [self._path]
+        """The file, or its parts."""
+        return list(self._file.parts)
 
     def _translate(self, name: str) -> dict[str, tuple[str, int | None]]:
         """Hugging Face's name, or those of experts, each with the tensor and the expert's number.
@@ -211,8 +235,6 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
         )
     if len(file.tensors.get("token_embd.weight", NO_TENSOR).shape) != 2:
         raise CheckpointError(f"{path}: tensor token_embd.weight is missing or no matrix")
-    if file.get("split.count", 1) not in (0, 1):
-        raise CheckpointError(f"{path}: GGUF files in several parts are not supported; merge them first")
     if own("attention.value_length", head_dim) != head_dim:
         raise CheckpointError(f"{path}: keys and values of different lengths are not supported")
     bias = "blk.0.attn_q.bias" in file.tensors

@@ -9,6 +9,7 @@ import torch
 from armllm.models import read_model_config
 from armllm.models.hub import resolve_model
 from armllm.models.loader import Weights, open_checkpoint
+from armllm.quant.gguf_format import ROUNDED, GGUFFormat
 
 
 def inspect(model: str) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def inspect(model: str) -> dict[str, Any]:
         "architecture": config.architecture,
         "parameters": weights.num_parameters,
         "stored_as": ", ".join(stored),
-        "quantization": str(config.quantization) if weights.schemes else "none",
+        "quantization": _quantization(weights),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "attention_heads": config.num_heads,
@@ -38,3 +39,15 @@ def inspect(model: str) -> dict[str, Any]:
         "kv_cache_bytes_per_token_int8": kv_elements
         + kv_elements // config.head_dim * torch.float32.itemsize,
     }
+
+
+def _quantization(weights: Weights) -> str:
+    """The scheme, and what of a GGUF file is not kept as it is stored."""
+    if not weights.schemes:
+        return "none"
+    told = str(weights.quantization)
+    if isinstance(weights.quantization, GGUFFormat):
+        types = {weights.stored_type(f"{name}.weight") for name in weights.schemes}
+        if anew := sorted(types.intersection(ROUNDED)):
+            return f"{told} ({', '.join(anew)} rounded anew to int8, about 0.9% off)"
+    return told

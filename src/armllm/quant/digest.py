@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-PIECE, READ = 32 << 20, 1 << 20
+PIECE, READ = 32 << 20, 1 << 18
 
 
 def digest_file(path: Path) -> str:
     """SHA-256 of the SHA-256 of each 32 MiB, in hexadecimal."""
 
     def of_piece(first: int) -> bytes:
-        found = hashlib.sha256()
+        found, buffer = hashlib.sha256(), memoryview(bytearray(READ))
         for place in range(first, first + PIECE, READ):
-            found.update(os.pread(file.fileno(), READ, place))
+            found.update(buffer[: os.preadv(file.fileno(), [buffer], place)])
         return found.digest()
 
     with path.open("rb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -2,10 +2,12 @@
 
 Source of layouts: ggml's ggml-common.h (block_q4_0, block_q4_K and so on) and gguf-py/gguf/quants.py. Some
 types are integers with a scale (Q4_0, Q5_0, Q8_0, Q6_K); others have a least weight beside it, which is no
-whole number of steps.
+whole number of steps: of 4 bits (Q4_1, Q4_K) they are integers with an offset.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 from torch import Tensor
@@ -24,10 +26,15 @@ BLOCKS = {
     "Q6_K": (256, 210),
 }
 INTEGERS = ("Q4_0", "Q5_0", "Q8_0", "Q6_K")
+SHIFTED = ("Q4_1", "Q4_K")
 
 
 def integers(kind: str, blocks: Tensor) -> IntegerWeight:
-    """Blocks uint8 ``[N, B, bytes]`` of a type in `INTEGERS`; exact."""
+    """Blocks uint8 ``[N, B, bytes]`` of a type in `INTEGERS` or `SHIFTED`; exact, but offsets are fp32."""
+    if kind in SHIFTED:
+        scales, least, values = _affine(kind, blocks)
+        weight = _weight(values.view(torch.int8) - 8, scales, 4)
+        return dataclasses.replace(weight, offsets=(least + 8 * scales).flatten(1))
     if kind == "Q8_0":
         return _weight(blocks[..., 2:].contiguous().view(torch.int8), _half(blocks[..., :2]), 8)
     if kind == "Q4_0":
@@ -41,7 +48,7 @@ def integers(kind: str, blocks: Tensor) -> IntegerWeight:
         high = torch.cat([_planes(part, (0, 2, 4, 6)) & 3 for part in quarters], -1)
         scales = blocks[..., 192:208].contiguous().view(torch.int8).float() * _half(blocks[..., 208:])
         return _weight((low | (high << 4)).view(torch.int8) - 32, scales, 8)
-    raise ValueError(f"{kind} is not integers with scales alone")
+    raise ValueError(f"{kind} is not integers as the kernels have them")
 
 
 def dequantize(kind: str, blocks: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from armllm.models.gguf import GGUFCheckpoint
     from armllm.models.loader import Weights
 
-# Q4_0, Q5_0 and Q8_0 are kept as they are. The kernels have no groups of 16, and whole zero points.
-SCHEMES = {kind: Scheme(bits=8) for kind in BLOCKS} | {
+# What becomes 8 bits with one scale per row; others are kept as they are.
+ROUNDED = ("Q5_1", "Q5_K", "Q6_K")
+SCHEMES = {kind: Scheme(bits=8) for kind in ROUNDED} | {
     "Q4_0": Scheme(bits=4, group_size=32),
     "Q5_0": Scheme(bits=8, group_size=32),
     "Q8_0": Scheme(bits=8, group_size=32),
@@ -41,14 +42,15 @@ class GGUFFormat:
         weights.claim(f"{name}.weight", shape, dtypes=tuple(BLOCKS), num_bytes=scheme.num_bytes(*shape))
 
     def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
-        """Types of integers exactly; others, whose minima are no multiples of their scales, rounded anew."""
+        """Types of integers exactly; those of 5 bits with minima, which would take 10, rounded to 8 anew."""
         self.claim(weights, name, shape, scheme)
         checkpoint = cast("GGUFCheckpoint", weights.checkpoint)
         full_name = f"{weights.prefix}{name}.weight"
         kind, blocks = checkpoint.read_blocks(full_name)
-        if kind in gguf_blocks.INTEGERS:
+        if kind in (*gguf_blocks.INTEGERS, *gguf_blocks.SHIFTED):
             weight = gguf_blocks.integers(kind, blocks)
-            if not weight.scales.isfinite().all():
+            floats = weight.scales if weight.offsets is None else weight.scales + weight.offsets
+            if not floats.isfinite().all():
                 raise weights.error(f"{name}.weight", "has scales that are NaN or infinite")
             return weight
         exact = gguf_blocks.dequantize(kind, blocks)

@@ -98,8 +98,11 @@ def pack_checkpoint(
     with derived_folder(None if is_file else path, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
         writer.write(weights, told)
-        files = sorted({source.where(name).name for name in source.names()})
-        packed_from = Source.of(path.parent, files) if is_file else Source.of(path, [CONFIG, *files])
+        files = {source.where(name).name for name in source.names()}
+        if is_file:
+            packed_from = Source.of(path.parent, sorted(files | {path.name}))
+        else:
+            packed_from = Source.of(path, [CONFIG, *sorted(files)])
         manifest = {
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},

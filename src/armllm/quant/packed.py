@@ -50,7 +50,9 @@ def sealed(manifest: dict[str, Any]) -> str:
 
 def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
     """Pack for the kernels of ``target``, or for those in use."""
-    packed = kernels.pack_weight(weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target)
+    packed = kernels.pack_weight(
+        weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target, offsets=weight.offsets
+    )
     return PackedMatrix(
         weight=packed,
         columns=weight.columns,

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class IntegerWeight:
     """w[n, k] = scales[n, g] * (q[n, k] - zeros[n, g]), where k is in the g-th of G equal groups.
 
-    q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros int8 ``[N, G]`` or None; bits 4 or 8, q in
-    that range around zero. columns int64 ``[K]``: q's column k belongs to input columns[k]; None: to input k.
+    q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros int8 ``[N, G]`` or None; offsets fp32 ``[N, G]``, in
+    place of zeros, are added to scales * q; bits 4 or 8, q in that range around zero. columns int64 ``[K]``:
+    q's column k belongs to input columns[k]; None: to input k.
     input_scale: what inputs are divided by before they are rounded to 8 bits; None: by each row's own.
     input_zero: what is added then, 0 where each row has its own; None: inputs are rounded symmetrically.
     """
@@ -29,6 +30,7 @@ class IntegerWeight:
     scales: Tensor
     zeros: Tensor | None
     bits: int
+    offsets: Tensor | None = None
     columns: Tensor | None = None
     input_scale: float | None = None
     input_zero: int | None = None
@@ -45,17 +47,14 @@ class IntegerWeight:
         if self.zeros is not None:
             grouped -= self.zeros.float().unsqueeze(-1)
         grouped *= self.scales.unsqueeze(-1)
+        if self.offsets is not None:
+            grouped += self.offsets.unsqueeze(-1)
         matrix = grouped.view(rows, inputs)
         if self.columns is None:
             return matrix
         ordered = torch.empty_like(matrix)
         ordered[:, self.columns] = matrix
         return ordered
-
-    def select_rows(self, rows: Tensor) -> IntegerWeight:
-        """These rows, in this order."""
-        zeros = None if self.zeros is None else self.zeros[rows]
-        return dataclasses.replace(self, q=self.q[rows], scales=self.scales[rows], zeros=zeros)
 
     def joins(self, other: IntegerWeight) -> bool:
         """Whether both can be one matrix, rows of the other after these."""
@@ -65,8 +64,10 @@ class IntegerWeight:
             return False
         if (self.input_scale, self.input_zero) != (other.input_scale, other.input_zero):
             return False
-        same_form = self.bits == other.bits and self.num_groups == other.num_groups
-        return same_form and (self.zeros is None) == (other.zeros is None)
+        return self._form() == other._form()
+
+    def _form(self) -> tuple[int, int, bool, bool]:
+        return self.bits, self.num_groups, self.zeros is None, self.offsets is None
 
 
 def stack(weights: Sequence[IntegerWeight]) -> IntegerWeight:
@@ -74,11 +75,13 @@ def stack(weights: Sequence[IntegerWeight]) -> IntegerWeight:
     if len(weights) == 1:
         return weights[0]
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
+    offsets = [weight.offsets for weight in weights if weight.offsets is not None]
     return dataclasses.replace(
         weights[0],
         q=torch.cat([weight.q for weight in weights]),
         scales=torch.cat([weight.scales for weight in weights]),
         zeros=torch.cat(zeros) if zeros else None,
+        offsets=torch.cat(offsets) if offsets else None,
     )
 
 
@@ -105,14 +108,15 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
         return weight, None
     times = size // smaller
     zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(times, 1)
+    offsets = None if weight.offsets is None else weight.offsets.repeat_interleave(times, 1)
     scales = weight.scales.repeat_interleave(times, 1)
-    return dataclasses.replace(weight, scales=scales, zeros=zeros), None
+    return dataclasses.replace(weight, scales=scales, zeros=zeros, offsets=offsets), None
 
 
 def from_float(matrix: Tensor, scheme: Scheme) -> IntegerWeight:
-    """``matrix[N, K]`` rounded to nearest."""
-    q, scales, zeros = round_matrix(matrix, scheme)
-    return IntegerWeight(q=q, scales=scales, zeros=zeros, bits=scheme.bits)
+    """``matrix[N, K]`` rounded to nearest, without zero points."""
+    q, scales = round_matrix(matrix, scheme)
+    return IntegerWeight(q=q, scales=scales, zeros=None, bits=scheme.bits)
 
 
 def relative_error(rounded: Tensor, exact: Tensor) -> float:

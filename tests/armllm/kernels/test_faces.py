@@ -100,9 +100,9 @@ FITTING = {
     "moe_f32": lambda _t, _: mixture(torch.float32, torch.float32),
     "moe_w4a8": lambda t, _: mixture(4, t),
     "moe_w8a8": lambda t, _: mixture(8, t),
-    "pack_weight": lambda _t, _: {
-        "q": ones(HIDDEN, HIDDEN, dtype=torch.int8), "scales": ones(HIDDEN, 1),
-        "zeros": ones(HIDDEN, 1, dtype=torch.int8), "bits": 4,
+    "pack_weight": lambda _t, c: {
+        "q": ones(HIDDEN, HIDDEN, dtype=torch.int8), "scales": ones(HIDDEN, 1), "bits": 4,
+        "zeros": None if c else ones(HIDDEN, 1, dtype=torch.int8), "offsets": ones(HIDDEN, 1) if c else None,
     },
     "paged_attention": lambda t, c: cache_of(t, c) | {
         "out": heads(t, 2 * HEADS), "query": heads(t, 2 * HEADS), "scale": 1.0,

@@ -76,6 +76,26 @@ def test_products_are_those_of_the_reference(dtype, with_bias, case):
         assert ((multiply(x, (q, scales, zeros), bits, bias).double() - expected).abs() <= bound).all(), rows
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_offsets_are_what_zero_points_come_to(case):
+    """Bit by bit; and they need not be whole steps."""
+    bits, n, k, group = case
+    q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
+    for shift in (0, 0.37):
+        x, out, offsets = torch.randn(5, k), torch.empty(5, n), -scales * (zeros + shift)
+        weight = kernels.pack_weight(q, scales, None, bits=bits, offsets=offsets)
+        (kernels.matmul_w4a8 if bits == 4 else kernels.matmul_w8a8)(out, x, weight)
+        assert shift or torch.equal(out, multiply(x, (q, scales, zeros), bits))
+        rounded, steps = torch.empty(5, k, dtype=torch.int8), torch.empty(5)
+        kernels.quantize_rows(rounded, steps, x)
+        exact = scales.double().unsqueeze(-1) * q.double().view(n, scales.shape[1], -1)
+        exact = (exact + offsets.double().unsqueeze(-1)).view(n, k)
+        inputs = rounded.double() * steps.double()[:, None]
+        size = inputs.abs() @ (exact.abs() + 2 * offsets.double().abs().amax()).T
+        bound = (4 * scales.shape[1] + 3) * 2.0**-23 * size
+        assert ((out.double() - inputs @ exact.T).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_a_given_scale_quantises_all_rows(dtype, case):
@@ -242,13 +262,16 @@ def weights():
         ({"zeros": torch.zeros(4, 1, dtype=torch.int8)}, "zeros has shape"),
         ({"zeros": torch.full((4, 2), 9, dtype=torch.int8)}, "zeros has values from 9 to 9"),
         ({"bits": 8, "scales": torch.ones(4, 4)}, "scales has 4 groups"),
+        ({"offsets": torch.ones(4, 1)}, "offsets has shape"),
+        ({"offsets": torch.ones(4, 2, dtype=torch.float16)}, "offsets has dtype"),
+        ({"offsets": torch.full((4, 2), torch.nan)}, r"offsets\[0, 0\] is nan"),
+        ({"offsets": torch.ones(4, 2), "zeros": torch.ones(4, 2, dtype=torch.int8)}, "both given"),
     ],
 )
 def test_a_weight_that_cannot_be_is_refused_by_name(change, message):
     q, scales = weights()
-    given = {"q": q, "scales": scales, "zeros": None, "bits": 4} | change
     with pytest.raises(ValueError, match=message):
-        kernels.pack_weight(given["q"], given["scales"], given["zeros"], bits=given["bits"])
+        kernels.pack_weight(**{"q": q, "scales": scales, "zeros": None, "bits": 4} | change)
 
 
 def test_arguments_that_do_not_fit_a_weight_are_refused_by_name():

@@ -79,11 +79,11 @@ def gguf_name(name, arch):
     return f"{outside[stem]}.{ending}"
 
 
-def write_gguf(path, arch, model, kind, fill=lambda writer: None):
+def write_gguf(path, arch, model, kind, fill=lambda writer: None, **options):
     """The checkpoint as llama.cpp's converter writes it."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, **options)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 
 import gguf
 import numpy as np
@@ -37,6 +38,25 @@ def test_gguf_files_have_the_logits_of_the_original(tmp_path, case, kind):
     for prompt in random_prompts((1, 36), 4):
         tokens, logits = llm.generate(prompt, 6)
         torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+
+
+def test_parts_of_gguf_split_are_one_file(llama_file):
+    path, arch, model = llama_file
+    tensors = len(model.state_dict()) + 1  # and rope_freqs
+    write_gguf(path, arch, model, KINDS.F32, split_max_tensors=-(-tensors // 3))
+    first, second, third = sorted(path.parent.glob("*.gguf"))
+    assert first.name == "model-00001-of-00003.gguf"
+    llm = Spy(LLM(first, dtype="float32", skip_tokenizer_init=True))
+    (prompt,) = random_prompts((20,), 4)
+    tokens, logits = llm.generate(prompt, 6)
+    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    refused(second, "is part 2 of 3: name the first, which ends in -00001-of-00003.gguf")
+    shutil.copy(second, third)
+    refused(first, "its parts hold", "tensors, and it says")
+    third.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        LLM(first, dtype="float32")
+    assert f"{third} can't be read as GGUF" in str(caught.value)
 
 
 def test_weights_of_the_right_dtype_stay_mapped(llama_file):

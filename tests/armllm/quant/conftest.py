@@ -16,15 +16,17 @@ from armllm.quant.weight import IntegerWeight
 def exact_products(monkeypatch):
     """Products with the dequantised weights in fp32, inputs not rounded: what is left are mistakes."""
 
-    def pack(q, scales, zeros, *, bits, target=None):
+    def pack(q, scales, zeros, *, bits, target=None, offsets=None):
         assert target is None
         groups = scales.shape[1]
         assert q.dtype == torch.int8
         assert scales.dtype == torch.float32
         assert groups == 1 or q.shape[1] // groups in {32, 64, 128}
         assert zeros is None or zeros.dtype == torch.int8
-        weight = IntegerWeight(q=q, scales=scales, zeros=zeros, bits=bits)
-        form = {"bits": bits, "group_size": q.shape[1] // groups, "zero_points": zeros is not None}
+        assert offsets is None or (offsets.dtype == torch.float32 and zeros is None)
+        weight = IntegerWeight(q=q, scales=scales, zeros=zeros, bits=bits, offsets=offsets)
+        shifted = zeros is not None or offsets is not None
+        form = {"bits": bits, "group_size": q.shape[1] // groups, "zero_points": shifted}
         return types.SimpleNamespace(out_features=q.shape[0], matrix=weight.dequantize(), **form)
 
     def product(out, x, weight, bias=None):

@@ -257,6 +257,28 @@ def test_gptq_of_8_bits(make_checkpoint, tmp_path, options, settings):
     agrees(folder, model)
 
 
+def test_gptq_settings_of_single_layers(make_checkpoint, tmp_path):
+    """GPTQModel's "dynamic": the first pattern that matches, from a name's beginning, holds."""
+    rules = {
+        r"-:model\.layers\.1\.mlp\.down": {},
+        r"+:.*\.mlp\.down": {"bits": 8, "group_size": 128, "sym": False},
+        r".*\.(mlp|self_attn)\.[kvd]": {"group_size": -1},
+    }
+    source = make_checkpoint(**SIZES)
+    few = (source.model.config.num_key_value_heads * source.model.config.head_dim, 128)
+    forms = {few: gptq(4, 0), (128, 256): gptq(8, 128, symmetric=False)}
+
+    def form(matrix, generator):
+        return forms.get(tuple(matrix.shape), gptq(4, 32))(matrix, generator)
+
+    def chosen(name):
+        return name.endswith("_proj.weight") and "layers.1.mlp.down" not in name
+
+    folder = tmp_path / "model"
+    agrees(folder, write_quantised(folder, source, GPTQ | {"dynamic": rules}, form, chosen))
+    assert inspect(str(folder))["quantization"] == "gptq (4 bits, groups of 32, single layers otherwise)"
+
+
 def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
     model = write_quantised(folder, make_checkpoint(), {}, gptq(4, 32))

@@ -46,11 +46,12 @@ def test_a_packed_file_computes_what_the_file_does(tmp_path, case):
     assert torch.equal(logits(tmp_path / "out"), logits(path))
 
 
-def test_nothing_but_the_file_is_taken(make_checkpoint, tmp_path):
-    """Not what lies beside it; tables of 4 bits become bfloat16, matrices that are rounded anew stay so."""
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_nothing_but_the_file_is_taken(make_checkpoint, tmp_path, kind):
+    """Not what lies beside it; tables in blocks become bfloat16, matrices that are rounded anew stay so."""
     source = make_checkpoint(**test_gguf.SIZES)
     source.model.requires_grad_(False)
-    test_gguf.write_gguf(tmp_path / "model.gguf", source, "Q4_K")
+    test_gguf.write_gguf(tmp_path / "model.gguf", source, kind)
     (tmp_path / "a file beside it").touch()
     assert pack(tmp_path / "model.gguf", tmp_path / "out") == 0
     assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "model.gguf"))

@@ -33,25 +33,15 @@ def test_no_weight_is_further_than_half_a_step(name, dtype):
     assert ((weight.dequantize() - matrix.float()).abs() <= bound).all()
 
 
-def test_zero_points_put_zero_on_a_step_and_halve_a_one_sided_range():
-    matrix = normal(5, 64).abs()
-    matrix[0, :3] = 0
-    scheme = Scheme(bits=4, group_size=32, symmetric=False)
-    weight = from_float(matrix, scheme)
-    assert (weight.dequantize()[0, :3] == 0).all()
-    assert weight.scales[1, 0] == matrix[1, :32].max() / 15
-    # the zero point is rounded, so the ends may be off by another half
-    step = weight.scales.repeat_interleave(32, 1)
-    assert ((weight.dequantize() - matrix).abs() <= step * 1.0001).all()
-
-
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_counts_the_bytes_that_a_packed_matrix_takes(name, symmetric):
     """Where nothing is padded; memory is planned by it before any weight is read."""
-    scheme = dataclasses.replace(scheme_for(name, 384), symmetric=symmetric)
-    weight = pack(from_float(normal(16, 384), scheme)).weight
-    assert weight.nbytes == scheme.num_bytes(16, 384)
+    scheme = scheme_for(name, 384)
+    matrix = from_float(normal(16, 384), scheme)
+    zeros = None if symmetric else torch.ones(matrix.scales.shape, dtype=torch.int8)
+    packed = pack(dataclasses.replace(matrix, zeros=zeros)).weight
+    assert packed.nbytes == dataclasses.replace(scheme, symmetric=symmetric).num_bytes(16, 384)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -62,7 +52,7 @@ def test_groups_of_zeros_stay_zero(name):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("scheme", [Scheme(bits=8), Scheme(bits=4, group_size=32, symmetric=False)], ids=str)
+@pytest.mark.parametrize("scheme", [Scheme(bits=8), Scheme(bits=4, group_size=32)], ids=str)
 def test_what_is_no_number_is_refused(value, scheme):
     matrix = normal(3, 64)
     matrix[2, 33] = value
@@ -154,6 +144,20 @@ def test_zero_points_that_are_all_zero_are_dropped():
     )
     assert weight.zeros is None
     assert error is None
+
+
+def test_offsets_follow_their_groups():
+    """Cut, stacked, and never joined with a matrix that has none."""
+    plain = integers(4, 2, zeros=False, inputs=512)
+    weight = dataclasses.replace(plain, offsets=torch.arange(12.0).view(6, 2))
+    assert torch.equal(weight.dequantize()[:, 256:], plain.dequantize()[:, 256:] + weight.offsets[:, 1:])
+    cut, error = fit(weight)
+    assert error is None
+    assert torch.equal(cut.dequantize(), weight.dequantize())
+    assert torch.equal(stack([cut, cut]).dequantize(), torch.cat([weight.dequantize()] * 2))
+    assert not weight.joins(plain)
+    with pytest.raises(ValueError, match="nothing is rounded to int4-g32 with zero points"):
+        from_float(normal(2, 64), Scheme(bits=4, group_size=32, symmetric=False))
 
 
 def test_columns_in_another_order_are_put_back():

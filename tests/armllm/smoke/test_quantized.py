@@ -37,8 +37,8 @@ def test_swapped_nibbles_garble_the_text(passages, monkeypatch):
 
     pack = kernels.pack_weight
 
-    def swapped(q, scales, zeros, *, bits):
-        return pack(q.view(q.shape[0], -1, 2).flip(-1).reshape(q.shape), scales, zeros, bits=bits)
+    def swapped(q, *given, **options):
+        return pack(q.view(q.shape[0], -1, 2).flip(-1).reshape(q.shape), *given, **options)
 
     monkeypatch.setattr(kernels, "pack_weight", swapped)
     case, _ = default_cases(passages, {})
