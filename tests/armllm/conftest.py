@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import random
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ from armllm.kernels import reference
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
+
+# Equal numbers give equal products wherever they lie: MKL on AMD sums in another order where a matrix in a
+# mapped file is not aligned as one in memory is. Read when it computes its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 VOCAB_SIZE = 400
 CORPUS = [
