@@ -66,6 +66,8 @@ def fill(folder: Path, make: Callable[[Path], None]) -> Path:
         return folder
     with lock(folder):
         if not folder.is_dir():
+            for left in folder.parent.glob(f".{folder.name}-????????"):  # by the killed: the lock is ours
+                shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
                 fresh = Path(scratch) / "content"
                 fresh.mkdir()

@@ -2,6 +2,7 @@ import errno
 import json
 import multiprocessing
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -75,6 +76,20 @@ def test_a_fill_that_fails_leaves_nothing_and_can_be_repeated(tmp_path, error):
         cache.fill(tmp_path / "folder", broken)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.lock"]
     assert cache.fill(tmp_path / "folder", lambda fresh: (fresh / "file").touch()) == tmp_path / "folder"
+
+
+def test_a_fill_that_was_killed_is_cleared_away_by_the_next(tmp_path):
+    def killed(fresh):
+        (fresh / "half").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    other = multiprocessing.get_context("fork").Process(target=cache.fill, args=(tmp_path / "folder", killed))
+    other.start()
+    other.join()
+    assert other.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".folder-*/content/half"))) == 1
+    cache.fill(tmp_path / "folder", lambda fresh: (fresh / "file").touch())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "folder.lock"]
 
 
 def test_waiting_for_another_build_is_told(tmp_path):
