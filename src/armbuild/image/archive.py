@@ -9,17 +9,18 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import tarfile
-import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from armbuild.image.layers import TIME
 from armbuild.image.reader import blob_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from armbuild.image.layers import Layer
 
@@ -109,30 +110,50 @@ def _json(value: Any) -> bytes:
 
 
 def _write_tar(path: Path, files: Mapping[str, bytes], layers: Mapping[str, Layer]) -> None:
-    descriptor, scratch = -1, None
     try:
-        descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as sink:
-            with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                for folder in ("blobs", "blobs/sha256"):
-                    tar.addfile(_entry(folder, folder=True))
-                for name, content in sorted(files.items()):
-                    tar.addfile(_entry(name, len(content)), io.BytesIO(content))
-                for name, layer in sorted(layers.items()):
-                    if name not in files:
-                        with layer.blob.open("rb") as content_file:
-                            tar.addfile(_entry(name, layer.size), content_file)
-            sink.flush()
-            os.fsync(sink.fileno())
-        mask = os.umask(0o022)
-        os.umask(mask)
-        Path(scratch).chmod(0o666 & ~mask)
-        Path(scratch).replace(path)
+        with _whole(path) as sink, tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for folder in ("blobs", "blobs/sha256"):
+                tar.addfile(_entry(folder, folder=True))
+            for name, content in sorted(files.items()):
+                tar.addfile(_entry(name, len(content)), io.BytesIO(content))
+            for name, layer in sorted(layers.items()):
+                if name not in files:
+                    with layer.blob.open("rb") as content_file:
+                        tar.addfile(_entry(name, layer.size), content_file)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that becomes ``path`` at the end of the block, unless that raises.
+
+    Until it is whole it has no name (O_TMPFILE, open(2)), so that not even a killed process leaves a part of
+    it; on file systems which cannot do that its name is a hidden one.
+    """
+    scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError:
+        descriptor = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as sink:
+            yield sink
+            sink.flush()
+            os.fsync(descriptor)
+            if not os.fstat(descriptor).st_nlink:
+                _name(descriptor, scratch)
+        scratch.replace(path)
     finally:
-        if scratch:
-            Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
+
+
+def _name(descriptor: int, path: Path) -> None:
+    opened = os.open("/proc/self/fd", os.O_RDONLY)
+    try:  # only with a folder to start from does os.link follow the link that /proc has
+        os.link(str(descriptor), path, src_dir_fd=opened, follow_symlinks=True)
+    finally:
+        os.close(opened)
 
 
 def _entry(name: str, size: int = 0, *, folder: bool = False) -> tarfile.TarInfo:

@@ -1,6 +1,12 @@
+import errno
 import io
 import json
+import multiprocessing
+import os
+import signal
 import tarfile
+import tempfile
+from pathlib import Path
 
 import pytest
 from tests.armbuild.image import small
@@ -31,17 +37,60 @@ def test_equal_images_are_equal_files(tmp_path):
     assert one.read_bytes() != small.write(tmp_path / "3", {"a": "2"}).read_bytes()
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+@pytest.fixture(params=["O_TMPFILE", "hidden name"])
+def folder(request, monkeypatch):
+    """An output folder on a file system that has files without names, and on one that has not."""
+    if request.param == "hidden name":
+        opened = os.open
+
+        def without(path, flags, mode=0o777, **options):
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            return opened(path, flags, mode, **options)
+
+        monkeypatch.setattr(archive.os, "open", without)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
+
+
+def test_an_archive_replaces_what_was_there_and_has_the_users_mode(tmp_path, folder):
+    (folder / "image.tar").write_text("old")
+    made = [small.layer(tmp_path, {"a": "1"}, name="layer0")]
+    mask = os.umask(0o027)
+    try:
+        archive.write([small.image(made)], folder / "image.tar", name="localhost/small:1")
+    finally:
+        os.umask(mask)
+    assert (folder / "image.tar").read_bytes() == small.write(tmp_path / "2", {"a": "1"}).read_bytes()
+    assert (folder / "image.tar").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in folder.iterdir()] == ["image.tar"]
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path, folder, monkeypatch):
     made = small.layer(tmp_path, {"a": "1"})
-    (tmp_path / "out").mkdir()
 
     def fail(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(archive.os, "fsync", fail)
-    with pytest.raises(OSError, match=r"out/x\.tar"):
-        archive.write([small.image([made])], tmp_path / "out/x.tar", name="localhost/x:1")
-    assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(OSError, match=r"/x\.tar"):
+        archive.write([small.image([made])], folder / "x.tar", name="localhost/x:1")
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["O_TMPFILE"], indirect=True)
+def test_a_write_that_is_killed_leaves_nothing_behind(tmp_path, folder, monkeypatch):
+    made = small.layer(tmp_path, {"a": "1"})
+    monkeypatch.setattr(archive.os, "fsync", lambda _file: os.kill(os.getpid(), signal.SIGKILL))
+    writer = multiprocessing.get_context("fork").Process(
+        target=archive.write,
+        args=([small.image([made])], folder / "x.tar"),
+        kwargs={"name": "localhost/x:1"},
+    )
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    assert not list(folder.iterdir())
 
 
 def test_each_platform_of_an_index_is_found(tmp_path):
