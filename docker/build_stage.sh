@@ -25,4 +25,5 @@ pip install --quiet --no-cache-dir --config-settings=wheel.cmake=false '.[build]
 armbuild docker . --platform linux/arm64 --python "${PYTHON_VERSION}" "${bf16}" ${options[@]+"${options[@]}"} \
     --output /image.tar
 python -m armbuild.image.stages /image.tar /stages
+mv /stages/0/home/armllm /stages/home # where it lies already, COPY --chown of some engines leaves it to root
 rm -r /image.tar /var/cache/armbuild

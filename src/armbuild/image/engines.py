@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ DOCKERFILE = "docker/Dockerfile"
 # An OCI image has no place for a health check: podman and buildah leave it out unless told otherwise, and
 # images are saved in docker's form too, as `save` does by default.
 BUILD_FORMATS = {"docker": (), "podman": ("--format", "docker"), "buildah": ("--format", "docker")}
+FIRST_WITHOUT_BUILDKIT = 23
+"""The docker client whose own builder is the old one again (docs.docker.com/engine/deprecated)."""
 
 
 def check(plan: ImagePlan) -> None:
@@ -34,6 +37,19 @@ def check(plan: ImagePlan) -> None:
             f"{plan.builder} is installed but does not answer (`{plan.builder} info`): start it,"
             " or use --builder oci"
         )
+    if plan.builder == "docker" and not has_buildkit():
+        raise MissingError(
+            f"docker has no BuildKit here, without which it builds {DOCKERFILE} for no other machine: apt-get"
+            " install docker-buildx (docker-buildx-plugin from Docker's own archive), or use --builder oci"
+        )
+
+
+def has_buildkit() -> bool:
+    """Return whether `docker build` has it: inside before version 23, since then as a component."""
+    if process.succeeds(["docker", "buildx", "version"]) is not None:
+        return True
+    found = re.search(r"version (\d+)\.", process.succeeds(["docker", "--version"]) or "")
+    return found is not None and int(found[1]) < FIRST_WITHOUT_BUILDKIT
 
 
 def build(plan: ImagePlan, work: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,33 @@ def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
     assert all(f"ARG {name}" in declared for name in arguments.keys() - {"BUILDPLATFORM"})
 
 
+@pytest.mark.parametrize(
+    ("version", "buildx", "status"), [("20.10.24+dfsg1", 1, 0), ("26.1.5", 1, 3), ("26.1.5", 0, 0)]
+)
+def test_a_docker_without_buildkit_is_refused_with_the_package_that_brings_it(
+    tmp_path, monkeypatch, version, buildx, status
+):
+    said = f"buildx) exit {buildx};; --version) echo 'Docker version {version}, build x';;"
+    a_program(tmp_path / "bin/docker", f'case "$1" in {said} save) echo image > $3;; esac')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    output = tmp_path / "x.tar"
+    done = subprocess.run(
+        [sys.executable, "-m", "armbuild", "docker", ROOT, "--builder=docker", "--python=3.11", "-o", output],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert output.exists() == (status == 0)
+    if status:
+        (line,) = done.stderr.strip().splitlines()
+        assert "apt-get install docker-buildx" in line
+
+
 def stage(tmp_path, **changes):
     """Run the Dockerfile's build stage with programs that note how they are called."""
     log = tmp_path / "calls"
-    for name in ("python3.11", "pip", "python", "armbuild", "rm"):
+    for name in ("python3.11", "pip", "python", "armbuild", "mv", "rm"):
         a_program(tmp_path / "bin" / name, f'echo "{name} $* $CMAKE_BUILD_PARALLEL_LEVEL" >> {log}')
     script = (ROOT / "docker/build_stage.sh").read_text().replace("/build/bin", str(tmp_path / "bin"))
     environment = {
