@@ -2,21 +2,32 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 from armbuild import process
+from armbuild.image import engines
 from armbuild.lanes import container
 
 CONFIGURATION = """
 [containers]
 netns = "host"
+default_ulimits = ["nofile=20000:20000", "nproc=1000:1000"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+"""
+STORAGE = """
+[storage]
+driver = "vfs"
+graphroot = "{folder}/store"
+runroot = "{folder}/run"
 """
 LIMITS = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=1000:1000")
 """As low as a container that runs the tests may set them."""
@@ -59,31 +70,78 @@ def running(engine, *words):
 
 
 @contextlib.contextmanager
-def engine(name, folder):
+def engine(name):
     """Yield docker or podman; skip where this machine cannot run AArch64 containers, saying why."""
     if not container.registered():
         pytest.skip("no handler for AArch64 programs in binfmt_misc, which only root registers: ci/setup.sh")
-    try:
-        with podman(folder) if name == "podman" else docker(folder) as found:
-            said = found.ask("info")
-            if said.returncode:
-                pytest.skip(f"{name} does not answer here: {process.first_error(said.stderr)}")
+    with _folder() as folder, _answering(name, folder) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def builder(name, monkeypatch):
+    """Let the program ``name`` itself build, here with a store that goes with the test."""
+    with _folder() as folder:
+        if name == "docker":
+            _prefer_buildkit(folder, monkeypatch)
+        with _answering(name, folder) as found:
+            for variable, value in found.environment.items():
+                monkeypatch.setenv(variable, value)
             yield found
+
+
+@contextlib.contextmanager
+def _folder():
+    """Yield a folder with a short name: podman takes 50 characters, a socket 107, and tmp_path has more."""
+    folder = Path(tempfile.mkdtemp(prefix="ab-", dir="/tmp"))
+    try:
+        yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # a gigabyte, which pytest would keep
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def podman(folder):
-    """Yield podman with its images in ``folder``."""
-    settings = folder / "containers.conf"
+def _answering(name, folder):
+    """Yield the engine; skip only where the kernel gives this user no containers."""
+    if shutil.which(name) is None:
+        pytest.fail(f"{name} is not installed: ci/test.sh does that")
+    with _docker(folder) if name == "docker" else _daemonless(name, folder) as found:
+        said = found.ask("info")
+        if said.returncode:
+            tell = pytest.fail if _may_mount() else pytest.skip
+            tell(f"{name} does not answer here: {process.first_error(said.stderr)}")
+        yield found
+
+
+def _may_mount():
+    """Whether this process has CAP_SYS_ADMIN, which containers want of the one who runs them."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(re.search(r"^CapEff:\s*(\w+)", status, re.MULTILINE)[1], 16) >> 21 & 1)
+
+
+def _prefer_buildkit(folder, monkeypatch):
+    """Put the first docker client that has BuildKit in front of those that have not."""
+    clients = [client for place in os.get_exec_path() if os.access(client := Path(place, "docker"), os.X_OK)]
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for client in clients:
+        (folder / "docker").symlink_to(client)
+        if engines.has_buildkit():
+            return
+        (folder / "docker").unlink()
+    pytest.fail("no docker client here has BuildKit: ci/test.sh installs one")
+
+
+@contextlib.contextmanager
+def _daemonless(name, folder):
+    """Yield podman or buildah with its images in ``folder``."""
+    settings, storage = folder / "containers.conf", folder / "storage.conf"
     settings.write_text(CONFIGURATION + ('runtime = "runc"\n' if shutil.which("runc") else ""))
-    store = ("--root", str(folder / "store"), "--runroot", str(folder / "run"))
-    yield Engine(["podman", *store], {"CONTAINERS_CONF": str(settings)})
+    storage.write_text(STORAGE.format(folder=folder))
+    yield Engine([name], {"CONTAINERS_CONF": str(settings), "CONTAINERS_STORAGE_CONF": str(storage)})
 
 
 @contextlib.contextmanager
-def docker(folder):
+def _docker(folder):
     """Yield docker with a daemon of its own, which ends with the test; root alone may start one."""
     if os.getuid() or not shutil.which("dockerd"):
         yield Engine(["docker"])
@@ -97,7 +155,7 @@ def docker(folder):
             stderr=subprocess.STDOUT,
         )
         try:
-            found = Engine(["docker", "--host", address])
+            found = Engine(["docker"], {"DOCKER_HOST": address})
             deadline = time.monotonic() + 60
             while found.ask("info").returncode and daemon.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.5)
@@ -105,4 +163,5 @@ def docker(folder):
         finally:
             daemon.terminate()
             daemon.wait(60)
-            subprocess.run(["umount", *folder.glob("exec/netns/*")], check=False, capture_output=True)
+            mounts = (*folder.glob("exec/netns/*"), folder / "data")  # what a daemon leaves behind
+            subprocess.run(["umount", *mounts], check=False, capture_output=True)

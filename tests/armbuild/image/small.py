@@ -35,6 +35,7 @@ def image(made, *, architecture="arm64", **config):
         "os": "linux",
         "config": config,
         "rootfs": {"type": "layers", "diff_ids": [item.diff_id for item in made]},
+        "history": [{"created_by": item.comment} for item in made],
     }
     return archive.Image(config=document, layers=tuple(made), annotations={"title": "small"})
 

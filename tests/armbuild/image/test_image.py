@@ -124,11 +124,11 @@ def test_a_tampered_layer_is_refused(built, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["podman", "docker"])
-def test_an_engine_loads_the_archive_and_serves_within_its_limits_as_another_user(built, tmp_path, name):
+def test_an_engine_loads_the_archive_and_serves_within_its_limits_as_another_user(built, name):
     path, _ = built
     tag, port = "registry.example/armllm:test", free_port()
     limits = ["--cpus=1.5", "--memory=3g", "--read-only", "--tmpfs=/tmp", "--user=12345:23456"]
-    with containers.engine(name, tmp_path) as engine:
+    with containers.engine(name) as engine:
         assert tag in engine.run("load", "--input", path)
         said = json.loads(engine.run("image", "inspect", tag))[0]
         assert (said["Architecture"], said["Config"]["User"]) == ("arm64", "10001:10001")

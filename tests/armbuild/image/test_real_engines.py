@@ -1,0 +1,129 @@
+"""`--builder docker|podman|buildah` with engines that really build, from a base image of a few files.
+
+The build stage's own programs are played by scripts in that base: what they do is tested elsewhere, and would
+take minutes and a network inside the container.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.armbuild.image import containers, small
+
+from armbuild import debian
+from armbuild.cli import main
+from armbuild.image import archive, layers, reader, reference, root
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+BASE = "docker.io/library/python:3.11-bookworm"
+TOOLS = ("chmod", "cp", "mkdir", "mv", "rm")
+SCRIPTS = {
+    "python3.11": "mkdir -p /build/bin",  # -m venv
+    "pip": ":",
+    "armbuild": """
+        if [[ $* == *"--torch 9.9"* ]]; then echo 'armbuild: error: torch 9.9: none' >&2; exit 2; fi
+        mkdir -p /var/cache/armbuild
+        echo "$*" >/image.tar""",
+    "python": """
+        cp -a /small /stages
+        chmod 1777 /stages/0/tmp
+        cp /image.tar /stages/3/usr/local/share/arguments""",  # -m armbuild.image.stages
+}
+STAGES = {
+    "0/bin": ("->", "usr/bin"),
+    "0/usr/bin/tini": "not run\n",
+    "0/usr/lib/absolute": ("->", "/usr/bin/tini"),
+    "0/tmp": None,
+    "0/home/armllm/.keep": "",
+    "1/usr/lib/torch.so": "1\n",
+    "2/usr/lib/other.so": "2\n",
+    "3/usr/local/share/README": "3\n",
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """What `FROM python:3.11-bookworm` finds: a shell and the scripts, for the machine that builds."""
+    folder = tmp_path_factory.mktemp("base")
+    tree, here = folder / "tree", reference.architecture_here()
+    wanted = {"bash-static": "usr/bin/bash-static", "busybox-static": "usr/bin/busybox"}
+    debian.install(
+        tuple(wanted), tree, suite="bookworm", architecture=here, dependencies=False,
+        only=frozenset((*wanted.values(), "bin/bash-static", "bin/busybox")),
+    )  # fmt: skip
+    links = {f"usr/bin/{name}": ("->", "busybox") for name in TOOLS}
+    shells = {f"usr/bin/{name}": ("->", "bash-static") for name in ("bash", "sh")}
+    folders = {"tmp": None, "proc": None, "dev": None, "sys": None, "etc": None, "var/cache": None}
+    stages = {f"small/{name}": content for name, content in STAGES.items()}
+    scripts = {f"usr/bin/{name}": f"#!/bin/bash\n{text}\n" for name, text in SCRIPTS.items()}
+    small.tree(tree, {**links, **shells, **folders, **stages, **scripts})
+    for name in SCRIPTS:
+        (tree / "usr/bin" / name).chmod(0o755)
+    layer = layers.write(tree, folder / "layer.tar.gz", comment="base")
+    image = small.image([layer], architecture=here, Env=["PATH=/usr/bin:/bin"])
+    return archive.write([image], folder / "base.tar", name=BASE).path
+
+
+@pytest.fixture(params=["podman", "buildah", "docker"])
+def builder(request, monkeypatch, base):
+    """An engine that has the base and nothing else."""
+    with containers.builder(request.param, monkeypatch) as engine:
+        _load(engine, request.param, base)
+        monkeypatch.setenv("ARMBUILD_ENGINE_OPTIONS", "--network host")
+        yield request.param
+
+
+def built(builder, output, *options):
+    arguments = ["--builder", builder, "--python", "3.11", "--tag", "registry.example/armllm:test", *options]
+    return main(["docker", str(ROOT), *arguments, "--output", str(output), "--json"])
+
+
+def test_the_dockerfile_becomes_an_image_of_the_target_alone(builder, tmp_path, capsys):
+    output = tmp_path / "x.tar"
+    assert built(builder, output, "--no-sve", "--label", "team=arm") == 0, capsys.readouterr().err
+    said = json.loads(capsys.readouterr().out)
+    assert (said["builder"], said["path"]) == (builder, str(output))
+    manifest, entries, arguments = opened(output)
+    assert manifest.name == "registry.example/armllm:test"
+    config = manifest.config["config"]
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"][0] == "/usr/bin/tini"
+    assert config["Healthcheck"]["Test"][0] == "CMD", "an OCI image would have lost it"
+    assert config["Labels"]["team"] == "arm"
+    assert f"LD_PRELOAD={root.allocator('arm64')}" in config["Env"]
+    wanted = {name.partition("/")[2] for name in STAGES}
+    assert wanted <= entries.keys()
+    assert not {"usr/bin/busybox", "usr/bin/bash", "small", "stages", "build"} & entries.keys()
+    assert entries["bin"].linkname == "usr/bin"
+    assert entries["usr/lib/absolute"].linkname == "/usr/bin/tini"
+    assert entries["tmp"].mode & 0o7777 == 0o1777
+    assert [entries[name].uid for name in ("home", "home/armllm", "usr/bin/tini")] == [0, 10001, 0]
+    assert "--platform linux/arm64 --python 3.11 --bf16 --no-sve --output /image.tar" in arguments
+
+
+def opened(path):
+    """Return the manifest for arm64, what lies in its layers by name, and what the build stage was asked."""
+    entries, arguments = {}, ""
+    with reader.open_image(path) as image:
+        manifest = image.manifest("arm64")
+        for layer in manifest.layers:
+            with image.content(layer) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+                for entry in tar:
+                    entries[entry.name.strip("/")] = entry
+                    if entry.name.endswith("share/arguments"):
+                        arguments = tar.extractfile(entry).read().decode()
+    return manifest, entries, arguments
+
+
+def test_a_build_stage_that_fails_says_its_own_reason_and_leaves_nothing(builder, tmp_path, capsys):
+    (folder := tmp_path / "out").mkdir()
+    assert built(builder, folder / "x.tar", "--torch", "9.9") == 4
+    said = capsys.readouterr().err.strip().splitlines()
+    assert any("error: torch 9.9: none" in line for line in said[-2:]), said
+    assert not list(folder.iterdir())
+
+
+def _load(engine, name, path):
+    engine.run(*(("pull", f"docker-archive:{path}") if name == "buildah" else ("load", "--input", path)))
