@@ -20,6 +20,15 @@ need_packages() {
     fi
 }
 
+# docker_builds_for_other_machines: whether a docker client here has BuildKit: inside version 20, since then as buildx.
+docker_builds_for_other_machines() {
+    local client
+    for client in $(type -aP docker); do
+        if "$client" buildx version || [[ $("$client" --version) == *"version 20."* ]]; then return; fi
+    done >/dev/null 2>&1
+    return 1
+}
+
 # aarch64_in_containers: let this machine's containers run AArch64 programs (binfmt_misc, with QEMU), as root only.
 aarch64_in_containers() {
     local folder=/proc/sys/fs/binfmt_misc
