@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from armbuild import cache, debian, process
+from armbuild import cache, debian
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import content, kept, layers, reader, reference, root, unpack
+from armbuild.image import content, engines, kept, layers, reader, reference, root, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
 
@@ -58,11 +58,12 @@ def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
     if shutil.which("skopeo") is None:
         raise MissingError(f"--base {base} is in a registry: apt-get install skopeo, or name a local archive")
     target = work / "base.tar"
-    command = ["skopeo", "copy", "--quiet", "--override-os", "linux", "--override-arch", architecture]
     source = base if "://" in base else f"docker://{base}"
-    process.run(
-        [*command, source, f"oci-archive:{target}"], log=log, what=f"--base {base}", error=MissingError
-    )
+    platform = ("--override-os", "linux", "--override-arch", architecture)
+    engines.copy(
+        *platform, source, f"oci-archive:{target}", log=log,
+        what=f"--base {base} (a local archive or OCI layout needs no registry)",
+    )  # fmt: skip
     return target
 
 

@@ -121,9 +121,19 @@ def _save(plan: ImagePlan, work: Path, log: Path) -> None:
 def push(plan: ImagePlan, work: Path) -> None:
     """Send the image to the registry that its tag names; raises MissingError with the registry's reason."""
     log = work / "push.log"
+    what = f"--push {plan.tag}"
     if plan.builder == "oci":
-        copy = ["skopeo", "copy", "--quiet", "--all"]  # what it says last is then why it failed
-        command = [*copy, f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}"]
+        copy("--all", f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}", log=log, what=what)
     else:
-        command = [plan.builder, "push", plan.tag]
-    process.run(command, log=log, what=f"--push {plan.tag}", error=MissingError)
+        process.run([plan.builder, "push", plan.tag], log=log, what=what, error=MissingError)
+
+
+def copy(*words: str, log: Path, what: str) -> None:
+    """Run `skopeo copy` with ``words``; raises MissingError with its reason, without the form of its logs."""
+    try:  # --quiet: what it says last is then why it failed
+        process.run(["skopeo", "copy", "--quiet", *words], log=log, what=what, error=MissingError)
+    except MissingError as error:
+        plain = re.sub(
+            r'time="[^"]*" level=fatal msg="(.*?)"?$', r"\1", str(error), flags=re.MULTILINE
+        ).replace('\\"', '"')
+        raise MissingError(plain) from error

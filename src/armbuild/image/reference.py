@@ -24,7 +24,8 @@ def check_tag(name: str) -> str:
     """Return ``name`` with a tag (``:latest`` for none); raises UsageError for what no registry takes."""
     match = _REFERENCE.fullmatch(name)
     if match is None or len(name) > 255:
-        hint = f"; write {name.lower()}" if _REFERENCE.fullmatch(name.lower()) else ""
+        lower = re.sub(r"^.*?(?=(:[\w.-]+)?$)", lambda path: path[0].lower(), name)
+        hint = f"; write {lower}" if _REFERENCE.fullmatch(lower) else ""
         raise UsageError(f"--tag {name}: not an image's name ([registry/]name[:tag], lower-case name){hint}")
     return name if match["tag"] else f"{name}:latest"
 

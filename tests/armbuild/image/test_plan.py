@@ -77,6 +77,7 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"platform": ""}, "there are linux/arm64 and linux/amd64"),
         ({"platform": "windows/arm64"}, "windows/arm64"),
         ({"tag": "Armllm:1"}, "write armllm:1"),
+        ({"tag": "r.example/Armllm:RC1"}, "write r.example/armllm:RC1"),
         ({"tag": "a b"}, "--tag a b"),
         ({"tag": "x:"}, "--tag x:"),
         ({"labels": ["novalue"]}, "KEY=VALUE"),

@@ -75,6 +75,8 @@ def test_a_base_that_its_registry_has_not_is_told_in_two_lines(tmp_path, monkeyp
     ):
         base.fetch(f"{address}/team/none:1", "arm64", tmp_path, tmp_path / "log")
     assert len(str(caught.value).splitlines()) == 2
+    assert "a local archive or OCI layout needs no registry" in str(caught.value)
+    assert 'msg="' not in str(caught.value), "the form of skopeo's logs"
 
 
 def test_a_registry_that_does_not_answer_is_told_in_two_lines(tmp_path):
