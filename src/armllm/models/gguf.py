@@ -255,6 +255,8 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     }
     if architecture in ("llama", "olmoe", "qwen3", "qwen3moe"):
         values["attention_bias"] = bias
+    if architecture == "llama":
+        values["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
     if architecture.startswith("gemma"):
         values |= _gemma(file, head_dim)
     elif own("attention.sliding_window"):

@@ -22,6 +22,7 @@ LLAMA3 = {
 }
 CASES = {
     "llama": {"rope_theta": 5e5, "rope_scaling": LLAMA3, "attention_bias": False, "mlp_bias": False},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
     "llama-linear": {"rope_scaling": {"rope_type": "linear", "factor": 3.0}, "tie_word_embeddings": True},
     "llama-yarn": {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
