@@ -129,7 +129,11 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
             )
         except MissingError as error:
             cause = re.search(r"(?m)^\s*(?:cause: )?(Because .*)$", (work / "resolve.log").read_text())
-            raise MissingError(f"{requirement}: {cause[1]}" if cause else str(error)) from error
+            if cause is None:
+                raise
+            plain = str(requirement) == requirement.name
+            folder = f" (and no folder here is called {requirement})" if plain else ""
+            raise MissingError(f"{requirement}: {cause[1]}{folder}") from error
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
     if not packages:
         raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")

@@ -35,6 +35,10 @@ OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
     "for pyzmq), where the project takes an installed one"
 )
+BESIDES = (
+    "the build asks a program of a library's, such as pg_config, where that is: besides --with, install it "
+    f"on this machine too (`apt-get install`), or {ON_THE_TARGET}"
+)
 NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
 )
@@ -66,8 +70,16 @@ KNOWN = (
         f"the build loads a library of the target into this machine's Python: {ON_THE_TARGET}",
     ),
     (
-        r"Invalid version, need '|Found [\w.]+ but need: ",
+        (
+            r"Invalid version, need '|Found [\w.]+ but need: "
+            r"|Could NOT find (?!Python)\w+: Found unsuitable version"
+            r"|:\d+: error: .*\brequires [\w+-]+ v?\d[\d.]* or (?:later|newer|higher)"  # #error in C
+        ),
         "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
+    ),
+    (
+        r"\b[\w-]+ executable not found|[_-]config['\"]?: (?:command )?not found",
+        BESIDES,
     ),
     (
         r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
@@ -78,7 +90,7 @@ KNOWN = (
 HEADER = re.compile(r"fatal error: '?([\w./+-]+\.h(?:pp|xx)?)'?(?: file not found|: No such file)")
 LIBRARY = re.compile(
     r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
-    r"|Could NOT find (\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
+    r"|Could NOT find (?!Python)(\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
 )
 
 

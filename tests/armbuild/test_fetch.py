@@ -137,6 +137,8 @@ def test_a_requirement_is_resolved_by_the_index_and_its_hash_is_kept(tmp_path, m
     assert found.origin.uri == path.as_uri()
     with pytest.raises(MissingError, match="thing-name>=2: Because only"):
         fetch.locate("thing-name>=2", python="3.11")
+    with pytest.raises(MissingError, match=r"^nowhere: Because .* \(and no folder here is called nowhere\)$"):
+        fetch.locate("nowhere", python="3.11")
     with pytest.raises(UsageError, match="marker is false"):
         fetch.locate("thing-name; sys_platform == 'win32'", python="3.11")
 

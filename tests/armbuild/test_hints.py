@@ -47,6 +47,11 @@ def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(
         ("configure: error: cannot run test program while cross compiling", "runs an AArch64 program"),
         ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
         ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
+        ("Error: pg_config executable not found.", "besides --with, install .*, or --lane container"),
+        ("/bin/sh: 1: mysql_config: not found", "asks a program of a library's"),
+        ('src/x.h:100:4: error: "THING requires MPC 1.2.1 or later."', "--with NAME/bookworm"),
+        ("src/x.h:9:2: error: #error Thing requires mpfr 4.0 or newer", "--with NAME/bookworm"),
+        ('Could NOT find GEOS: Found unsuitable version "3.9.0", but required is', "--with NAME/bookworm"),
         ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
         (
             "error: Unable to load dependency HDF5, make sure HDF5 is installed",
@@ -69,5 +74,13 @@ def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
     assert "\n" not in hints.explain(said)
 
 
-def test_an_ordinary_error_of_the_project_gets_no_hint():
-    assert hints.explain("src/x.c:3:1: error: use of undeclared identifier 'oops'") == ""
+@pytest.mark.parametrize(
+    "said",
+    [
+        "src/x.c:3:1: error: use of undeclared identifier 'oops'",
+        'Could NOT find Python: Found unsuitable version "3.11.2", but required is at least "3.12"',
+        "x requires Python 3.12 or later, see docs/x.rst:12: errors",
+    ],
+)
+def test_an_ordinary_error_of_the_project_gets_no_hint(said):
+    assert hints.explain(said) == ""
