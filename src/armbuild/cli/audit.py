@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,13 +67,22 @@ def audit(  # noqa: PLR0917 - the options of the command line
         api.parse_floor(floor)
     parsed = [api.parse_guard(item) for item in guards]
     reports: list[AuditReport] = []
+    documents: list[dict[str, Any]] = []
     for path in paths:
-        reports.append(api.audit(path, floor=floor, guards=parsed))
+        report = api.audit(path, floor=floor, guards=parsed)
+        said = None
+        if report.kind == "oci":
+            from armbuild.image import claims  # noqa: PLC0415
+
+            said = claims.read(path, report)
+            report = replace(report, errors=(*report.errors, *said.errors))
+        reports.append(report)
+        documents.append({**report.as_dict(), **({"image": said.as_dict()} if said else {})})
         if not as_json:
-            print("\n".join(describe(reports[-1], show)), flush=True)
+            print("\n".join([*describe(report, show), *(said.lines() if said else ())]), flush=True)
     ok = all(report.ok for report in reports)
     if as_json:
-        print(json.dumps({"schema": 1, "ok": ok, "reports": [report.as_dict() for report in reports]}))
+        print(json.dumps({"schema": 1, "ok": ok, "reports": documents}))
     if sarif is not None:
         sarif.write_text(json.dumps(sarif_document(reports), indent=1), encoding="utf-8")
     return 0 if ok else 1

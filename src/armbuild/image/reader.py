@@ -95,17 +95,24 @@ class ImageFile:
     def manifest(self, architecture: str) -> Manifest:
         """Return the image for ``architecture`` ("arm64"); raises UsageError when there is none.
 
-        CheckFailed says which document does not match its digest or makes no sense.
+        CheckFailed is as for ``manifests``.
         """
-        try:
-            found = self._oci() if self.has("index.json") else self._docker()
-        except _BROKEN as error:
-            raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
+        found = self.manifests()
         for candidate in found:
             if candidate.architecture == architecture:
                 return candidate
         there = ", ".join(f"linux/{candidate.architecture}" for candidate in found) or "nothing"
         raise UsageError(f"{self.path}: it holds {there}, not linux/{architecture}")
+
+    def manifests(self) -> list[Manifest]:
+        """Return every platform's image.
+
+        Raises CheckFailed, which says which document does not match its digest or makes no sense.
+        """
+        try:
+            return self._oci() if self.has("index.json") else self._docker()
+        except _BROKEN as error:
+            raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
 
     def verify(self, layer: LayerBlob) -> None:
         """Compare a layer's file with its digest; raises CheckFailed when somebody changed it."""

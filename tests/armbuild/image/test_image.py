@@ -15,7 +15,7 @@ import pytest
 from tests.armbuild.image import containers
 
 from armbuild import audit
-from armbuild.image import reader
+from armbuild.image import claims, reader
 from armbuild.image.client import Client, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -65,9 +65,11 @@ def test_what_the_labels_say_is_what_an_audit_of_the_archive_finds(built):
     assert labels["armllm.kernels"].split(",") == sorted(report.kernel_targets)
     assert labels["armllm.floor"] == "atomics", "torch 2.10's own floor"
     assert report.needs_everywhere == {"lse"}
-    with reader.open_image(path) as image:
-        manifest = image.manifest("arm64")
-    assert manifest.config["config"]["Labels"] == manifest.annotations == labels
+    claimed = claims.read(path, report)
+    assert claimed.errors == (), "kernels, floor, every package and every layer"
+    assert claimed.labels == claimed.annotations == labels
+    licensed = [part for part in claimed.as_dict()["sbom"]["components"] if part["licenses"]]
+    assert {part["name"] for part in licensed} >= {"libc6", "python3.11-minimal", "torch", "armllm"}
     assert labels["team"] == "arm"
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", labels["org.opencontainers.image.revision"])
 

@@ -1,0 +1,190 @@
+"""What an image says about itself, read back and held against what is in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from armbuild.audit.archive import BROKEN, BrokenArchive
+from armbuild.audit.opening import open_archive
+from armbuild.audit.report import one_line
+from armbuild.errors import CheckFailed
+from armbuild.image import reader
+from armbuild.image.content import Content
+from armbuild.image.recipes import SHARE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from armbuild.audit import AuditReport
+
+SBOM = f"{SHARE}/sbom.cdx.json"
+DEBIAN, PYTHON = "pkg:deb/", "pkg:pypi/"
+SHOWN = {DEBIAN: "of Debian", PYTHON: "of Python"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """Name, labels, annotations and bill of materials of an archive's first image."""
+
+    name: str | None
+    digest: str
+    architecture: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    sbom: Mapping[str, Any] | None
+    """The CycloneDX document in the image; None where there is none."""
+    errors: tuple[str, ...] = ()
+    """Layers that somebody changed, and claims that are not true."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form, in docs/schema/audit.json; the errors are the report's."""
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "architecture": self.architecture,
+            "labels": dict(self.labels),
+            "annotations": dict(self.annotations),
+            "sbom": None
+            if self.sbom is None
+            else {
+                "path": f"/{SBOM}",
+                "format": f"{self.sbom.get('bomFormat')} {self.sbom.get('specVersion')}",
+                "components": _components(self.sbom),
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the same for people."""
+        name = one_line(self.name or "without a name")
+        yield f"  image:      {name}, linux/{self.architecture}, {self.digest}"
+        for name, value in sorted(self.labels.items()):
+            yield f"  label:      {one_line(name)}={one_line(value)}"
+        if self.sbom is not None:
+            kinds = Counter(part["purl"].partition("/")[0] + "/" for part in _components(self.sbom))
+            counts = [f"{kinds[kind]} {name}" for kind, name in SHOWN.items()]
+            yield f"  packages:   {', '.join(counts)}, in {SBOM}"
+
+
+def read(path: Path, report: AuditReport) -> Claims:
+    """Return what the image at ``path`` says, compared with the audit ``report`` of it.
+
+    Raises UsageError for what is no image.
+    """
+    with reader.open_image(path) as image:
+        try:
+            manifest = image.manifests()[0]
+        except CheckFailed as error:
+            return _nothing(str(error))
+        except IndexError:
+            return _nothing(f"{path}: it holds no image")
+        claims = Claims(
+            name=manifest.name,
+            digest=manifest.digest,
+            architecture=manifest.architecture,
+            labels=manifest.config.get("config", {}).get("Labels") or {},
+            annotations=manifest.annotations,
+            sbom=None,
+        )
+        try:
+            for layer in manifest.layers:
+                image.verify(layer)
+        except CheckFailed as error:
+            return replace(claims, errors=(one_line(str(error)),))
+    try:
+        sbom, present = _packages(path)
+    except (*BROKEN, BrokenArchive) as error:
+        return replace(claims, errors=(one_line(f"{path}: its packages cannot be read: {error}"),))
+    return replace(claims, sbom=sbom, errors=(*_labels(claims, report), *_bill(sbom, present)))
+
+
+def _nothing(error: str) -> Claims:
+    return Claims(
+        name=None, digest="", architecture="", labels={}, annotations={}, sbom=None, errors=(one_line(error),)
+    )
+
+
+def _labels(claims: Claims, report: AuditReport) -> Iterator[str]:
+    """Yield what the labels say of the code that the audit did not find so."""
+    found = {
+        "armllm.kernels": sorted(report.kernel_targets),
+        "armllm.floor": sorted(Content(needs=report.needs_everywhere).floor),
+    }
+    for name, values in found.items():
+        said = claims.labels.get(name)
+        if said is not None and sorted(filter(None, said.split(","))) != values:
+            yield one_line(f"label {name}={said}: the code inside says {','.join(values) or 'nothing'}")
+    for name, value in claims.annotations.items():
+        if claims.labels.get(name, value) != value:
+            yield one_line(f"label {name}={claims.labels[name]}: the annotation says {value}")
+
+
+def _packages(path: Path) -> tuple[Mapping[str, Any] | None, set[str]]:
+    """Return the bill of materials, and the packages that are there as (kind + name)@version."""
+    sbom: Mapping[str, Any] | None = None
+    present: dict[str, set[str]] = {}
+    with open_archive(path) as archive:
+        for member in archive.members:
+            folder, _, name = member.name.rpartition("/")
+            if member.name == SBOM:
+                with member.open() as stream:
+                    sbom = json.load(stream)
+                _components(sbom)  # or it is none
+            elif folder == "var/lib/dpkg/status.d" and not name.endswith(".md5sums"):
+                with member.open() as stream:
+                    text = stream.read().decode(errors="replace")
+                fields = dict(re.findall(r"^(Package|Version): (.*)$", text, re.MULTILINE))
+                present.setdefault(folder, set()).add(
+                    f"{DEBIAN}{fields.get('Package')}@{fields.get('Version')}"
+                )
+            elif name == "METADATA" and folder.endswith(".dist-info"):
+                site, _, found = folder.removesuffix(".dist-info").rpartition("/")
+                project, _, version = found.rpartition("-")
+                present.setdefault(site, set()).add(f"{PYTHON}{_normal(project)}@{version}")
+    # A base has Python packages of its own, which the bill leaves to it.
+    own = next(
+        (names for names in present.values() if any(f"{PYTHON}armllm@" in item for item in names)), set()
+    )
+    return sbom, own | present.get("var/lib/dpkg/status.d", set())
+
+
+def _bill(sbom: Mapping[str, Any] | None, present: set[str]) -> Iterator[str]:
+    """Yield how the bill of materials differs from the packages that are there."""
+    if sbom is None:
+        return
+    kinds = {item.partition("/")[0] for item in present}
+    listed = set()
+    for part in _components(sbom):
+        kind = next((kind for kind in SHOWN if part["purl"].startswith(kind)), None)
+        if kind and kind.rstrip("/") in kinds:
+            listed.add(f"{kind}{_normal(part['name']) if kind == PYTHON else part['name']}@{part['version']}")
+    yield from _differences("lists, and the image has not", listed - present)
+    yield from _differences("leaves out, and the image has", present - listed)
+
+
+def _differences(how: str, names: Iterable[str]) -> Iterator[str]:
+    if shown := sorted(names):
+        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+        yield one_line(f"{SBOM} {how}: {', '.join(shown[:3])}{more}")
+
+
+def _components(sbom: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a bill: name, version and purl as texts, and the licences' names."""
+    return [
+        {
+            **{key: str(part.get(key, "")) for key in ("name", "version", "purl")},
+            "licenses": [
+                str(item.get("expression") or item["license"].get("id") or item["license"].get("name"))
+                for item in part.get("licenses", ())
+            ],
+        }
+        for part in sbom.get("components", ())
+    ]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503

@@ -1,0 +1,128 @@
+"""What `armbuild audit IMAGE` reads back: labels, annotations and the bill of materials, true or not."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.armbuild import wheels
+from tests.armbuild.cli.test_detect import check
+from tests.armbuild.image import small
+
+from armbuild.audit import AuditReport
+from armbuild.cli import main
+from armbuild.image import archive, claims, content
+
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema/audit.json").read_text())
+SITE = "usr/local/lib/python3.11/dist-packages"
+DEBIAN = {"var/lib/dpkg/status.d/libc6": "Package: libc6\nVersion: 2.36-9+deb12u1\nDescription: x\n"}
+PYTHON = {
+    f"{SITE}/armllm-0.1.0.dist-info/METADATA": "Name: armllm\nVersion: 0.1.0\n",
+    f"{SITE}/typing_extensions-4.12.dist-info/METADATA": "Name: typing_extensions\nVersion: 4.12\n",
+    f"{SITE}/armllm/_kernels.so": wheels.elf("aarch64"),
+    "usr/lib/python3/dist-packages/theirs-1.dist-info/METADATA": "Name: theirs\nVersion: 1\n",
+}
+LABELS = {"armllm.kernels": "neon,sve", "armllm.floor": "atomics", "org.example.team": "arm"}
+FOUND = {"kernel_targets": ("sve", "neon"), "needs_everywhere": frozenset({"lse"})}
+
+
+def bill(**changes):
+    licences = [{"license": {"id": "MIT"}}, {"license": {"name": "see copyright"}}]
+    components = {
+        "libc6": {"version": "2.36-9+deb12u1", "purl": "pkg:deb/debian/libc6", "licenses": licences},
+        "armllm": {"version": "0.1.0", "purl": "pkg:pypi/armllm", "licenses": [{"expression": "Apache-2.0"}]},
+        "typing_extensions": {"version": "4.12", "purl": "pkg:pypi/typing-extensions"},
+    }
+    kept = [
+        {"name": name, **item, **changes.get(name, {})}
+        for name, item in components.items()
+        if changes.get(name, item)
+    ]
+    return {claims.SBOM: json.dumps({"bomFormat": "CycloneDX", "components": kept})}
+
+
+def write(folder, *, sbom=None, labels=LABELS, annotations=LABELS):
+    made = [
+        small.layer(folder, DEBIAN, name="root"),
+        small.layer(folder, PYTHON | (sbom or bill()), name="top"),
+    ]
+    made_image = small.image(made, Labels=labels)
+    image = archive.Image(config=made_image.config, layers=made_image.layers, annotations=annotations)
+    return archive.write([image], folder / "image.tar", name="localhost/small:1")
+
+
+def read(path, **found):
+    return claims.read(path, AuditReport(path=path, kind="oci", size=1, **{**FOUND, **found}))
+
+
+def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path):
+    written = write(tmp_path)
+    said = read(written.path)
+    assert said.errors == ()
+    assert (said.name, said.digest, said.architecture) == ("localhost/small:1", written.digest, "arm64")
+    assert said.labels == said.annotations == LABELS
+    assert [part["name"] for part in said.sbom["components"]] == ["libc6", "armllm", "typing_extensions"]
+    text = "\n".join(said.lines())
+    assert "armllm.kernels=neon,sve" in text
+    assert "1 of Debian, 2 of Python" in text
+
+
+@pytest.mark.parametrize(
+    ("image", "found", "reason"),
+    [
+        ({}, {"kernel_targets": ("neon",)}, "label armllm.kernels=neon,sve: the code inside says neon"),
+        ({}, {"needs_everywhere": frozenset()}, "label armllm.floor=atomics: the code inside says nothing"),
+        (
+            {"annotations": {**LABELS, "org.example.team": "x"}},
+            {},
+            "org.example.team=arm: the annotation says x",
+        ),
+        ({"sbom": bill(libc6={"version": "2.35"})}, {}, "lists, and the image has not: pkg:deb/libc6@2.35"),
+        ({"sbom": bill(libc6=None)}, {}, "leaves out, and the image has: pkg:deb/libc6@2.36-9+deb12u1"),
+        ({"sbom": bill(typing_extensions=None)}, {}, "the image has: pkg:pypi/typing-extensions@4.12"),
+        ({"sbom": bill(armllm={"version": "9"})}, {}, "the image has not: pkg:pypi/armllm@9"),
+        ({"sbom": {claims.SBOM: "no JSON"}}, {}, "its packages cannot be read"),
+        ({"sbom": {claims.SBOM: '{"components": [1]}'}}, {}, "its packages cannot be read"),
+    ],
+)
+def test_a_claim_that_is_not_true_is_an_error_of_a_line(tmp_path, image, found, reason):
+    said = read(write(tmp_path, **image).path, **found)
+    assert any(reason in error for error in said.errors), said.errors
+    assert not any("\n" in error for error in said.errors)
+
+
+def test_an_image_that_claims_nothing_is_held_to_nothing(tmp_path):
+    path = small.write(tmp_path, {"a": "1"})
+    said = read(path)
+    assert (said.errors, said.labels, said.sbom) == ((), {}, None)
+
+
+def test_a_bill_of_the_engines_own_code_agrees_with_it(tmp_path):
+    """What `armbuild docker` writes is what the audit expects: the same names, versions and addresses."""
+    tree = small.tree(tmp_path / "tree", {name: text for name, text in PYTHON.items() if SITE in name})
+    components = content.python_components(tree / SITE)
+    document = content.bill_of_materials(
+        content.Content(components=tuple(components)), name="x", version="1", created="", properties={}
+    )
+    made = small.layer(tmp_path, {**PYTHON, claims.SBOM: json.dumps(document)})
+    path = archive.write([small.image([made])], tmp_path / "x.tar", name="localhost/x:1").path
+    assert read(path).errors == ()
+
+
+def test_the_command_tells_it_and_refuses_a_tampered_layer(tmp_path, capsys):
+    written = write(tmp_path, labels={"org.example.team": "arm"}, annotations={})
+    assert main(["audit", str(written.path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    check(document, SCHEMA)
+    (report,) = document["reports"]
+    assert report["image"]["labels"] == {"org.example.team": "arm"}
+    bill_of = {part["name"]: part for part in report["image"]["sbom"]["components"]}
+    assert bill_of["armllm"]["licenses"] == ["Apache-2.0"]
+    assert bill_of["libc6"]["licenses"] == ["MIT", "see copyright"]
+    changed = small.layer(tmp_path / "other", PYTHON, name="top").blob.read_bytes()
+    blob = small.layer(tmp_path, PYTHON | bill(), name="top").blob.read_bytes()
+    data = written.path.read_bytes()
+    assert data.count(blob) == 1
+    assert len(changed) < len(blob)
+    written.path.write_bytes(data.replace(blob, changed.ljust(len(blob), b"\0")))
+    assert main(["audit", str(written.path)]) == 1
+    assert "was tampered with or damaged" in capsys.readouterr().out.replace("\n              ", " ")
