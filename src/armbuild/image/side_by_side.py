@@ -7,8 +7,10 @@ others to end (SIGTERM) and waits until they have removed what they half made.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import pickle
 import selectors
+import signal
 import subprocess
 import sys
 import traceback
@@ -25,6 +27,9 @@ START = (
     "import sys; sys.path[:] = sys.argv[1:]; from armbuild.image.side_by_side import main; sys.exit(main())"
 )
 """The modules come from where this process has them, whatever lies in the current folder."""
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2)"""
 
 
 def run(jobs: Mapping[str, Callable[[], object]], *, log: Path) -> None:
@@ -76,6 +81,7 @@ def _finish(name: str, child: subprocess.Popen[bytes], log: Path) -> None:
 def main() -> int:
     """Run the job on standard input; an exception goes to standard output."""
     process.interrupt_on_termination()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a parent that is killed asks nobody to end
     answer, sys.stdout = sys.stdout.buffer, sys.stderr
     try:
         job: Callable[[], Any] = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own process wrote it

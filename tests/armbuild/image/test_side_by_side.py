@@ -1,5 +1,6 @@
 """Processes side by side: all of them end, whatever one of them does."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -94,6 +95,24 @@ def test_an_interrupt_leaves_neither_a_process_nor_half_a_folder(tmp_path):
     finally:
         signal.signal(signal.SIGINT, before)
     assert {path.name for path in tmp_path.iterdir()} == {"began", "log", "layer.lock"}
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)
+
+
+def test_jobs_end_with_a_parent_that_is_killed(tmp_path):
+    folder, began = tmp_path / "layer", tmp_path / "began"
+    jobs = {"slow": partial(fill_for_ever, folder, began)}
+    parent = multiprocessing.get_context("fork").Process(
+        target=side_by_side.run, args=(jobs,), kwargs={"log": tmp_path / "log"}
+    )
+    parent.start()
+    wait_for(began)
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 30
+    while any(path.name.startswith(".layer-") for path in tmp_path.iterdir()):
+        assert time.monotonic() < deadline, "the job goes on"
+        time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(int(began.read_text()), 0)
 
