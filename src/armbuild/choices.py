@@ -129,6 +129,13 @@ def baseline(name: str | None, *, as_variant: bool) -> tuple[tuple[str, isa.Isa]
     return (plain, variant.narrow(core)), variant.label(plain, variant.properties(core))
 
 
+def glibc(asked: str | None) -> str | None:
+    """Return the newest glibc that a wheel may need; raises UsageError for what is no version of it."""
+    if asked and not re.fullmatch(r"2\.\d+", asked):
+        raise UsageError(f"--glibc {asked}: not a version of glibc, such as 2.28")
+    return asked or None
+
+
 def check_version(described: project.Project) -> None:
     """Raise UsageError for a version that no wheel's name can hold."""
     try:

@@ -64,6 +64,8 @@ class Plan:
     """What the smoke test does; nothing named: the engine's own test."""
     toolchain: str = "zig"
     """The cross lane's compiler; "clang" in the container lane: this machine's instead of the image's."""
+    newest_glibc: str | None = None
+    """The newest glibc that a wheel may need; None: any."""
     packages: tuple[str, ...] = ()
     """Debian arm64 packages that the project is built with."""
     isolation: bool = True
@@ -151,6 +153,7 @@ class Plan:
             "machine": "aarch64",
             "toolchain": self.toolchain if self.lane == "cross" or self.toolchain == "clang" else None,
             "glibc": self.glibc,
+            "newest_glibc": self.newest_glibc,
             "compile_cache": self.compile_cache.name if self.compile_cache else None,
             "packages": list(self.packages),
             "isolation": self.isolation,
@@ -192,6 +195,7 @@ def plan(
     cpus: Sequence[str] = SMOKE_CPUS,
     tests: UserTests = NO_TESTS,
     toolchain: str | None = None,
+    newest_glibc: str | None = None,
     packages: Sequence[str] = (),
     isolation: bool = True,
     lock: Path | None = None,
@@ -254,6 +258,7 @@ def plan(
         cpus=tuple(dict.fromkeys(cpus)) if described.is_armllm or tests else (),
         tests=replace(tests, project=described.folder),
         toolchain=compiler,
+        newest_glibc=choices.glibc(newest_glibc),
         packages=listed,
         isolation=isolation,
         missing=missing,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from armbuild import process, pythons, sbom, variant, wheelfile
-from armbuild.errors import BuildError, MissingError
+from armbuild.errors import BuildError, CheckFailed, MissingError
 from armbuild.isa import Isa
 from armbuild.project import EARLIEST
 
@@ -43,7 +43,8 @@ class RepairedWheel:
 def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
     """Repair ``built`` into ``work``; libraries to bundle are looked for where the build found them.
 
-    Raises BuildError with auditwheel's reason, MissingError without patchelf.
+    Raises BuildError with auditwheel's reason, MissingError without patchelf, CheckFailed for a wheel that
+    needs a newer glibc than the plan allows.
     """
     out = work / f"repaired-{built.python.version}"
     out.mkdir()
@@ -68,8 +69,19 @@ def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
     if special and plan.baseline:
         told = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
         parts[variant.MEMBER] = variant.dump(told)
+    check_glibc(path, plan.newest_glibc)
     made = repack(path, out, label=label, epoch=plan.epoch, add=parts, variant_label=special)
     return RepairedWheel(built=built, path=made, pure=pure)
+
+
+def check_glibc(wheel: Path, newest: str | None) -> None:
+    """Raise CheckFailed for a repaired wheel whose tag promises nothing about glibc ``newest``."""
+    needed = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel.name)]
+    if newest and needed and min(needed) > int(newest.partition(".")[2]):
+        raise CheckFailed(
+            f"the wheel needs glibc 2.{min(needed)}, --glibc allows {newest}: zig and packages of an older "
+            f"Debian (--with), or an older image, need less\n  the wheel stays in {wheel}"
+        )
 
 
 def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work: Path) -> Path:

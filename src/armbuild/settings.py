@@ -48,6 +48,7 @@ class Settings:
     compile_cache: str | None = _setting(
         None, "What keeps compiled objects: `ccache`, `sccache` or `none`; default: the first on PATH."
     )
+    glibc: str | None = _setting(None, "Refuse a wheel that needs a newer glibc than this, such as `2.28`.")
     packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
     baseline: str | None = _setting(None, "Compile everything for this core and newer.")
     variant: bool = _setting(

@@ -9,6 +9,7 @@ import pytest
 from tests.armbuild import wheels
 
 from armbuild import repair, wheelfile
+from armbuild.errors import CheckFailed
 
 
 def check_record(path):
@@ -77,3 +78,18 @@ def test_a_raised_baseline_shows_in_every_place_that_states_the_version(tmp_path
         assert f"thing-{labelled}.data/scripts/run" in archive.namelist()
         assert archive.read("thing/version.txt") == b"Version: 9\n"
         assert f"Version: {labelled}\n".encode() in archive.read(f"thing-{labelled}.dist-info/METADATA")
+
+
+def test_a_wheel_that_needs_a_newer_glibc_than_asked_is_refused_with_both(tmp_path):
+    new = tmp_path / "thing-1-cp311-cp311-manylinux_2_34_aarch64.whl"
+    old = tmp_path / "thing-1-cp311-cp311-manylinux2014_aarch64.manylinux_2_17_aarch64.whl"
+    with pytest.raises(CheckFailed, match=r"needs glibc 2\.34, --glibc allows 2\.28") as said:
+        repair.check_glibc(new, "2.28")
+    assert said.value.status == 1
+    for wheel, newest in (
+        (new, None),
+        (new, "2.34"),
+        (old, "2.17"),
+        (tmp_path / "x-1-py3-none-any.whl", "2.17"),
+    ):
+        repair.check_glibc(wheel, newest)

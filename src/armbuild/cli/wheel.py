@@ -53,6 +53,12 @@ def wheel(
             help="What keeps compiled objects; default: the first on PATH.",
         ),
     ] = None,
+    glibc: Annotated[
+        str | None,
+        typer.Option(
+            "--glibc", metavar="2.N", help="Refuse a wheel that needs a newer glibc; default: any is fine."
+        ),
+    ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
@@ -142,6 +148,7 @@ def wheel(
         "image": image,
         "toolchain": toolchain,
         "compile_cache": compile_cache,
+        "glibc": glibc,
         "packages": packages,
         "baseline": baseline,
         "variant": variant or None,
@@ -170,6 +177,7 @@ def wheel(
         cpus=tuple(told.cpu or smoke.default_cpus()) if told.smoke else (),
         tests=tests,
         toolchain=told.toolchain,
+        newest_glibc=told.glibc,
         packages=told.packages,
         isolation=told.isolation,
         lock=Path(told.lock) if told.lock else None,
@@ -241,6 +249,7 @@ def _plan_text(plan: Plan) -> str:
         ("baseline", plan.baseline or "armv8-a"),
         *((("variant", f"{plan.variant} (experimental: PEP 825 is a draft)"),) if plan.variant else ()),
         *((("cached by", plan.compile_cache.name),) if plan.compile_cache else ()),
+        *((("glibc", f"{plan.newest_glibc} or older"),) if plan.newest_glibc else ()),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),

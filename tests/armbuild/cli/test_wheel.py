@@ -45,6 +45,7 @@ def run(capsys, *arguments):
         (["--lane", "container", "--compile-cache", "ccache"], 2, "manylinux-image --with ccache"),
         (["--lane", "container", "--with", "zlib1g-dev"], 2, "armbuild manylinux-image --with zlib1g-dev"),
         (["--baseline", "z80"], 2, "z80"),
+        (["--glibc", "2_28"], 2, "--glibc 2_28: not a version of glibc, such as 2.28"),
         (["--no-smoke", "--cpu", "max"], 2, "--no-smoke"),
         (["--frobnicate"], 2, "frobnicate"),
         (["--mirror", "ftp://archive.example/debian", "--plan"], 2, "--mirror ftp://"),
