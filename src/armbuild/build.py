@@ -151,8 +151,10 @@ def _build_in_container(
 
 
 def _with_hint(error: BuildError, said: str, log: Path) -> BuildError:
-    hint = hints.explain(said)
-    return BuildError(f"{str(error).splitlines()[0]}\n  {hint} (log: {log})") if hint else error
+    """Add what to do: about the error itself, else about what the log says, where checks may fail in vain."""
+    cause = str(error).splitlines()[0]
+    hint = hints.explain(cause) or hints.explain(said)
+    return BuildError(f"{cause}\n  {hint} (log: {log})") if hint else error
 
 
 def _with_emulator(plan: Plan, python: HostPython, folder: Path, mirror: str | None) -> Setup:

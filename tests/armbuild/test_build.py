@@ -49,6 +49,19 @@ def under_emulation(wheel, code, work):
     ).stdout.strip()
 
 
+def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(tmp_path):
+    said = "x.c:1:10: fatal error: 'rare/thing.h' file not found\nno rare things, going on\nerror: {}\n"
+    library = "unable to find dynamic system library 'z' using strategy 'paths_first'"
+    for cause, hint in (
+        (library, "z is not among the target's libraries: --with zlib1g-dev"),
+        ("it failed", "the target has no rare/thing.h: --with the Debian package that brings it"),
+    ):
+        error = build._with_hint(
+            BuildError(f"failed: {cause}\n  log: x"), said.format(cause), tmp_path / "log"
+        )
+        assert str(error) == f"failed: {cause}\n  {hint} (log: {tmp_path / 'log'})"
+
+
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.emulated

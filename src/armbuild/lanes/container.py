@@ -252,7 +252,7 @@ def _explain(error: BuildError, said: str, chosen: Container, python: HostPython
             place = python.executable.parents[1]
             text = sentence.format(*found.groups(), image=image, version=python.version, place=place)
             return kind(f"{text}\n  {log}")
-    if lacking := hints.missing(said):
+    if lacking := hints.missing(str(error)) or hints.missing(said):
         what, package = lacking
         brings = f"with {package}" if package else "with the Debian package that brings it"
         return BuildError(
