@@ -87,7 +87,7 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
         tokens_per_second=None,
         seconds=round(seconds, 1),
         report=None,
-        said="" if reason or not (said or heard) else (said or heard).splitlines()[-1].strip("= "),
+        said="" if reason or not (said or heard) else (said or heard).splitlines()[-1].strip("= ")[:200],
     )
 
 

@@ -148,6 +148,7 @@ def test_a_failure_says_how_it_ended_and_what_was_said_last(tmp_path, status, sa
 def test_success_keeps_the_last_line_wherever_it_was_written(tmp_path):
     assert judged(tmp_path, 0, said="...\n==== 250 passed ====\n").said == "250 passed"
     assert judged(tmp_path, 0, heard="Ran 5 tests\n\nOK\n").said == "OK"
+    assert judged(tmp_path, 0, said="x" * 999).said == "x" * 200
 
 
 def test_a_run_that_is_killed_for_its_length_says_so(tmp_path):
