@@ -9,8 +9,10 @@ import pytest
 from armllm.quant.scheme import SCHEMES
 from armllm.quant.write import quantize_checkpoint
 from armllm.smoke import __main__ as command
+from armllm.smoke.arguments import parse
 from armllm.smoke.cases import default_cases
-from armllm.smoke.passages import MODEL
+from armllm.smoke.command import plan
+from armllm.smoke.passages import MIXTURE, MODEL
 from armllm.smoke.recite import run
 
 
@@ -50,6 +52,17 @@ def test_the_command_runs_each_scheme_and_reports_it(capsys):
     assert command.main([*options, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [entry["quantization"] for entry in report["runs"]] == ["int8", "int4-g32"]
+
+
+@pytest.mark.parametrize("options", [[], ["--emulated"]])
+def test_the_usual_plan_has_every_kind_of_weights_of_both_models(options):
+    planned = plan(parse(["--json", *options]))
+    schemes = {model: {scheme for other, _, scheme, _ in planned if other == model} for model, *_ in planned}
+    assert schemes == {
+        MODEL: {None, "int8", "int4-g32", "int4-g128", "int4-channelwise"},
+        MIXTURE: {None, "int8", "int4-g32"},
+    }
+    assert any(case.options.get("kv_cache_dtype") == "int8" for *_, case in planned)
 
 
 def test_an_unknown_scheme_is_a_usage_error(capsys):
