@@ -217,7 +217,8 @@ def _num_groups(weights: Weights, name: str, group: Group, inputs: int) -> int:
         return 1
     if inputs % group.group_size:
         raise weights.error(
-            f"{name}.weight_scale", f"groups of {group.group_size} don't divide its {inputs} inputs"
+            f"{name}.weight_scale",
+            f"can't be read: groups of {group.group_size} don't divide its {inputs} inputs",
         )
     return inputs // group.group_size
 

@@ -168,5 +168,7 @@ def count_groups(weights: Weights, name: str, group_size: int, inputs: int) -> i
     if not grouping(group_size, inputs):
         return 1
     if inputs % group_size:
-        raise weights.error(f"{name}.scales", f"groups of {group_size} don't divide its {inputs} inputs")
+        raise weights.error(
+            f"{name}.scales", f"can't be read: groups of {group_size} don't divide its {inputs} inputs"
+        )
     return inputs // group_size
