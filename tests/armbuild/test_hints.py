@@ -30,7 +30,7 @@ def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(
         ("x.c:15:10: fatal error: 'ffi.h' file not found", "--with libffi-dev"),
         ("x.c:1:10: fatal error: openssl/ssl.h: No such file or directory", "--with libssl-dev"),
         ("src/display.c:893:10: fatal error: 'xcb/xcb.h' file not found", "--with libxcb1-dev"),
-        ("Dependency \"geos\" not found, tried pkgconfig", "--with libgeos-dev"),
+        ('Dependency "geos" not found, tried pkgconfig', "--with libgeos-dev"),
         (
             "x.c:1:10: fatal error: 'rare/thing.h' file not found",
             "no rare/thing.h: --with the Debian package",
