@@ -25,7 +25,7 @@ events_logger = "file"
 """
 STORAGE = """
 [storage]
-driver = "vfs"
+driver = "{driver}"
 graphroot = "{folder}/store"
 runroot = "{folder}/run"
 """
@@ -97,6 +97,9 @@ def _folder():
     try:
         yield folder
     finally:
+        mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        left = [place for place in reversed(mounted) if place.startswith(f"{folder}/")]  # by every engine
+        subprocess.run(["umount", "--lazy", *left], check=False, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -136,7 +139,9 @@ def _daemonless(name, folder):
     """Yield podman or buildah with its images in ``folder``."""
     settings, storage = folder / "containers.conf", folder / "storage.conf"
     settings.write_text(CONFIGURATION + ('runtime = "runc"\n' if shutil.which("runc") else ""))
-    storage.write_text(STORAGE.format(folder=folder))
+    kind = subprocess.run(["stat", "-fc", "%T", folder], capture_output=True, text=True, check=True).stdout
+    driver = "vfs" if kind.startswith("overlay") else "overlay"  # which copies no layers, but takes no other
+    storage.write_text(STORAGE.format(folder=folder, driver=driver))
     yield Engine([name], {"CONTAINERS_CONF": str(settings), "CONTAINERS_STORAGE_CONF": str(storage)})
 
 
@@ -163,5 +168,3 @@ def _docker(folder):
         finally:
             daemon.terminate()
             daemon.wait(60)
-            mounts = (*folder.glob("exec/netns/*"), folder / "data")  # what a daemon leaves behind
-            subprocess.run(["umount", *mounts], check=False, capture_output=True)
