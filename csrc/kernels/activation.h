@@ -79,6 +79,12 @@ ARMLLM_INLINE Chunk chunk_of(const ActivationArgs& a, int64_t unit) {
   return {unit / chunks, first, rest < kActivationChunk ? rest : kActivationChunk};
 }
 
+// How many vectors of T a gated function takes at a time: as many as it has registers for.
+template <class T, class F>
+inline constexpr int kTogether = kMany;
+template <class T>
+inline constexpr int kTogether<T, silu_function> = kManySilu<T>;
+
 template <class T, class F>
 ARMLLM_INLINE void apply_and_mul(const ActivationArgs& a, int64_t begin, int64_t end) {
   for (int64_t unit = begin; unit < end; ++unit) {
@@ -86,17 +92,18 @@ ARMLLM_INLINE void apply_and_mul(const ActivationArgs& a, int64_t begin, int64_t
     const T* gate = static_cast<const T*>(a.x) + chunk.row * a.x_stride + chunk.first;
     const T* up = gate + a.width;
     T* out = static_cast<T*>(a.out) + chunk.row * a.out_stride + chunk.first;
-    int64_t n = chunk.n;
-    const int64_t step = kMany * kLanes;
-    for (; n >= step; n -= step) {
-      ARMLLM_LOOP("apply_and_mul", kMany);
-      store_many(out, mul(F::of(load_many(gate)), load_many(up)));
+    constexpr int kCount = kTogether<T, F>;
+    const int64_t step = kCount * kLanes;
+    for (int64_t left = chunk.n / step; left > 0; --left) {
+      ARMLLM_LOOP("apply_and_mul", kCount);
+      store_many(out, mul(F::of(load_many<kCount>(gate)), load_many<kCount>(up)));
       gate += step;
       up += step;
       out += step;
       // Else compilers derive them from one another, by further instructions.
-      __asm__("" : "+r"(gate), "+r"(up), "+r"(out));
+      __asm__("" : "+r"(gate), "+r"(up), "+r"(out), "+r"(left));
     }
+    int64_t n = chunk.n % step;
     for (; n >= kLanes; n -= kLanes, gate += kLanes, up += kLanes, out += kLanes) {
       store(out, mul(F::of(load(gate)), load(up)));
     }

@@ -80,12 +80,12 @@ ARMLLM_INLINE float largest_of(const float* x, int64_t n) {
 
 // x = 2^(x - base); returns the sum.
 ARMLLM_INLINE float exponentials(float* x, int64_t n, float base) {
-  Many total = splat_many(0.0f);
+  auto total = splat_many(0.0f);
   Vf rest = zero();
   int64_t i = 0;
   for (; i + kMany * kLanes <= n; i += kMany * kLanes) {
     ARMLLM_LOOP("exponentials", kMany);
-    const Many p = power_of_two(load_many(x + i), base);
+    const auto p = power_of_two(load_many(x + i), base);
     store_many(x + i, p);
     total = add(total, p);
   }

@@ -119,7 +119,15 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 #include "simd/partial.h"
 #include "simd/many.h"
 
-ARMLLM_MANY(reciprocal_estimate, (const Many& a), (a.v[i]))
-ARMLLM_MANY(reciprocal_step, (const Many& a, const Many& y), (a.v[i], y.v[i]))
-ARMLLM_MANY(fnma, (const Many& a, const Many& b, const Many& c), (a.v[i], b.v[i], c.v[i]))
+// Silu has registers for six vectors, which leave fewer of Neoverse's slots empty; but not for float16, whose
+// conversions wait for one of Neoverse-N2's two pipes.
+template <class T>
+inline constexpr int kManySilu = 6;
+template <>
+inline constexpr int kManySilu<float16> = kMany;
+
+ARMLLM_MANY(reciprocal_estimate, (const Many<count>& a), (a.v[i]))
+ARMLLM_MANY(reciprocal_step, (const Many<count>& a, const Many<count>& y), (a.v[i], y.v[i]))
+ARMLLM_MANY(fnma, (const Many<count>& a, const Many<count>& b, const Many<count>& c),
+            (a.v[i], b.v[i], c.v[i]))
 #include "simd/quotient.h"

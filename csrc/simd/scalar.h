@@ -208,9 +208,11 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 
 #include "simd/partial.h"
 #include "simd/many.h"
+template <class T>
+inline constexpr int kManySilu = kMany;
 
 // a / b and 1 / b; the Arm targets may be off by three and a half roundings (quotient.h). b is at least 1.
 ARMLLM_INLINE Vf quotient(Vf a, Vf b) { return a / b; }
-ARMLLM_MANY(quotient, (const Many& a, const Many& b), (a.v[i], b.v[i]))
+ARMLLM_MANY(quotient, (const Many<count>& a, const Many<count>& b), (a.v[i], b.v[i]))
 ARMLLM_INLINE Vf reciprocal(Vf b) { return splat(1.0f) / b; }
-ARMLLM_MANY(reciprocal, (const Many& b), (b.v[i]))
+ARMLLM_MANY(reciprocal, (const Many<count>& b), (b.v[i]))

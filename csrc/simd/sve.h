@@ -94,17 +94,18 @@ ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
 }
 
 inline constexpr int kMany = 1;  // as in many.h
-using Many = Vf;
 template <class T>
-ARMLLM_INLINE Many load_many(const T* p) {
+inline constexpr int kManySilu = kMany;
+template <int count = kMany, class T>
+ARMLLM_INLINE Vf load_many(const T* p) {
   return load(p);
 }
 template <class T>
-ARMLLM_INLINE void store_many(T* p, Many x) {
+ARMLLM_INLINE void store_many(T* p, Vf x) {
   store(p, x);
 }
-ARMLLM_INLINE Many splat_many(float x) { return splat(x); }
-ARMLLM_INLINE Vf sum_of(Many x) { return x; }
+ARMLLM_INLINE Vf splat_many(float x) { return splat(x); }
+ARMLLM_INLINE Vf sum_of(Vf x) { return x; }
 
 // Pairs: two floats, or two elements of 16 bits in one lane of 32.
 ARMLLM_INLINE void load_pairs_first(const float* p, Vf& even, Vf& odd, int64_t n) {

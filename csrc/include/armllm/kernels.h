@@ -84,7 +84,8 @@ using RotaryEmbedding = void(const RotaryArgs&, int64_t begin, int64_t end);
 // f is silu, g / (1 + exp(-g)); gelu, g * Phi(g) with the normal distribution's Phi; gelu_tanh, its
 // approximation g / (1 + exp(-2 sqrt(2/pi) (g + 0.044715 g^3))) (Hendrycks & Gimpel 2016, arXiv:1606.08415);
 // quick_gelu, g / (1 + exp(-1.702 g)); relu. Plain ones may work in place.
-inline constexpr int64_t kActivationChunk = 1024;
+// A chunk is whole turns of all targets' loops, which take one, four or six vectors.
+inline constexpr int64_t kActivationChunk = 1152;
 struct ActivationArgs {
   void* out;
   const void* x;
