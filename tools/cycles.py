@@ -122,6 +122,14 @@ def macs(body: list[str], core: Core) -> tuple[int, int]:
     return count, peak
 
 
+def find_llvm_mca() -> str:
+    """Its path; raises MissingError."""
+    tool = next((path for name in LLVM_MCA if (path := shutil.which(name))), None)
+    if tool is None:
+        raise MissingError("llvm-mca is missing: apt-get install llvm-19")
+    return tool
+
+
 def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
     """Return cycles per iteration and what limits them."""
     return _simulate(tool, "\n".join(crack(line) for line in body if not line.strip().startswith("//")), core)
@@ -294,9 +302,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with docs/performance.md")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the assembly in DIR")
     options = parser.parse_args()
-    tool = next((path for name in LLVM_MCA if (path := shutil.which(name))), None)
-    if tool is None:
-        raise MissingError("llvm-mca is missing: apt-get install llvm-19")
+    tool = find_llvm_mca()
     page = PAGE.read_text(encoding="utf-8")
     before = committed(page) if options.check or options.write else {}
     by_rows = rows_table.committed(between(page, ROWS_START, ROWS_END)) if before else {}

@@ -69,6 +69,19 @@ def test_a_loop_that_came_or_went_is_named():
     assert "no longer" in tool.losses([], {("silu: apply", "neon", "neoverse-n1"): "1.0 per element"})[0]
 
 
+@pytest.mark.parametrize("operation", ["smmla z{0}.s, z30.b, z31.b", "and z{0}.d, z30.d, z31.d"])
+def test_sve_multiplies_no_faster_where_its_vectors_are_long(operation):
+    """On Neoverse-V1, of 256 bits: why quantised products have no SVE version (docs/kernels.md)."""
+    (core,) = (core for core in tool.CORES if core.name == "neoverse-v1")
+    neon = operation.replace("z", "v").replace(".s", ".4s").replace(".b", ".16b").replace(".d", ".16b")
+    wide, narrow = (
+        tool.simulate(tool.find_llvm_mca(), [text.format(index) for index in range(24)], core)[0]
+        for text in (operation, neon)
+    )
+    assert wide == pytest.approx(12, abs=0.2)
+    assert narrow == pytest.approx(6, abs=0.2)
+
+
 @pytest.mark.slow
 def test_no_loop_is_slower_than_the_table_says():
     done = subprocess.run(
