@@ -4,10 +4,10 @@
     tools/bench_kernels.py --threads 1 --only attention
 
 A ratio is torch's time over ours: above 1 the kernel is faster. Both sides work on the same tensors, their
-calls alternate, and the medians count: of CPU time with one thread, which other work on the machine doesn't
-change, else of wall time. Decode sizes are one token and a batch of 16, prefill sizes 512 tokens and more.
-torch's attention gets contiguous keys and values, ours a paged cache; torch's products in bf16 and fp16 get
-weights that it put in order before, where it can.
+calls alternate, and the fastest of each counts, which other work on the machine changes least: by CPU time
+with one thread, else by wall time. Decode sizes are one token and a batch of 16, prefill sizes 512 tokens and
+more. torch's attention gets contiguous keys and values, ours a paged cache; torch's products in bf16 and fp16
+get weights that it put in order before, where it can.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -104,10 +103,10 @@ def product(dtype: torch.dtype, tokens: int) -> Iterator[Pair]:
     yield "linear", lambda: kernels.linear(out, x, weight), lambda: torchs(x)
 
 
-def median_times(
+def best_times(
     ours: Callable[[], object], theirs: Callable[[], object], seconds: float, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """Return the median time of each by ``clock``, their calls taking turns for about ``seconds``."""
+    """Return the shortest time of each by ``clock``, their calls taking turns for about ``seconds``."""
     ours(), theirs()
     times: tuple[list[float], list[float]] = ([], [])
     end = time.perf_counter() + seconds
@@ -116,7 +115,7 @@ def median_times(
             start = clock()
             call()
             list_.append(clock() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+    return min(times[0]), min(times[1])
 
 
 def cases(dtype: torch.dtype) -> Iterator[Pair]:
@@ -153,7 +152,7 @@ def main() -> None:
                 for count in threads:
                     torch.set_num_threads(count)
                     kernels.set_num_threads(count)
-                    mine, torchs = median_times(
+                    mine, torchs = best_times(
                         ours, theirs, options.seconds, time.thread_time if count == 1 else time.perf_counter
                     )
                     cells.append(f"{torchs / mine:.2f} ({mine * 1e6:.0f} µs)")

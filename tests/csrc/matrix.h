@@ -7,7 +7,7 @@
 namespace conformance {
 
 inline constexpr int64_t kSizes[] = {1,  2,  3,  7,   8,   15,  16,  17,   31,   33,
-                                     63, 64, 65, 100, 127, 255, 576, 1024, 1025, 2049};
+                                     63, 64, 65, 100, 127, 255, 576, 1152, 1153, 2049};
 
 // rows of `width` elements, `gap` elements apart, the gaps holding something that must stay.
 template <class T>
