@@ -39,6 +39,10 @@ def smoke(
     cpu: Annotated[
         list[str] | None, typer.Option("--cpu", metavar="CPU", help="A core to run on; may be repeated.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="docker|podman", help="Serve an image from a container of this."),
+    ] = None,
     mirror: Mirror = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -64,7 +68,9 @@ def smoke(
             raise typer.BadParameter(
                 "--import and --command are for wheels; an image is proven by serving from it"
             )
-        return smoke_image(wheel, names, mirror=mirror, as_json=as_json, verbose=verbose)
+        return smoke_image(wheel, names, mirror=mirror, engine=engine, as_json=as_json, verbose=verbose)
+    if engine:
+        raise typer.BadParameter("--engine is for images; a wheel is proven without one")
     smoking.check(wheel, tests)
     smoking.check_names(names)
     with cache.work_folder("smoke") as work, logs(work, shown=verbose):

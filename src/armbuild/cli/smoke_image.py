@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def smoke_image(
-    path: Path, names: tuple[str, ...], *, mirror: str | None, as_json: bool, verbose: bool
+    path: Path,
+    names: tuple[str, ...],
+    *,
+    mirror: str | None,
+    engine: str | None,
+    as_json: bool,
+    verbose: bool,
 ) -> int:
     """Serve from an image on each core and print the verdicts; the rest of `armbuild smoke`."""
     from armbuild import cache  # noqa: PLC0415 - heavy modules load when the command runs
@@ -21,7 +27,7 @@ def smoke_image(
     with cache.work_folder("smoke-image") as work, logs(work, shown=verbose):
         try:
             with progress.step("smoke", ", ".join(names)):
-                report = smoke.smoke(path, names, work, mirror=mirror, on_step=progress.note)
+                report = smoke.smoke(path, names, work, mirror=mirror, engine=engine, on_step=progress.note)
             if not report.ok:
                 cache.keep(work)
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from armbuild import process, qemu
 from armbuild import smoke as wheel_smoke
 from armbuild.errors import ArmbuildError, CheckFailed, UsageError
-from armbuild.image import reader, sandbox, unpack
+from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import Client, free_port
 
 if TYPE_CHECKING:
@@ -78,14 +79,19 @@ def smoke(
     work: Path,
     *,
     mirror: str | None = None,
+    engine: str | None = None,
     on_step: Callable[[str], None] = lambda _what: None,
 ) -> Report:
     """Serve from the image at ``path`` on each CPU of ``names``: health, completions, an orderly end.
 
+    ``engine`` ("docker", "podman") runs it in a container, on another machine with the QEMU of binfmt_misc.
     Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
-    digests, MissingError when QEMU cannot be had.
+    digests, MissingError when QEMU or the engine cannot be had.
     """
     chosen = wheel_smoke.check_names(names)
+    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    if engine:
+        contained.check(engine, emulated=bool(models))
     root = work / "root"
     root.mkdir()
     with reader.open_image(path) as image:
@@ -93,13 +99,21 @@ def smoke(
         on_step(f"unpacking {len(manifest.layers)} layers")
         unpack.unpack(image, manifest, root)
     config = manifest.config.get("config", {})
-    models = tuple(cpu.model for cpu in chosen if cpu.model)
-    emulator = qemu.find(models, mirror=mirror) if models else None
     model = next((found.parent for found in root.glob(f"**/{MODEL}/config.json")), None)
     if model is None:
         raise UsageError(f"{path}: no image of armllm: there is no {MODEL} in it")
-    box = sandbox.make(root, config.get("User") or "0:0", emulator)
-    results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in chosen)
+    user, surroundings = config.get("User") or "0:0", ExitStack()
+    box: sandbox.Sandbox | contained.Contained
+    with surroundings:
+        if engine:
+            on_step(f"loading it into {engine}")
+            box = surroundings.enter_context(
+                contained.loaded(engine, path, manifest.name, root, user=user, log=work / f"{engine}.log")
+            )
+        else:
+            emulator = qemu.find(models, mirror=mirror) if models else None
+            box = sandbox.make(root, user, emulator)
+        results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in chosen)
     return Report(image=str(path), digest=manifest.digest, labels=config.get("Labels") or {}, results=results)
 
 
@@ -112,7 +126,12 @@ class _Run:
     """The image served on one CPU."""
 
     def __init__(
-        self, cpu: Cpu, box: sandbox.Sandbox, config: Mapping[str, Any], model: Path, work: Path
+        self,
+        cpu: Cpu,
+        box: sandbox.Sandbox | contained.Contained,
+        config: Mapping[str, Any],
+        model: Path,
+        work: Path,
     ) -> None:
         self.cpu, self.box, self.config, self.model = cpu, box, config, model
         self.log = work / f"image-{cpu.name}.log"

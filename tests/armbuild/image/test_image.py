@@ -153,6 +153,12 @@ def test_an_engine_loads_the_archive_and_serves_within_its_limits_as_another_use
             assert "user 12345:23456, root file system read-only, tcmalloc" in lines
             engine.run("kill", "--signal=TERM", container)
             assert engine.run("wait", container) == "0", engine.logs(container)
+        options = {**engine.environment, "ARMBUILD_ENGINE_OPTIONS": " ".join(containers.LIMITS)}
+        done = armbuild("smoke", path, "--cpu=neoverse-n1", f"--engine={name}", "--json", env=options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (result,) = json.loads(done.stdout)["results"]
+        assert result["surroundings"] == f"as user 10001:10001, read-only, by {name}"
+        assert engine.run("ps", "--all", "--quiet") == ""
 
 
 def _healthy(engine, container, client):

@@ -1,0 +1,82 @@
+"""What an engine is asked to run for `armbuild smoke IMAGE --engine`; test_image.py asks real ones."""
+
+import json
+import os
+import sys
+
+import pytest
+from tests.armbuild.image import small
+
+from armbuild.cli import main
+from armbuild.errors import ArmbuildError, MissingError, UsageError
+from armbuild.image import contained
+from armbuild.lanes import container
+
+
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """A podman that notes what it is asked, and has one container left; ``podman()`` returns the notes."""
+    log, program = tmp_path / "asked.jsonl", tmp_path / "bin/podman"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        f"open({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        "if sys.argv[1] == 'ps': print('c0ffee')\n"
+        "if sys.argv[-1].endswith('refused.tar'): sys.exit('Error: no space for it')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def loaded(tmp_path, path, name="localhost/x:1"):
+    return contained.loaded("podman", path, name, tmp_path, user="7:8", log=tmp_path / "log")
+
+
+def test_a_container_is_read_only_has_the_images_user_and_goes_in_the_end(tmp_path, podman, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_ENGINE_OPTIONS", "--memory 3g")
+    path = small.write(tmp_path, {"a": ""})
+    with loaded(tmp_path, path) as box:
+        words, outer = box.command(["/usr/bin/tini", "--", "x"], {"A": "b,c"}, "neoverse-n1")
+    assert words[:3] == ["podman", "run", "--rm"]
+    assert {"--read-only", "--user=7:8", "--env=A=b,c", "--env=QEMU_CPU=neoverse-n1"} <= set(words)
+    assert words[-6:] == ["--memory", "3g", "--entrypoint=/usr/bin/tini", "localhost/x:1", "--", "x"]
+    assert outer["PATH"] == os.environ["PATH"], "the engine itself finds its programs"
+    load, ask, remove = podman()
+    assert load == ["load", "--input", str(path)]
+    assert ask[-1] == "label=" + box.label
+    assert f"--label={box.label}" in words
+    assert remove == ["rm", "--force", "--volumes", "c0ffee"]
+
+
+def test_what_cannot_be_loaded_is_told_with_the_engines_reason(tmp_path, podman):
+    with pytest.raises(MissingError, match="podman load failed: Error: no space for it"):
+        loaded(tmp_path, small.write(tmp_path, {"a": ""}, path="refused.tar")).__enter__()
+    for path, name in ((tmp_path, "x"), (small.write(tmp_path, {"a": ""}), None)):
+        with pytest.raises(UsageError, match="an archive that has a name"):
+            loaded(tmp_path, path, name).__enter__()
+    assert len(podman()) == 1, "the other two were not asked for"
+
+
+@pytest.mark.parametrize(
+    ("engine", "handler", "reason"),
+    [
+        ("kaniko", True, "there are docker, podman"),
+        ("docker", True, "docker is not installed"),
+        ("podman", False, "qemu-user-static"),
+    ],
+)
+def test_an_engine_that_cannot_be_had_is_told_in_a_line(tmp_path, monkeypatch, engine, handler, reason):
+    (tmp_path / "podman").write_text("#!/bin/sh\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(container, "registered", lambda: handler)
+    with pytest.raises(ArmbuildError, match=reason) as caught:
+        contained.check(engine, emulated=True)
+    assert "\n" not in str(caught.value)
+    contained.check("podman", emulated=False)
+
+
+def test_an_engine_is_for_images(tmp_path, capsys):
+    assert main(["smoke", str(tmp_path / "x.whl"), "--engine", "podman"]) == 2
+    assert "--engine is for images" in capsys.readouterr().err
