@@ -16,8 +16,20 @@ import pytest
         pytest.param("argon2-cffi-bindings", "_argon2_cffi_bindings", [], id="cffi, stable ABI"),
         pytest.param("cftime", "cftime", [], id="Cython with numpy's headers"),
         pytest.param("contourpy", "contourpy", [], id="meson-python with pybind11"),
+        pytest.param("frozenlist", "frozenlist._frozenlist", [], id="a back end of its own"),
+        pytest.param(
+            "gmpy2",
+            "gmpy2",
+            ["--with=libgmp-dev,libmpfr-dev,libmpc-dev/bookworm"],
+            id="a newer Debian's library",
+        ),
         pytest.param("levenshtein", "Levenshtein", [], id="scikit-build-core with Cython"),
+        pytest.param("optree", "optree", [], id="setuptools that calls CMake, pybind11"),
         pytest.param("pycairo", "cairo", ["--with=libcairo2-dev"], id="meson-python, and X11 of the system"),
+        pytest.param(
+            "shapely", "shapely", ["--with=libgeos-dev/bookworm"], id="meson-python, and meson's own numpy"
+        ),
+        pytest.param("tornado", "tornado.speedups", [], id="setuptools, stable ABI"),
         pytest.param("uvloop", "uvloop.loop", [], id="a library that Autoconf configures"),
     ],
 )

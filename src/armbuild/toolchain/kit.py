@@ -68,6 +68,7 @@ ar = '{bin}/ar'
 ranlib = '{bin}/ranlib'
 strip = '{bin}/strip'
 pkg-config = 'pkg-config'
+numpy-config = 'numpy-config'
 {wrapper}
 
 [host_machine]
