@@ -35,6 +35,10 @@ OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
     "for pyzmq), where the project takes an installed one"
 )
+LOADS = (
+    "the build loads a library of the target into this machine's Python: say what it would ask, where the "
+    f"project has variables for it (h5py: HDF5_VERSION, see docs/wheel.md), or {ON_THE_TARGET}"
+)
 BESIDES = (
     "the build asks a program of a library's, such as pg_config, where that is: besides --with, install it "
     f"on this machine too (`apt-get install`), or {ON_THE_TARGET}"
@@ -67,7 +71,7 @@ KNOWN = (
     ),
     (
         r"error: .*\.so[\w.]*: (?:cannot open shared object|wrong ELF class)|Unable to load dependency HDF5",
-        f"the build loads a library of the target into this machine's Python: {ON_THE_TARGET}",
+        LOADS,
     ),
     (
         (
