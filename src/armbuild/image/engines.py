@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 DOCKERFILE = "docker/Dockerfile"
 # An OCI image has no place for a health check: podman and buildah leave it out unless told otherwise, and
-# images are saved in docker's form too, as `save` does by default.
-BUILD_FORMATS = {"docker": (), "podman": ("--format", "docker"), "buildah": ("--format", "docker")}
+# images are saved in docker's form too, as `save` does by default. buildah alone would make one layer of all.
+BUILD_FORMATS = {
+    "docker": (),
+    "podman": ("--format", "docker"),
+    "buildah": ("--format", "docker", "--layers"),
+}
 FIRST_WITHOUT_BUILDKIT = 23
 """The docker client whose own builder is the old one again (docs.docker.com/engine/deprecated)."""
 

@@ -87,6 +87,7 @@ def test_the_dockerfile_becomes_an_image_of_the_target_alone(builder, tmp_path, 
     assert (said["builder"], said["path"]) == (builder, str(output))
     manifest, entries, arguments = opened(output)
     assert manifest.name == "registry.example/armllm:test"
+    assert len(manifest.layers) >= 5, "root, home, torch, dependencies, engine"
     config = manifest.config["config"]
     assert config["User"] == "10001:10001"
     assert config["Entrypoint"][0] == "/usr/bin/tini"
