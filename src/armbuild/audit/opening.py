@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def open_archive(path: Path) -> Archive:
     """Open ``path``; raises UsageError for what can't be audited, BrokenArchive for a broken container."""
+    if (path / "oci-layout").is_file():
+        raise UsageError(f"{path}: an OCI layout is read as an archive: tar -C {path} -cf image.tar .")
     if path.is_dir():
         return Archive(path=path, kind="folder", members=_folder(path))
     if not path.exists():

@@ -142,6 +142,12 @@ def test_folders_and_lone_files(tmp_path, elf):
         audit(folder / "note.txt")
 
 
+def test_an_oci_layout_is_not_audited_as_a_folder_of_blobs(tmp_path):
+    (tmp_path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    with pytest.raises(UsageError, match=f"an OCI layout.*: tar -C {tmp_path} -cf image.tar "):
+        audit(tmp_path)
+
+
 def oci(path, layers, *, index=None, compress=gzip.compress):
     """Write an OCI archive whose layers are {name: content} in order; None hides a file."""
     blobs = {}
