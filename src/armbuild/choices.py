@@ -22,6 +22,8 @@ LANES = ("cross", "native", "container")
 TOOLCHAINS = ("zig", "gcc", "clang")
 KERNEL_FLAGS = ("bf16", "dotprod", "fhm", "i8mm", "sve")
 """The targets that have a command-line flag; those without one (scalar, neon) are always in."""
+BUILD_FOLDERS = ("build-dir", "builddir")
+"""The settings by which scikit-build-core and meson-python are told where to compile."""
 
 
 def check_out(out: Path) -> None:
@@ -134,6 +136,19 @@ def glibc(asked: str | None) -> str | None:
     if asked and not re.fullmatch(r"2\.\d+", asked):
         raise UsageError(f"--glibc {asked}: not a version of glibc, such as 2.28")
     return asked or None
+
+
+def config_settings(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of ``KEY=VALUE``; raises UsageError for other words and for what armbuild decides."""
+    pairs = []
+    for word in asked:
+        name, sign, value = word.removeprefix("=").partition("=")  # -C=KEY=VALUE, as some write it
+        if not sign or not name:
+            raise UsageError(f"--config-settings {word}: expected KEY=VALUE")
+        if name in BUILD_FOLDERS:
+            raise UsageError(f"--config-settings {word}: armbuild chooses the folder that it compiles in")
+        pairs.append((name, value))
+    return tuple(pairs)
 
 
 def check_version(described: project.Project) -> None:

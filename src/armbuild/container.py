@@ -101,7 +101,7 @@ def compute(
     tool: Mapping[str, Any],
     engine: str | None,
     image: str | None,
-    settings: Mapping[str, str],
+    settings: Sequence[tuple[str, str]],
     flags: Sequence[str],
     link: Sequence[str],
     emulated: bool,
@@ -150,7 +150,7 @@ def compute(
     if "audit-command" not in own:
         variables["CIBW_AUDIT_COMMAND"] = ""
     if settings:
-        variables["CIBW_CONFIG_SETTINGS"] = " ".join(f"{name}={value}" for name, value in settings.items())
+        variables["CIBW_CONFIG_SETTINGS"] = shlex.join(f"{name}={value}" for name, value in settings)
     if not test:
         variables["CIBW_TEST_SKIP"] = "*"
     replaced = {

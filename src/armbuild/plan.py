@@ -66,6 +66,8 @@ class Plan:
     """The cross lane's compiler; "clang" in the container lane: this machine's instead of the image's."""
     newest_glibc: str | None = None
     """The newest glibc that a wheel may need; None: any."""
+    config_settings: tuple[tuple[str, str], ...] = ()
+    """What the back end is told beside what armbuild tells it; a name that stands twice is a list."""
     packages: tuple[str, ...] = ()
     """Debian arm64 packages that the project is built with."""
     isolation: bool = True
@@ -155,6 +157,7 @@ class Plan:
             "glibc": self.glibc,
             "newest_glibc": self.newest_glibc,
             "compile_cache": self.compile_cache.name if self.compile_cache else None,
+            "config_settings": [f"{name}={value}" for name, value in self.config_settings],
             "packages": list(self.packages),
             "isolation": self.isolation,
             "lock": str(self.lock) if self.lock else None,
@@ -196,6 +199,7 @@ def plan(
     tests: UserTests = NO_TESTS,
     toolchain: str | None = None,
     newest_glibc: str | None = None,
+    config_settings: Sequence[str] = (),
     packages: Sequence[str] = (),
     isolation: bool = True,
     lock: Path | None = None,
@@ -259,6 +263,7 @@ def plan(
         tests=replace(tests, project=described.folder),
         toolchain=compiler,
         newest_glibc=choices.glibc(newest_glibc),
+        config_settings=choices.config_settings(config_settings),
         packages=listed,
         isolation=isolation,
         missing=missing,
@@ -274,7 +279,7 @@ def plan(
             tool=described.tool.get("cibuildwheel", {}),
             engine=engine,
             image=image,
-            settings={f"cmake.define.{name}": value for name, value in made.defines().items()},
+            settings=_container_settings(made),
             flags=made.flags,
             link=("-Wl,-s", *(STATIC if described.is_armllm else ())),
             emulated=platform.machine() != "aarch64",
@@ -284,3 +289,9 @@ def plan(
             compiler=host_clang.arguments() if toolchain == "clang" else (),
         ),
     )
+
+
+def _container_settings(made: Plan) -> list[tuple[str, str]]:
+    own = {f"cmake.define.{name}": value for name, value in made.defines().items()}
+    asked = {name for name, _ in made.config_settings}
+    return [*((name, value) for name, value in own.items() if name not in asked), *made.config_settings]

@@ -49,6 +49,9 @@ class Settings:
         None, "What keeps compiled objects: `ccache`, `sccache` or `none`; default: the first on PATH."
     )
     glibc: str | None = _setting(None, "Refuse a wheel that needs a newer glibc than this, such as `2.28`.")
+    config_settings: tuple[str, ...] = _setting(
+        (), "What the build back end is told, each as `KEY=VALUE` (PEP 517)."
+    )
     packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
     baseline: str | None = _setting(None, "Compile everything for this core and newer.")
     variant: bool = _setting(

@@ -113,7 +113,7 @@ def test_a_container_gets_the_settings_by_name_and_the_cache_itself(tmp_path):
         "CCACHE_STATSLOG": "/of/this/machine",
     }
     made = container.compute(
-        tool={}, engine="podman", image=None, settings={}, flags=(), link=(), emulated=True, test=False,
+        tool={}, engine="podman", image=None, settings=(), flags=(), link=(), emulated=True, test=False,
         history=None, environ=environ,
     )  # fmt: skip
     names = set(environ) - {"CCACHE_STATSLOG"}

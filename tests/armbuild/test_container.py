@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cibuildwheel.frontend import parse_config_settings
 from cibuildwheel.oci_container import OCIContainerEngineConfig
 
 from armbuild import container
@@ -16,7 +17,7 @@ def computed(**given):
         "tool": {},
         "engine": "podman",
         "image": None,
-        "settings": {},
+        "settings": (),
         "flags": (),
         "link": ("-Wl,-s",),
         "emulated": True,
@@ -29,6 +30,13 @@ def computed(**given):
 
 def engine(made):
     return OCIContainerEngineConfig.from_config_string(made.variables["CIBW_CONTAINER_ENGINE"])
+
+
+def test_settings_reach_the_back_end_through_cibuildwheel_whole():
+    pairs = [("setup-args", "-Da=b c"), ("setup-args", "-Dd=e"), ("flag", "")]
+    text = computed(settings=pairs, tool={"config-settings": "x=y"}).variables["CIBW_CONFIG_SETTINGS"]
+    assert parse_config_settings(text) == {"setup-args": ["-Da=b c", "-Dd=e"], "flag": ""}
+    assert "CIBW_CONFIG_SETTINGS" not in computed().variables
 
 
 def test_arguments_with_spaces_reach_the_engine_whole():

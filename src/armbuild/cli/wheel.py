@@ -59,6 +59,12 @@ def wheel(
             "--glibc", metavar="2.N", help="Refuse a wheel that needs a newer glibc; default: any is fine."
         ),
     ] = None,
+    config_setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config-settings", "-C", metavar="KEY=VALUE", help="Tell the build back end; may be repeated."
+        ),
+    ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
@@ -149,6 +155,7 @@ def wheel(
         "toolchain": toolchain,
         "compile_cache": compile_cache,
         "glibc": glibc,
+        "config_settings": config_setting,
         "packages": packages,
         "baseline": baseline,
         "variant": variant or None,
@@ -178,6 +185,7 @@ def wheel(
         tests=tests,
         toolchain=told.toolchain,
         newest_glibc=told.glibc,
+        config_settings=told.config_settings,
         packages=told.packages,
         isolation=told.isolation,
         lock=Path(told.lock) if told.lock else None,
@@ -250,6 +258,11 @@ def _plan_text(plan: Plan) -> str:
         *((("variant", f"{plan.variant} (experimental: PEP 825 is a draft)"),) if plan.variant else ()),
         *((("cached by", plan.compile_cache.name),) if plan.compile_cache else ()),
         *((("glibc", f"{plan.newest_glibc} or older"),) if plan.newest_glibc else ()),
+        *(
+            (("settings", " ".join(f"{name}={value}" for name, value in plan.config_settings)),)
+            if plan.config_settings
+            else ()
+        ),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),

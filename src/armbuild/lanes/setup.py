@@ -46,7 +46,26 @@ def backend_family(backend: str) -> str:
 
 
 def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -> Settings:
-    """Return the back end's settings: where it compiles, and what the plan says about the project."""
+    """Return the back end's settings: where it compiles, and what the plan says about the project.
+
+    What the user asks for comes last: one value takes the place of ours, a list's is added to it, and a name
+    that stands twice becomes a list.
+    """
+    told = _own_settings(plan, folder, meson_arguments)
+    seen = set()
+    for name, value in plan.config_settings:
+        before = told.get(name)
+        if isinstance(before, list):
+            told[name] = [*before, value]
+        elif before is not None and name in seen:
+            told[name] = [before, value]
+        else:
+            told[name] = value
+        seen.add(name)
+    return told
+
+
+def _own_settings(plan: Plan, folder: Path, meson_arguments: Sequence[str]) -> Settings:
     match backend_family(plan.project.backend):
         case "scikit-build-core":
             defines = {f"cmake.define.{name}": value for name, value in plan.defines().items()}
