@@ -84,7 +84,10 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
         named = {entry["name"]: entry["template"] for entry in found}
         found = (named.get("tool_use") if tools else None) or named.get("default")
     if not isinstance(found, str):
-        raise RequestError(f"{folder} has no chat template; pass one as chat_template, or use generate")
+        raise RequestError(
+            f"{folder} has no chat template: give one (chat_template, or --chat-template of a server), or ask"
+            " for plain completions"
+        )
     return found
 
 
