@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,26 @@ def write(repaired: RepairedWheel, folder: Path) -> Path:
     path = folder / (repaired.path.name + SUFFIX)
     path.write_text(json.dumps(statement(repaired), indent=2, sort_keys=True) + "\n")
     return path
+
+
+def revision(wheel: Path) -> str | None:
+    """Return the commit that ``wheel`` was made of, with "-dirty" after it for changed sources.
+
+    None where no statement about these bytes lies beside it, or its sources were in no repository.
+    """
+    try:
+        told = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
+        digest = told["subject"][0]["digest"]["sha256"]
+        source = told["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+        commit = source["digest"]["gitCommit"]
+        is_changed = source["annotations"]["uncommitted_changes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if digest != hashlib.sha256(wheel.read_bytes()).hexdigest() or not re.fullmatch(
+        "[0-9a-f]{40}", str(commit)
+    ):
+        return None
+    return f"{commit}-dirty" if is_changed else str(commit)
 
 
 def statement(repaired: RepairedWheel) -> dict[str, Any]:
@@ -52,6 +73,7 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
                     "kernels": list(plan.targets),
                     "baseline": plan.baseline,
                     "flags": list(plan.flags),
+                    "config_settings": [f"{name}={value}" for name, value in plan.config_settings],
                     "packages": list(plan.packages),
                     "source_date_epoch": plan.epoch,
                 },

@@ -94,6 +94,33 @@ def test_the_source_is_the_sdist_with_its_hash_or_the_commit_with_its_state(buil
     assert source_of(tree)["annotations"] == {"uncommitted_changes": True}
 
 
+def test_a_revision_is_read_back_for_the_very_bytes_only(tmp_path):
+    path = wheels.write(tmp_path)
+    source = {"digest": {"gitCommit": "a" * 40}, "annotations": {"uncommitted_changes": False}}
+    said = {
+        "subject": [{"digest": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}}],
+        "predicate": {"buildDefinition": {"resolvedDependencies": [source]}},
+    }
+    beside = path.with_name(path.name + provenance.SUFFIX)
+    assert provenance.revision(path) is None
+    beside.write_text(json.dumps(said))
+    assert provenance.revision(path) == "a" * 40
+    source["annotations"]["uncommitted_changes"] = True
+    beside.write_text(json.dumps(said))
+    assert provenance.revision(path) == "a" * 40 + "-dirty"
+    for spoiled in (
+        "no JSON",
+        "[]",
+        json.dumps(said).replace("a" * 40, "--help"),
+        json.dumps(said | {"subject": []}),
+    ):
+        beside.write_text(spoiled)
+        assert provenance.revision(path) is None
+    beside.write_text(json.dumps(said))
+    path.write_bytes(path.read_bytes() + b"!")
+    assert provenance.revision(path) is None
+
+
 @pytest.mark.parametrize(
     ("files", "reason"),
     [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, process, pythons, wheelfile
+from armbuild import arm64_root, process, provenance, pythons, wheelfile
 from armbuild import plan as wheel_plan
 from armbuild.errors import MissingError, UsageError
 from armbuild.image import model, reference, root
@@ -162,7 +162,7 @@ def plan(
         output=path,
         push=push,
         epoch=own.epoch if own else _newest(wheel.path for wheel in chosen.values()),
-        revision=_revision(own.project.folder) if own else None,
+        revision=_revision(own.project.folder) if own else _told_revision(chosen.values()),
     )
 
 
@@ -283,6 +283,12 @@ def _newest(paths: Iterable[Path]) -> int:
         with zipfile.ZipFile(path) as archive:
             times += [calendar.timegm((*item.date_time, 0, 0, 0)) for item in archive.infolist()]
     return max(times)
+
+
+def _told_revision(wheels: Iterable[wheelfile.WheelFile]) -> str | None:
+    """The commit that all ``wheels`` were made of, as far as their provenance files say one."""
+    told = {found for wheel in wheels if (found := provenance.revision(wheel.path))}
+    return told.pop() if len(told) == 1 else None
 
 
 def _revision(folder: Path) -> str | None:

@@ -5,6 +5,7 @@ import zipfile
 import pytest
 from tests.armbuild import wheels
 
+from armbuild import provenance
 from armbuild.errors import ArmbuildError, MissingError, UsageError
 from armbuild.image import engines, model, plan, reference
 
@@ -47,6 +48,13 @@ def test_a_wheel_decides_version_python_names_and_layers(tmp_path):
     facts = json.loads(json.dumps(made.as_dict()))
     assert facts["layers"] == ["root", "torch", "dependencies", "engine", "model"]
     assert facts["base"] == "Debian bookworm packages"
+
+
+def test_a_given_wheels_commit_is_the_one_that_its_provenance_file_says(tmp_path, monkeypatch):
+    wheel = a_wheel(tmp_path)
+    assert plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision is None
+    monkeypatch.setattr(provenance, "revision", lambda path: "a" * 40 if path == wheel else None)
+    assert plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision == "a" * 40
 
 
 def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_told(tmp_path, monkeypatch):
