@@ -101,6 +101,7 @@ class ArmMachine:
             "PYTHONPATH": f"{sources}:{self.site}",
             "PYTHONDONTWRITEBYTECODE": "1",
             "ARMBUILD_CACHE_DIR": str(self.folder / "cache"),
+            "ARMBUILD_COMPILE_CACHE": "none",  # ccache would be this machine's
             "LANG": "C.UTF-8",
             "OPENBLAS_NUM_THREADS": "1",  # its threads spin while numpy is loaded
         }
