@@ -26,16 +26,16 @@ BUILD_FOLDERS = ("build-dir", "builddir")
 """The settings by which scikit-build-core and meson-python are told where to compile."""
 
 
-def check_out(out: Path) -> None:
-    """Find out before the build, not after it, whether the wheel can be written."""
-    nearest = next(parent for parent in (out.absolute(), *out.absolute().parents) if parent.exists())
+def check_writable(folder: Path, option: str) -> None:
+    """Find out before the build, not after it, whether what it makes can be written into ``folder``."""
+    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not nearest.is_dir():
-        raise UsageError(f"--out {out}: {nearest} is not a folder")
+        raise UsageError(f"{option}: {nearest} is not a folder")
     try:  # root may do what the permission bits forbid, but not on a file system that takes no files
         tempfile.TemporaryDirectory(prefix=".armbuild-", dir=nearest).cleanup()
     except OSError as error:
         raise UsageError(
-            f"--out {out}: {nearest} cannot be written to ({error.strerror}): name another folder"
+            f"{option}: {nearest} cannot be written to ({error.strerror}): name another folder"
         ) from error
 
 

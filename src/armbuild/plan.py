@@ -221,7 +221,7 @@ def plan(
         )
     described = project.read(folder, origin)
     chosen = choices.lane(lane, platform.machine())
-    choices.check_out(out)
+    choices.check_writable(out, f"--out {out}")
     listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     if chosen == "container":
         container.check_options(isolation=isolation, lock=lock, packages=listed, objects=objects)

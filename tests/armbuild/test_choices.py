@@ -43,17 +43,17 @@ def test_a_lane_that_cannot_be_is_refused(lane, reason):
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "dist").touch()
     with pytest.raises(UsageError, match="--out"):
-        choices.check_out(tmp_path / "dist")
+        choices.check_writable(tmp_path / "dist", "--out dist")
 
 
 @pytest.mark.parametrize("out", ["/proc/dist", "/sys/kernel/dist/deeper", "/dev/null/dist"])
 def test_an_output_that_takes_no_files_is_found_before_the_build_even_by_root(out):
     with pytest.raises(UsageError, match=f"--out {out}: .*(cannot be written to|is not a folder)"):
-        choices.check_out(Path(out))
+        choices.check_writable(Path(out), f"--out {out}")
 
 
 def test_looking_at_the_output_leaves_nothing_there(tmp_path):
-    choices.check_out(tmp_path / "dist")
+    choices.check_writable(tmp_path / "dist", "--out dist")
     assert not list(tmp_path.iterdir())
 
 

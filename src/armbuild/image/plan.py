@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, process, provenance, pythons, wheelfile
+from armbuild import arm64_root, choices, process, provenance, pythons, wheelfile
 from armbuild import plan as wheel_plan
 from armbuild.errors import MissingError, UsageError
 from armbuild.image import model, reference, root
@@ -262,13 +262,7 @@ def _index(text: str | None) -> str | None:
 def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--output {path}: a folder; name a file, such as armllm.tar")
-    nearest = next(parent for parent in path.parents if parent.exists())
-    try:  # root may do what the permission bits forbid, but not on a file system that takes no files
-        tempfile.TemporaryDirectory(prefix=".armbuild-", dir=nearest).cleanup()
-    except OSError as error:
-        raise UsageError(
-            f"--output {path}: {nearest} cannot be written to ({error.strerror}): name another place"
-        ) from error
+    choices.check_writable(path.parent, f"--output {path}")
 
 
 def _newest(paths: Iterable[Path]) -> int:

@@ -1,6 +1,7 @@
 import json
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
@@ -142,8 +143,10 @@ def test_an_output_that_cannot_be_written_is_found_before_the_build(tmp_path):
     path = a_wheel(tmp_path)
     with pytest.raises(UsageError, match="a folder"):
         plan.plan(tmp_path, wheels=[path], output=tmp_path)
-    with pytest.raises(UsageError, match="cannot be written to"):
+    with pytest.raises(UsageError, match=f"--output {path}/x.tar: {path} is not a folder"):
         plan.plan(tmp_path, wheels=[path], output=path / "x.tar")
+    with pytest.raises(UsageError, match="--output /proc/x.tar: /proc cannot be written to"):
+        plan.plan(tmp_path, wheels=[path], output=Path("/proc/x.tar"))
 
 
 def test_an_engine_that_is_absent_or_silent_is_named(tmp_path, monkeypatch):
