@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from packaging.utils import canonicalize_name
+
 from armbuild.audit.archive import BROKEN, BrokenArchive
 from armbuild.audit.opening import open_archive
 from armbuild.audit.report import one_line
@@ -144,7 +146,7 @@ def _packages(path: Path) -> tuple[Mapping[str, Any] | None, set[str]]:
             elif name == "METADATA" and folder.endswith(".dist-info"):
                 site, _, found = folder.removesuffix(".dist-info").rpartition("/")
                 project, _, version = found.rpartition("-")
-                present.setdefault(site, set()).add(f"{PYTHON}{_normal(project)}@{version}")
+                present.setdefault(site, set()).add(f"{PYTHON}{canonicalize_name(project)}@{version}")
     # A base has Python packages of its own, which the bill leaves to it.
     own = next(
         (names for names in present.values() if any(f"{PYTHON}armllm@" in item for item in names)), set()
@@ -161,7 +163,8 @@ def _bill(sbom: Mapping[str, Any] | None, present: set[str]) -> Iterator[str]:
     for part in _components(sbom):
         kind = next((kind for kind in SHOWN if part["purl"].startswith(kind)), None)
         if kind and kind.rstrip("/") in kinds:
-            listed.add(f"{kind}{_normal(part['name']) if kind == PYTHON else part['name']}@{part['version']}")
+            name = canonicalize_name(part["name"]) if kind == PYTHON else part["name"]
+            listed.add(f"{kind}{name}@{part['version']}")
     yield from _differences("lists, and the image has not", listed - present)
     yield from _differences("leaves out, and the image has", present - listed)
 
@@ -184,7 +187,3 @@ def _components(sbom: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for part in sbom.get("components", ())
     ]
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
