@@ -52,16 +52,15 @@ def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -
     that stands twice becomes a list.
     """
     told = _own_settings(plan, folder, meson_arguments)
-    seen = set()
+    asked: dict[str, list[str]] = {}
     for name, value in plan.config_settings:
-        before = told.get(name)
-        if isinstance(before, list):
-            told[name] = [*before, value]
-        elif before is not None and name in seen:
-            told[name] = [before, value]
+        asked.setdefault(name, []).append(value)
+    for name, values in asked.items():
+        own = told.get(name)
+        if isinstance(own, list):
+            told[name] = [*own, *values]
         else:
-            told[name] = value
-        seen.add(name)
+            told[name] = values if len(values) > 1 else values[0]
     return told
 
 
