@@ -200,6 +200,7 @@ class ConfigReader:
     ) -> dict[str, Any]:
         """The fields of `ModelConfig` but ``windows``; defaults are those of the class in transformers."""
         sizes = default_sizes or {}
+        self.only("is_causal", True)
         hidden_size = self.integer("hidden_size", sizes.get("hidden_size"))
         num_heads = self.integer("num_attention_heads", default_heads)
         num_kv_heads = self.integer("num_key_value_heads", num_heads)

@@ -121,7 +121,10 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:
     reader.only("attn_logit_softcapping", None)
     common = gemma_fields(reader, architecture, default_positions=131072, vocab_size=262208)
     num_layers, head_dim = common["num_layers"], common["head_dim"]
-    pattern = reader.integer("sliding_window_pattern", reader.get("_sliding_window_pattern", 6))
+    pattern = reader.integer("sliding_window_pattern", 6)
+    if not reader.has("layer_types"):  # transformers writes both and reads only these
+        reader.only("_sliding_window_pattern", pattern)
+    reader.has("_sliding_window_pattern")
     kinds = read_layer_types(
         reader, num_layers, [SLIDING if (index + 1) % pattern else FULL for index in range(num_layers)]
     )

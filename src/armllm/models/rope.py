@@ -143,6 +143,7 @@ def _longrope(inner: ConfigReader, rotary_dim: int, original: int, positions: in
 
 def _yarn(inner: ConfigReader, original: int, positions: int) -> dict[str, Any]:
     factor = inner.number("factor", positions / original if positions > original else None)
+    inner.asked.add("finetuned")  # the paper's own checkpoints tell so how they were made
     # how much less sharp attention gets when the context is stretched (Peng et al. 2023, section 3.4);
     # DeepSeek's mscale and mscale_all_dim split it into two
     numerator, denominator = (inner.get(name, 0) for name in ("mscale", "mscale_all_dim"))

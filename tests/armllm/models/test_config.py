@@ -156,6 +156,14 @@ def test_keys_that_change_nothing_are_no_reason_to_refuse(folder):
         {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}},
         {
             "rope_scaling": {
+                "type": "yarn",
+                "factor": 16,
+                "original_max_position_embeddings": 4096,
+                "finetuned": True,
+            }
+        },
+        {
+            "rope_scaling": {
                 "rope_type": "yarn",
                 "factor": 4,
                 "beta_fast": 8,

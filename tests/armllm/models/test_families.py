@@ -57,6 +57,7 @@ def read(tmp_path, architecture, **values):
         ("Gemma2ForCausalLM", {"sliding_window": 7}, (7, None)),
         ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
+        ("Gemma3ForCausalLM", {"_sliding_window_pattern": 3, "layer_types": [SLIDING, FULL]}, (4096, None)),
     ],
 )
 def test_every_family_puts_its_window_where_transformers_does(tmp_path, architecture, values, windows):
@@ -76,6 +77,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Gemma2ForCausalLM", {"hidden_activation": "tanh"}, "hidden_activation 'tanh'"),
         ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters must hold"),
+        ("Gemma3ForCausalLM", {"_sliding_window_pattern": 3}, "_sliding_window_pattern 3"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [2]]}, "no_rope_layers must be a list of 2"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not supported"),
@@ -109,6 +111,15 @@ def test_what_a_family_cannot_honour_is_named(tmp_path, architecture, values, wo
 def test_a_stretched_model_is_offered_as_long_as_it_is(tmp_path, values, limit):
     config = read(tmp_path, "LlamaForCausalLM", max_position_embeddings=256, **values)
     assert config.max_model_len == limit
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"}))
+def test_a_model_that_sees_what_comes_later_is_refused(tmp_path, architecture):
+    """transformers would let each token attend to all; true is what every decoder is."""
+    ffn = {"ffn_dim": 8} if architecture == "OPTForCausalLM" else {}
+    read(tmp_path, architecture, is_causal=True, **ffn)
+    with pytest.raises(CheckpointError, match="is_causal False is not supported, only True"):
+        read(tmp_path, architecture, is_causal=False, **ffn)
 
 
 def test_no_length_beyond_the_limit_is_taken(make_checkpoint):
