@@ -47,6 +47,14 @@ NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
 )
 """What CMake and meson say that would run a check on the target, if they were told how."""
+TOO_OLD = re.compile(
+    r"Invalid version, need '|Found [\w.]+ but need: "
+    r"|Could NOT find (?!Python)\w+: Found unsuitable version"
+    r"|:\d+: error: .*\brequires [\w+-]+ v?\d[\d.]* or (?:later|newer|higher)"  # #error in C
+    r"|(?:Error|Exception): .*\brequires (?!Python)[\w+-]+ >= ?\d",  # a setup.py that looks at versions
+    re.IGNORECASE,
+)
+"""What a build says of a library that is there, but not new enough."""
 KNOWN = (
     (
         (
@@ -74,11 +82,7 @@ KNOWN = (
         LOADS,
     ),
     (
-        (
-            r"Invalid version, need '|Found [\w.]+ but need: "
-            r"|Could NOT find (?!Python)\w+: Found unsuitable version"
-            r"|:\d+: error: .*\brequires [\w+-]+ v?\d[\d.]* or (?:later|newer|higher)"  # #error in C
-        ),
+        TOO_OLD.pattern,
         "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
     ),
     (

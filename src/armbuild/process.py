@@ -32,9 +32,10 @@ EXCEPTION = re.compile(
 )
 SUMMARY = re.compile(
     r"\berror: (?:command|subprocess|metadata-generation|the following arguments|failed building wheel"
-    r"|failed to build (?:one|installable))\b",
+    r"|failed to build (?:one|installable))\b|^failed to build \S",
     re.IGNORECASE,
 )
+"""What front ends say after the reason."""
 NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
@@ -171,7 +172,7 @@ def first_error(text: str) -> str:
         if (COMPILER_ERROR.search(line) or LINKER_ERROR.search(line)) and not SUMMARY.search(line):
             return line.strip()
     for line in reversed(lines):
-        if EXCEPTION.match(line):
+        if EXCEPTION.match(line) and not SUMMARY.search(line):
             return line.strip()
     for line in lines:
         if SUMMARY.search(line):

@@ -52,6 +52,7 @@ def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(
         ("Error: pg_config executable not found.", "besides --with, install .*, or --lane container"),
         ("/bin/sh: 1: mysql_config: not found", "asks a program of a library's"),
         ('src/x.h:100:4: error: "THING requires MPC 1.2.1 or later."', "--with NAME/bookworm"),
+        ("Exception: This version of thing requires HDF5 >= 1.10.7 and", "--with NAME/bookworm"),
         ("src/x.h:9:2: error: #error Thing requires mpfr 4.0 or newer", "--with NAME/bookworm"),
         ('Could NOT find GEOS: Found unsuitable version "3.9.0", but required is', "--with NAME/bookworm"),
         ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
@@ -81,6 +82,7 @@ def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
     [
         "src/x.c:3:1: error: use of undeclared identifier 'oops'",
         'Could NOT find Python: Found unsuitable version "3.11.2", but required is at least "3.12"',
+        "  Exception: thing requires Python >= 3.12",
         "x requires Python 3.12 or later, see docs/x.rst:12: errors",
     ],
 )

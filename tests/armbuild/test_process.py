@@ -48,6 +48,7 @@ PIP_IN_A_CONTAINER = """\
   ERROR: Failed building wheel for h5py
 ERROR: Failed to build one or more wheels
 cibuildwheel: error: Command ['pip'] failed with code 1.
+Failed to build h5py
 """
 
 

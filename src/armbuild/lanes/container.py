@@ -259,4 +259,9 @@ def _explain(error: BuildError, said: str, chosen: Container, python: HostPython
             f"{str(error).splitlines()[0]}\n  {what}: [tool.cibuildwheel] before-all installs it, or "
             f"`armbuild manylinux-image --{brings}` ({log})"
         )
+    if hints.TOO_OLD.search(said):
+        return BuildError(
+            f"{str(error).splitlines()[0]}\n  the image's library is too old: `armbuild manylinux-image "
+            f"--suite` of a newer Debian, or [tool.cibuildwheel] before-all brings another ({log})"
+        )
     return error

@@ -170,6 +170,12 @@ def test_a_library_that_the_image_lacks_is_named_with_its_package(machine, tmp_p
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
 
 
+def test_a_library_of_the_image_that_is_too_old_is_named_with_what_brings_a_newer_one(machine, tmp_path):
+    machine(start='echo "  Exception: thing requires HDF5 >= 1.10.7 (got 1.10.6)" >&2; exit 1')
+    with pytest.raises(BuildError, match=r"library is too old: `armbuild manylinux-image --suite`"):
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+
+
 TESTED = """\
 Building wheel...
 src/a.c:1:1: error: never mind, a configure check
