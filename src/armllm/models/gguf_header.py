@@ -7,7 +7,6 @@ which takes many seconds and 600 MB for a vocabulary of 128,000 tokens.
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm.errors import CheckpointError
+from armllm.models.mapping import map_file
 from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class GGUFHeader:
 
     def __init__(self, path: Path) -> None:
         try:
-            with path.open("rb") as file:
-                # copy on write: torch warns of memory that can't be written to
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._data = map_file(path)
             self._place = 0
             self.values, self.tensors = self._parse()
         except (OSError, ValueError, struct.error, OverflowError) as error:

@@ -7,15 +7,15 @@ import fnmatch
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import safetensors
 import torch
 from torch import Tensor
 
 from armllm.errors import CheckpointError
 from armllm.models.gguf import GGUFCheckpoint
 from armllm.models.mapping import Span, mapped_spans, release, release_tensor
+from armllm.models.safetensors_file import SafetensorsFile
 from armllm.quant.gguf_blocks import BLOCKS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Checkpoint:
         self._spans: dict[str, list[Span]] = {}  # file name -> where it is mapped
         self._last: tuple[Tensor, list[Span]] | None = None  # what was read, and where its file is mapped
         self._layer = ""
-        self._files: dict[str, Any] = {}  # file name -> handle
+        self._files: dict[str, SafetensorsFile] = {}  # by file name
         self._homes: dict[str, str] = {}  # tensor name -> file name
         listed = _read_index(folder / INDEX)
         for file_name in sorted(set(listed.values())) if listed else _unlisted_files(folder):
@@ -82,8 +82,7 @@ class Checkpoint:
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         """A tensor's dtype, as safetensors writes it, and shape."""
-        stored = self._files[self._homes[name]].get_slice(name)
-        return stored.get_dtype(), tuple(stored.get_shape())
+        return self._files[self._homes[name]].describe(name)
 
     def read(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
@@ -93,7 +92,7 @@ class Checkpoint:
         if number and number[1] != self._layer:
             self._layer = number[1]
             release(span for spans in self._spans.values() for span in spans)
-        tensor: Tensor = self._files[home].get_tensor(name)
+        tensor = self._files[home].read(name)
         if home not in self._spans:
             self._spans[home] = mapped_spans([self.folder / home])
         self._last = tensor, self._spans[home]
@@ -110,16 +109,11 @@ class Checkpoint:
     def _open(self, file_name: str) -> None:
         path = self.folder / file_name
         try:
-            handle: Any = safetensors.safe_open(path, framework="pt")
+            file = SafetensorsFile(path)
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing; {INDEX} lists it") from None
-        except (OSError, safetensors.SafetensorError) as error:
-            raise CheckpointError(
-                f"{path} can't be read as safetensors ({error}); it may be truncated: download it again"
-            ) from None
-        self._files[file_name] = handle
-        names: list[str] = handle.keys()
-        for name in names:
+        self._files[file_name] = file
+        for name in file.names():
             if name in self._homes:
                 raise CheckpointError(f"tensor {name} is in {path} and in {self.where(name)}")
             self._homes[name] = file_name
@@ -337,6 +331,6 @@ def _unlisted_files(folder: Path) -> list[str]:
     if pickles:
         raise CheckpointError(
             f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened and are"
-            " never read; convert them with transformers: save_pretrained(..., safe_serialization=True)"
+            " never read; convert them with transformers: from_pretrained, then save_pretrained"
         )
     raise CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")

@@ -1,4 +1,4 @@
-"""Pages of mapped files, given back to the system when what they hold was copied.
+"""Mapped files, and their pages given back to the system when what they hold was copied.
 
 Only for files that are never written to through the mapping: private changes would be lost. What is used
 where it is mapped comes back from the page cache.
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Span = tuple[int, int]  # addresses, the second one past the end
+MAP_NORESERVE = 0x4000  # Linux on x86-64 and AArch64; Python has no name for it before 3.13
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """All of a file: copy on write, since torch warns of memory that can't be written to.
+
+    Nothing is set aside for what might be written, so the file may be larger than memory.
+    """
+    with path.open("rb") as file:
+        return mmap.mmap(
+            file.fileno(),
+            0,
+            flags=mmap.MAP_PRIVATE | MAP_NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
 
 
 def mapped_spans(files: Iterable[Path]) -> list[Span]:
