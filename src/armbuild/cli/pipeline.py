@@ -167,12 +167,13 @@ class Pipeline:
         verdict = "proven" if proof else "audited, not proven"
         size = path.stat().st_size
         lowest = self.plan.baseline or report.lowest_core
+        code = f"lowest core: {lowest}" if lowest else "no machine code"
         lines = [
             f"{path}",
-            f"  {size / 1e6:.2f} MB, {report.tag}, lowest core: {lowest}",
+            f"  {size / 1e6:.2f} MB, {report.tag}, {code}",
             f"  {verdict}: {why}" if why else f"  {verdict} on {', '.join(self.plan.cpus)}",
         ]
-        if built.cached:
+        if built.cached and any(built.cached.values()):
             told = ", ".join(f"{count} {part}" for part, count in built.cached.items())
             lines.insert(2, f"  compile cache: {told}")
         print("\n".join(lines), file=sys.stderr)

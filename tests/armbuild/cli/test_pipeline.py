@@ -1,6 +1,7 @@
 import json
 from types import SimpleNamespace
 
+import pytest
 from tests.armbuild import wheels
 
 from armbuild.cli.pipeline import Pipeline
@@ -44,3 +45,28 @@ def test_a_wheel_that_serves_later_pythons_is_built_once(capsys, monkeypatch, tm
     document = json.loads(capsys.readouterr().out)
     assert asked == ["3.11"]
     assert [found.get("shared", False) for found in document["wheels"]] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("lowest_core", "cached", "line"),
+    [
+        ("", {"hits": 0, "misses": 0}, "0.00 MB, py3-none-any, no machine code\n  proven on max\n"),
+        (
+            "any Armv8.0-A core",
+            {"hits": 0, "misses": 2},
+            "lowest core: any Armv8.0-A core\n  compile cache: 0 hits, 2 misses\n",
+        ),
+    ],
+)
+def test_a_wheel_is_summed_up_without_what_it_does_not_have(capsys, tmp_path, lowest_core, cached, line):
+    path = wheels.write(tmp_path, "thing-1.0-py3-none-any.whl")
+    plan = SimpleNamespace(baseline=None, cpus=("max",), lane="cross")
+    Pipeline(plan, mirror=None, verbose=False)._finish(
+        path,
+        SimpleNamespace(version="3.11"),
+        built=SimpleNamespace(headers="", compiler="", cached=cached),
+        report=SimpleNamespace(tag="py3-none-any", lowest_core=lowest_core, kernel_targets=(), as_dict=dict),
+        proof=SimpleNamespace(as_dict=dict),
+        why="",
+    )
+    assert line in capsys.readouterr().err
