@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
 import shutil
 import sys
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,8 @@ else:
     import tomli as tomllib
 
 SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+"""What unpacking raises for broken archives; RuntimeError for encrypted ones and unknown methods."""
 PLATFORM = "aarch64-manylinux_2_28"
 
 
@@ -187,10 +191,13 @@ def _unpack(file: Path, folder: Path) -> None:
         else:
             with tarfile.open(file) as tar:
                 tar.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+                while tar.fileobj and tar.fileobj.read(1 << 20):
+                    pass  # to the end, where the check sum is compared
+    except (*DAMAGED, OSError) as error:
         if isinstance(error, OSError) and not isinstance(error, tarfile.TarError) and error.errno:
             raise
-        raise UsageError(f"{file.name}: damaged, or not an sdist ({error})") from error
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise UsageError(f"{file.name}: damaged, or not an sdist ({reason})") from error
     entries = list(folder.iterdir())
     if len(entries) != 1 or not entries[0].is_dir():
         raise UsageError(f"{file.name}: not an sdist: it must hold one folder, NAME-VERSION")

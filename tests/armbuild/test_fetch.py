@@ -107,10 +107,40 @@ def test_a_bad_archive_is_told_in_a_line_and_leaves_nothing(tmp_path, name, memb
     path = sdist(tmp_path, name, members) if members else tmp_path / name
     if content:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=reason):
+    with pytest.raises(UsageError, match=reason) as caught:
         fetch.locate(str(path))
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out.py").exists()
     assert not list((tmp_path / "cache").glob("sdists/*/setup.py"))
+
+
+@pytest.mark.parametrize("end", ["gz", "xz", "bz2", "zip"])
+@pytest.mark.parametrize("content", [b"compressed " * 9000, os.urandom(1 << 17)], ids=["packed", "stored"])
+def test_a_bit_that_flipped_on_the_way_is_noticed(tmp_path, end, content):
+    path = tmp_path / f"x-1.{end}" if end == "zip" else tmp_path / f"x-1.tar.{end}"
+    if end == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x-1/setup.py", content)
+    else:
+        with tarfile.open(path, f"w:{end}") as tar:
+            entry = tarfile.TarInfo("x-1/setup.py")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    written = bytearray(path.read_bytes())
+    written[len(written) // 2] ^= 1
+    path.write_bytes(written)
+    with pytest.raises(UsageError, match=r"x-1\..*: damaged, or not an sdist"):
+        fetch.locate(str(path))
+
+
+def test_an_encrypted_archive_is_told(tmp_path):
+    path = sdist(tmp_path, "x-1.zip", {"x-1/setup.py": b"1"})
+    written = bytearray(path.read_bytes())
+    for place in (6, written.rfind(b"PK\1\2") + 8):  # the flags of the member, and of the directory
+        written[place] |= 1
+    path.write_bytes(written)
+    with pytest.raises(UsageError, match=r"x-1\.zip: damaged, or not an sdist .*encrypted"):
+        fetch.locate(str(path))
 
 
 def test_an_address_that_does_not_answer_is_named(tmp_path):
