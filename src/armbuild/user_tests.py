@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from armbuild import wheelfile
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 IMPORT = """\
 import importlib, pathlib, sys
@@ -60,11 +62,24 @@ class UserTests:
                 raise UsageError(f"--import {name}: not a module's name")
         if self.requires and not self.command:
             raise UsageError("--requires names what --command needs; there is no --command")
+        for line in self.requires:
+            _check_requirement(line)
         self.words()
 
     def labels(self) -> tuple[str, ...]:
         """Return what is run, for the report."""
         return (*(f"import {name}" for name in self.imports), *([self.command] if self.command else []))
+
+
+def _check_requirement(line: str) -> None:
+    """Refuse before a build what uv would refuse after it; uv takes folders, files and addresses too."""
+    if Path(line).exists() or "://" in line:
+        return
+    try:
+        Requirement(line)
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--requires {line}: not a requirement such as pytest>=8 ({reason})") from error
 
 
 def programs(

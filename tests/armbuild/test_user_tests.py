@@ -73,6 +73,7 @@ def test_the_targets_programs_go_through_the_emulator_and_the_hosts_are_left_out
     [
         (UserTests(imports=("a-b",)), "--import a-b: not a module's name"),
         (UserTests(requires=("pytest",)), "there is no --command"),
+        (UserTests(command="pytest", requires=("pytest=8",)), "--requires pytest=8: not a requirement"),
         (UserTests(command="pytest 'x"), "--command pytest 'x"),
         (UserTests(command="pytest {project}"), "stands for nothing here"),
     ],
@@ -80,6 +81,16 @@ def test_the_targets_programs_go_through_the_emulator_and_the_hosts_are_left_out
 def test_what_cannot_be_meant_is_refused_before_anything_is_installed(tests, reason):
     with pytest.raises(UsageError, match=reason):
         tests.check()
+
+
+def test_what_uv_installs_besides_requirements_is_left_to_it(tmp_path):
+    lines = (
+        str(tmp_path),
+        "https://localhost/thing-1-py3-none-any.whl",
+        "thing @ https://localhost/t.whl",
+        "a>=1",
+    )
+    UserTests(command="pytest", requires=lines).check()
 
 
 def test_a_program_that_nothing_brings_is_named(site, tmp_path):
