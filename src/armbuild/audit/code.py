@@ -159,19 +159,25 @@ class _Scanner:
         order = np.lexsort((hits, rows[hits], owner))
         hits, owner = hits[order], owner[order]
         row = rows[hits].astype(np.int64)
-        certain = np.isin(_addresses(base, hits), self.certain)
         new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row, prepend=-2) != 0))
+        if not len(new):
+            return {}
+        last = np.append(new[1:], len(hits)) - 1
+        certain = np.logical_or.reduceat(np.isin(_addresses(base, hits), self.certain), new)
+        columns = (owner[new], row[new], last - new + 1, hits[new], hits[last], words[hits[new]], certain)
         found: dict[int, list[Use]] = {}
-        for start, end in zip(new, np.append(new[1:], len(hits)), strict=True):
+        for function, kind, count, first, final, word, runs in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             use = Use(
-                row=int(row[start]),
-                count=int(end - start),
-                address=base + 4 * int(hits[start]),
-                last=base + 4 * int(hits[end - 1]),
-                word=int(words[hits[start]]),
-                certain=bool(certain[start:end].any()),
+                row=kind,
+                count=count,
+                address=base + 4 * first,
+                last=base + 4 * final,
+                word=word,
+                certain=runs,
             )
-            found.setdefault(int(owner[start]), []).append(use)
+            found.setdefault(function, []).append(use)
         return found
 
     def _function(

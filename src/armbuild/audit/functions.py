@@ -103,18 +103,16 @@ def mapping(data: Bytes, elf: Elf, section: Section) -> Mapping | None:
         return None
     number = elf.sections.index(section)
     own = entries[(entries["section"] == number) & ((entries["info"] & 0xF) == _NOTYPE)]
-    marks = sorted(
-        (int(entry["value"]) + (section.address if elf.type == "ET_REL" else 0), mark == b"$x")
-        for entry in own
-        if (mark := names[int(entry["name"]) : int(entry["name"]) + 2]) in (b"$x", b"$d")
-        and names[int(entry["name"]) + 2 : int(entry["name"]) + 3] in (b"\0", b".")
-    )
-    if not marks:
+    text = np.frombuffer(names + b"\xff" * 3, np.uint8)
+    begin = np.minimum(own["name"], len(names))
+    marked = (text[begin] == ord("$")) & np.isin(text[begin + 1], list(b"xd"))
+    marked &= np.isin(text[begin + 2], list(b"\0."))
+    if not marked.any():
         return None
-    return Mapping(
-        address=np.array([address for address, _ in marks], np.uint64),
-        code=np.array([code for _, code in marks]),
-    )
+    address = own["value"][marked] + np.uint64(section.address if elf.type == "ET_REL" else 0)
+    code = text[begin[marked] + 1] == ord("x")
+    order = np.lexsort((code, address))
+    return Mapping(address=address[order], code=code[order])
 
 
 def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _EXIT = -1
 _NOP = 0xD503201F
+_BRANCHES = 0x14000000
+"""Bits 26 to 28 of branches, exceptions, system instructions (Arm ARM, C4.1): all else goes straight on."""
 _MAX_FUNCTION = 20_000
 _MAX_ROUNDS = 10
 
@@ -90,6 +92,8 @@ class Graph:
         """Return where the instruction at ``address`` goes on: ``_EXIT`` for a return or an unknown place."""
         word = self._word(address)
         behind = address + 4
+        if word is not None and word & 0x1C000000 != _BRANCHES and word >> 16:
+            return (behind,)
         if word is None or word >> 16 == 0 or word & 0xFFE00000 == 0xD4200000:  # no code, UDF, BRK
             follows: tuple[int, ...] = ()
         elif word & 0xFC000000 == 0x14000000:  # B

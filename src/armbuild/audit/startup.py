@@ -69,31 +69,35 @@ class _Links:
     def __init__(self, data: Bytes, elf: Elf) -> None:
         entries, self.names = symbols(data, elf, ".dynsym")
         self.entries = entries
-        self.target: dict[int, int] = {}
-        self.resolvers: list[int] = []
-        for item in _relocations(data, elf, {_ABS64, _GLOB_DAT, _JUMP_SLOT, _RELATIVE, _IRELATIVE}):
-            place, kind, number, addend = (int(item[name]) for name in ("offset", "type", "symbol", "addend"))
-            if kind == _RELATIVE:
-                self.target[place] = addend
-            elif kind == _IRELATIVE:
-                self.resolvers.append(addend)
-            elif number < len(entries) and entries[number]["section"]:
-                value = int(entries[number]["value"])
-                if entries[number]["info"] & 0xF == _IFUNC:
-                    self.resolvers.append(value)
-                else:
-                    self.target[place] = value + addend
+        found = _relocations(data, elf)
+        kind, addend = found["type"], found["addend"].astype(np.uint64)  # addresses wrap, as the loader's do
+        symbolic = np.isin(kind, (_ABS64, _GLOB_DAT, _JUMP_SLOT)) & (found["symbol"] < len(entries))
+        named = entries[found["symbol"][symbolic]]
+        value = np.zeros(len(found), np.uint64)
+        value[symbolic] = named["value"]
+        defined, indirect = symbolic.copy(), symbolic.copy()
+        defined[symbolic] = named["section"] != 0
+        indirect[symbolic] = named["info"] & 0xF == _IFUNC
+        resolving = (kind == _IRELATIVE) | defined & indirect
+        direct = (kind == _RELATIVE) | defined & ~indirect
+        self.resolvers: list[int] = np.where(defined, value, addend)[resolving].tolist()
+        self.target: dict[int, int] = dict(
+            zip(found["offset"][direct].tolist(), (value + addend)[direct].tolist(), strict=True)
+        )
 
     def through_got(self, slot: int) -> int | None:
         """Return the function of this file whose address stands at ``slot``, None for another file's."""
         return self.target.get(slot)
 
 
-def _relocations(data: Bytes, elf: Elf, kinds: set[int]) -> Iterator[Any]:
-    for section in elf.sections:
-        if section.type == "SHT_RELA":
-            found = np.frombuffer(_whole(data, section, _RELA.itemsize), _RELA)
-            yield from found[np.isin(found["type"], sorted(kinds))]
+def _relocations(data: Bytes, elf: Elf) -> npt.NDArray[Any]:
+    tables = [section for section in elf.sections if section.type == "SHT_RELA"]
+    return np.concatenate(
+        [
+            np.empty(0, _RELA),
+            *(np.frombuffer(_whole(data, section, _RELA.itemsize), _RELA) for section in tables),
+        ]
+    )
 
 
 def _whole(data: Bytes, section: Section, unit: int) -> bytes:
