@@ -29,8 +29,12 @@ PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"
 EXTRA = "serve"
 FOREIGN = re.compile(r"(?:nvidia|cuda|amd-rocm|rocm|intel-extension)\b")
 CUDA_LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so")
-UNUSED = ("torch/include", "torch/share", "torch/test", "**/__pycache__")
-"""C++ headers, CMake files and test programs, which only a compiler would read."""
+UNUSED = (
+    "torch/include", "torch/share", "torch/test",
+    "mpmath/tests", "networkx/**/tests", "numpy/**/tests", "sympy/**/tests",
+    "**/__pycache__",
+)  # fmt: skip
+"""C++ headers and CMake files, which only a compiler would read, and the tests that packages carry along."""
 PROGRAMS = ("torch_shm_manager",)
 """Of torch's own programs, what its Python code asks for when it is imported."""
 
@@ -154,8 +158,8 @@ def install(
         "--no-deps",
         *target(python, architecture),
     ]
-    # copies, not links: what lies in uv's cache must not change with this folder
-    command += [*sources(index), "--link-mode", "copy", "--target", str(site), "--", *map(str, wanted)]
+    # Links to files in uv's cache: from here on they may be removed, but not written to.
+    command += [*sources(index), "--link-mode", "hardlink", "--target", str(site), "--", *map(str, wanted)]
     process.run(
         command,
         log=log,
@@ -167,7 +171,7 @@ def install(
         if (site / "torch/lib" / name).exists():
             raise UsageError(_cuda("torch", architecture, f"it holds {name}", index))
     for pattern in UNUSED:
-        for path in sorted(site.glob(pattern)):
+        for path in sorted(site.glob(pattern), reverse=True):  # a folder after those in it
             shutil.rmtree(path)
     for path in list(site.glob("torch/bin/*")):
         if path.is_dir():
@@ -188,6 +192,7 @@ def _rewrite_record(site: Path, record: Path) -> None:
     rows = [row for row in csv.reader(io.StringIO(record.read_text())) if row and (site / row[0]).is_file()]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(sorted(rows))
+    record.unlink()  # which may be a link to a file in uv's cache
     record.write_text(text.getvalue())
 
 

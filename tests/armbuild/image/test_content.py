@@ -141,6 +141,28 @@ def test_a_folder_of_wheels_decides_the_version_of_torch_where_it_has_one_for_th
     assert packages.sources("https://index.example/simple")[0] == "--index"
 
 
+def test_the_tests_that_packages_carry_along_stay_outside(tmp_path, monkeypatch):
+    kept = {"numpy/testing/__init__.py": "", "sympy/testing/runtests.py": "", "jinja2/tests.py": ""}
+    tests = (
+        "numpy/tests/a.py",
+        "numpy/_core/tests/data/tests/b.py",
+        "sympy/utilities/_compilation/tests/c.py",
+    )
+    site = small.tree(tmp_path / "site", {**kept, **dict.fromkeys(tests, "")})
+    monkeypatch.setattr(packages.process, "run", lambda *_, **__: "")
+    packages.install([], site, python="3.11", architecture="arm64", index=None, log=tmp_path / "log")
+    assert {path.relative_to(site).as_posix() for path in site.rglob("*.py")} == kept.keys()
+
+
+def test_what_lies_in_uvs_cache_is_not_written_to(tmp_path):
+    info, cached = tmp_path / "x-1.dist-info", tmp_path / "cached"
+    info.mkdir()
+    cached.write_text("gone.py,,\n")
+    (info / "RECORD").hardlink_to(cached)
+    packages._rewrite_record(tmp_path, info / "RECORD")
+    assert cached.read_text() == "gone.py,,\n"
+
+
 def test_of_torchs_programs_only_the_one_that_it_asks_for_stays(tmp_path, monkeypatch):
     small.tree(
         tmp_path / "site",
