@@ -31,7 +31,8 @@ TIME = 315532800
 """What every file is dated (1980, as zip's epoch): a layer changes with its content only."""
 CHUNK = 4 << 20
 WINDOW = 32 << 10
-LEVEL = 6
+LEVEL = 4
+"""Half of what level 6 costs, for 4 % more bytes."""
 MAX_WORKERS = 8
 """Threads of one layer: three chunks wait for each, and three layers may be written side by side."""
 
