@@ -139,7 +139,7 @@ def compute(
         f"--env=LDFLAGS={' '.join(link)}",
         *_history(history),
         *compiler,
-        *shlex.split(environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
+        *_words("ARMBUILD_ENGINE_OPTIONS", environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
     )
     variables = {
         "CIBW_CONTAINER_ENGINE": _engine_text(chosen, arguments, host_mount=stated["host_mount"]),
@@ -269,10 +269,19 @@ def _engine(value: Any) -> dict[str, Any]:
             fields[key.strip().replace("-", "_")] = text.strip()
     found["name"] = str(fields.get("name", ""))
     arguments = fields.get("create_args", ())
-    found["arguments"] = tuple(shlex.split(arguments) if isinstance(arguments, str) else map(str, arguments))
+    if isinstance(arguments, str):
+        arguments = _words("container-engine: create_args", arguments)
+    found["arguments"] = tuple(map(str, arguments))
     if "disable_host_mount" in fields:
         found["host_mount"] = str(fields["disable_host_mount"]).lower() in ("false", "0", "no", "off")
     return found
+
+
+def _words(where: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {text}: {error}") from error
 
 
 def _passed(environ: Mapping[str, str]) -> list[str]:

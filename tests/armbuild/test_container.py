@@ -129,6 +129,24 @@ def test_an_unknown_engine_is_refused_with_the_nearest():
         computed(engine="podmann")
 
 
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (
+            {"environ": {"ARMBUILD_ENGINE_OPTIONS": "--name='x"}},
+            "ARMBUILD_ENGINE_OPTIONS: --name='x: No closing",
+        ),
+        (
+            {"tool": {"container-engine": "podman; create_args: --name='x"}},
+            "create_args: --name='x: No closing",
+        ),
+    ],
+)
+def test_arguments_for_the_engine_whose_quotes_do_not_close_are_refused_with_their_place(given, where):
+    with pytest.raises(UsageError, match=where):
+        computed(**given)
+
+
 @pytest.mark.parametrize("version", ["3.11", "3.14"])
 def test_cibuildwheel_selects_exactly_the_build_that_was_planned(tmp_path, version):
     (tmp_path / "pyproject.toml").write_text(

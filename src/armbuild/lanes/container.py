@@ -59,6 +59,16 @@ KNOWN: tuple[tuple[str, type[ArmbuildError], str], ...] = (
         "{image} has no Python {version} ({place}): choose another --image",
     ),
     (
+        r'exec: "(/[^"]+)": stat [^:]+: no such file',
+        MissingError,
+        "{image} has no {0}, which cibuildwheel runs: choose another --image",
+    ),
+    (
+        r"error setting rlimit",
+        MissingError,
+        "the engine may not raise limits here: see default_ulimits at the end of docs/containers.md",
+    ),
+    (
         r"No build identifiers selected",
         UsageError,
         "[tool.cibuildwheel] leaves Python {version} out (skip, enable or requires-python): choose another",

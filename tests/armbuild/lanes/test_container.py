@@ -158,6 +158,23 @@ def test_an_image_whose_programs_do_not_run_names_the_remedy(machine, tmp_path):
         build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'runc create failed: exec: "/bin/bash": stat /bin/bash: no such file or directory: OCI',
+            "localhost/image has no /bin/bash, which cibuildwheel runs: choose another --image",
+        ),
+        ("error setting rlimits for ready process: error setting rlimit type 7: x", "see default_ulimits"),
+    ],
+)
+def test_a_container_that_cannot_start_is_told_with_what_helps(machine, tmp_path, said, told):
+    machine(start=f"echo '{said}' >&2; exit 127")
+    with pytest.raises(MissingError) as caught:
+        build(planned(PROJECTS / "setuptools", tmp_path), tmp_path)
+    assert told in str(caught.value)
+
+
 def test_an_image_without_the_python_names_its_place(machine, tmp_path):
     machine(start="exec sh")
     with pytest.raises(MissingError, match=r"has no Python 3\.13 \(/opt/python/cp313-cp313\)"):
