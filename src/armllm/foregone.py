@@ -6,6 +6,7 @@ from typing import Any
 
 ONE_PROCESS = "the engine is one process with as many threads as the CPU has cores"
 MEMORY = "there is no GPU; VLLM_CPU_KVCACHE_SPACE says how many GiB the KV cache gets"
+BOTH = "every model generates and embeds"
 NOTHING_COMPILED = "nothing is compiled here"
 
 # option -> the values that ask for what is done anyway, and why there are no others
@@ -16,6 +17,10 @@ FOREGONE: dict[str, tuple[tuple[Any, ...], str]] = {
     "distributed_executor_backend": (("mp", "uni", None), ONE_PROCESS),
     "device": (("cpu", "auto"), "this engine runs on CPUs"),
     "load_format": (("auto", "safetensors"), "only safetensors files are read"),
+    "tokenizer_mode": (("auto", "hf"), "only tokenizer.json is read"),
+    "task": (("auto", "generate", "embed"), BOTH),
+    "runner": (("auto", "generate", "pooling"), BOTH),
+    "cpu_offload_gb": ((0, None), MEMORY),
     "swap_space": ((0, None), MEMORY),
     "gpu_memory_utilization": ((None,), MEMORY),
     "enable_chunked_prefill": ((True, None), "prompts are always chunked"),

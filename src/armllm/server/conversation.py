@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from armllm.server.generation import Prompt
     from armllm.server.service import Service
 
+# A function that is given without parameters has none: so says OpenAI's reference.
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
@@ -140,7 +143,7 @@ def _schema(mode: str, forced: str | None, tools: list[Tool], *, one_call: bool)
     """What the output must look like so that it is a call."""
     if mode == "named":
         tool = next(tool for tool in tools if tool.function.name == forced)
-        return tool.function.parameters or {"type": "object"}
+        return tool.function.parameters or NO_PARAMETERS
     if mode != "required":
         return None
     calls = [
@@ -148,7 +151,7 @@ def _schema(mode: str, forced: str | None, tools: list[Tool], *, one_call: bool)
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "parameters": tool.function.parameters or {"type": "object"},
+                "parameters": tool.function.parameters or NO_PARAMETERS,
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,

@@ -133,6 +133,7 @@ def test_commands_of_guides_for_vllm_run(folder, capsys, command):
         "throughput": ["--num-prompts", "2", "--backend", "vllm"],
     }[command]
     guide = ["--tensor-parallel-size", "1", "--trust-remote-code", "--enforce-eager", "--load-format", "auto"]
+    guide += ["--task", "generate", "--tokenizer-mode", "auto", "--cpu-offload-gb", "0"]
     lengths = ["--input-len", "4", "--output-len", "2", "--dtype", "float32", "--max-model-len", "64"]
     assert main(["bench", command, "--model", folder, *size, *guide, *lengths, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1

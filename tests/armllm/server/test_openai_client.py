@@ -178,6 +178,17 @@ def test_a_forced_call_has_valid_arguments(client, choice, reason):
     assert calls == [(call.function.name, call.function.arguments) for call in answer.message.tool_calls]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"parameters": {}}])
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "now"}}, "required"])
+def test_a_function_without_parameters_is_called_without_arguments(client, choice, parameters):
+    """Else the model may make some up."""
+    tools = [{"type": "function", "function": {"name": "now", **parameters}}]
+    answer = client.chat.completions.create(
+        model="smoke", messages=HELLO, tools=tools, tool_choice=choice, parallel_tool_calls=False, seed=2
+    )
+    assert [call.function.arguments for call in answer.choices[0].message.tool_calls] == ["{}"]
+
+
 def test_an_automatic_call_is_found_in_the_text(client):
     said = 'Let me look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>\n'
     said += '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
