@@ -47,11 +47,11 @@ def build_wheel(
         process.run(cmd, log=log, what="the project's build", cwd=Path(cwd) if cwd else None, env=env)
 
     try:
-        environment, builder = _environment(
-            plan, python, sources, settings=settings, runner=run_hook, log=log
-        )
         with warnings.catch_warnings(record=True) as said:  # the back end's, not ours
             warnings.simplefilter("always")
+            environment, builder = _environment(
+                plan, python, sources, settings=settings, runner=run_hook, log=log
+            )
             made = Path(builder.build("wheel", out, settings))
         with log.open("a") as sink:
             sink.writelines(f"{warning.message}\n" for warning in said)
