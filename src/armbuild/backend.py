@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
 
 from armbuild import hints, isolation, process
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 from armbuild.toolchain import torch_stub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from build import ProjectBuilder
 
@@ -40,6 +43,8 @@ def build_wheel(
     except ImportError as error:
         raise MissingError("build is not installed: pip install 'armllm[build]'") from error
 
+    log.touch()
+
     def run_hook(
         cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
@@ -52,7 +57,8 @@ def build_wheel(
             environment, builder = _environment(
                 plan, python, sources, settings=settings, runner=run_hook, log=log
             )
-            made = Path(builder.build("wheel", out, settings))
+            with _as_pep_517_says(log):
+                made = Path(builder.build("wheel", out, settings))
         with log.open("a") as sink:
             sink.writelines(f"{warning.message}\n" for warning in said)
     except BuildBackendException as error:
@@ -79,14 +85,16 @@ def _environment(
     cross = plan.lane == "cross"
     if not plan.isolation:
         environment = isolation.existing(python)
-        builder = ProjectBuilder(sources, python_executable=str(python.executable), runner=runner)
-        _check_installed(plan, python, builder, settings)
+        with _as_pep_517_says(log):
+            builder = ProjectBuilder(sources, python_executable=str(python.executable), runner=runner)
+        _check_installed(plan, python, builder, settings, log)
         return environment, builder
     requires = set(torch_stub.split(plan.project.requires)[0] if cross else plan.project.requires)
     locked = plan.lock if plan.lock and plan.lock.is_file() else None
     environment = isolation.environment(python, requires, log=log, lock=locked)
-    builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
-    extra = builder.get_requires_for_build("wheel", settings)
+    with _as_pep_517_says(log):
+        builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
+    extra = _asked_for(builder, settings, log)
     if cross:
         hints.check_languages(plan.project.name, extra)
         extra = set(torch_stub.split(extra)[0])
@@ -102,13 +110,31 @@ def _environment(
     return environment, builder
 
 
-def _check_installed(plan: Plan, python: HostPython, builder: ProjectBuilder, settings: Settings) -> None:
+def _asked_for(builder: ProjectBuilder, settings: Settings, log: Path) -> set[str]:
+    """Return the requirements that the back end itself names."""
+    with _as_pep_517_says(log):
+        return {str(Requirement(line)) for line in builder.get_requires_for_build("wheel", settings)}
+
+
+@contextlib.contextmanager
+def _as_pep_517_says(log: Path) -> Iterator[None]:
+    """Blame the back end for what its hooks must not return, and the project for a wrong backend-path."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(" ^~")
+        raise BuildError(f"the project's build back end breaks PEP 517: {reason}\n  log: {log}") from error
+
+
+def _check_installed(
+    plan: Plan, python: HostPython, builder: ProjectBuilder, settings: Settings, log: Path
+) -> None:
     wanted = torch_stub.split(plan.project.requires)[0]
     missing = isolation.unsatisfied(isolation.existing(python), wanted)
     if not missing:
         missing = isolation.unsatisfied(
             isolation.existing(python),
-            torch_stub.split(builder.get_requires_for_build("wheel", settings))[0],
+            torch_stub.split(_asked_for(builder, settings, log))[0],
         )
     if missing:
         raise MissingError(

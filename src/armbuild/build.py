@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from armbuild import arm64_headers, arm64_root, backend, cache, hints, qemu, source, symbols, wheelfile
-from armbuild.errors import BuildError
+from armbuild.errors import BuildError, UsageError
 from armbuild.lanes import LANES, container
 from armbuild.lanes.setup import backend_family
 from armbuild.toolchain import kit
@@ -180,7 +180,10 @@ def _forget_other_world(folder: Path, setup: Setup) -> None:
 
 def check(path: Path, log: Path) -> None:
     """Raise BuildError for a wheel of another machine, with a wrong name or a function that is nowhere."""
-    wheel = wheelfile.read(path)
+    try:
+        wheel = wheelfile.read(path)
+    except UsageError as error:
+        raise BuildError(f"the project's build left no wheel: {error}\n  log: {log}") from error
     wrong = wheelfile.mismatches(wheel) or symbols.unresolved(path)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""

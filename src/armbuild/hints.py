@@ -86,7 +86,10 @@ KNOWN = (
         "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
     ),
     (
-        r"\b[\w-]+ executable not found|[_-]config['\"]?: (?:command )?not found",
+        (
+            r"\b[\w-]+ executable not found|[_-]config['\"]?: (?:command )?not found"
+            r"|No such file or directory: '[\w+-]+[_-]config'"
+        ),
         BESIDES,
     ),
     (

@@ -36,6 +36,8 @@ SUMMARY = re.compile(
     re.IGNORECASE,
 )
 """What front ends say after the reason."""
+UNSOLVABLE = re.compile(r"(?m)^\s*(?:cause: )?(Because .*)$")
+"""What uv says below "No solution found"."""
 NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
@@ -66,11 +68,12 @@ def run(
             raise
         finally:
             _running.discard(child)
+        sink.seek(start)
+        heard = sink.read().decode(errors="replace").partition("\n")[2]  # the first line is our own
         sink.write(output)
         if child.returncode:
             sink.flush()
-            sink.seek(start)
-            _fail(what, sink.read().decode(errors="replace"), child.returncode, log, error)
+            _fail(what, heard, output.decode(errors="replace"), log, status=child.returncode, error=error)
     return output.decode(errors="replace")
 
 
@@ -162,8 +165,13 @@ def interrupt_on_termination() -> None:
         signal.signal(number, interrupt)
 
 
-def first_error(text: str) -> str:
-    """Return the line of a build's output that says why it failed; the last line when none stands out."""
+def first_error(text: str, heard: str = "") -> str:
+    """Return the line of a build's output that says why it failed.
+
+    Where none stands out it is the last one, of standard error where that is given as ``heard``.
+    """
+    if "No solution found" in text and (found := UNSOLVABLE.search(text)):
+        return found[1]
     # "level=warning" is how container engines say that they try again.
     lines = [line.rstrip() for line in text.splitlines() if line.strip() and "level=warning" not in line]
     for index, line in enumerate(lines):
@@ -177,7 +185,8 @@ def first_error(text: str) -> str:
     for line in lines:
         if SUMMARY.search(line):
             return line.strip()
-    return lines[-1].strip() if lines else "it said nothing"
+    last = heard.split("\n") if heard.strip() else lines
+    return next((line.strip() for line in reversed(last) if line.strip()), "it said nothing")
 
 
 def _with_cmake_reason(line: str, following: list[str]) -> str:
@@ -187,11 +196,13 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
     return f"{line.rstrip(':')}: {' '.join(reason[:3])}" if reason else line
 
 
-def _fail(what: str, text: str, status: int, log: Path, error: type[ArmbuildError]) -> NoReturn:
+def _fail(
+    what: str, heard: str, said: str, log: Path, *, status: int, error: type[ArmbuildError]
+) -> NoReturn:
+    text = heard + said
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(f"{what}: no space left on the device (log: {log})")
-    said = text.split("\n", 1)[1] if "\n" in text else text
-    reason = first_error(said) if said.strip() else _describe(status)
+    reason = first_error(text, heard) if text.strip() else _describe(status)
     raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
 
 

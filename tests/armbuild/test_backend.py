@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from armbuild import backend
+from armbuild.errors import BuildError
 
 BACKEND = """\
 import warnings
@@ -19,18 +22,36 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
 
 
-def test_what_a_back_end_warns_of_goes_to_the_log_and_to_nobody_else(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(BACKEND)
-    (tmp_path / "pyproject.toml").write_text(PROJECT)
-    plan = SimpleNamespace(
-        lane="cross", isolation=False, project=SimpleNamespace(requires=(), folder=tmp_path)
-    )
+def run(folder, code, described=PROJECT):
+    (folder / "own.py").write_text(code)
+    (folder / "pyproject.toml").write_text(described)
+    plan = SimpleNamespace(lane="cross", isolation=False, project=SimpleNamespace(requires=(), folder=folder))
     python = SimpleNamespace(version="3.11", executable=Path(sys.executable))
-    made, _ = backend.build_wheel(
-        plan, python, tmp_path, tmp_path / "out", settings={}, hooks={}, log=tmp_path / "log"
-    )
-    assert made == tmp_path / "out/thing-1-py3-none-any.whl"
+    return backend.build_wheel(
+        plan, python, folder, folder / "out", settings={}, hooks={}, log=folder / "log"
+    )[0]
+
+
+def test_what_a_back_end_warns_of_goes_to_the_log_and_to_nobody_else(tmp_path, capsys):
+    assert run(tmp_path, BACKEND) == tmp_path / "out/thing-1-py3-none-any.whl"
     assert capsys.readouterr() == ("", "")
     said = (tmp_path / "log").read_text()
     assert "the list of requirements is deprecated" in said
     assert "the wheel is deprecated" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "described", "reason"),
+    [
+        ("def build_wheel(*rest):\n    return None\n", PROJECT, "not 'NoneType'"),
+        ("def get_requires_for_build_wheel(*rest):\n    return ['a b']\n", PROJECT, "or end a b$"),
+        (BACKEND, PROJECT.replace('"."', '".."'), "paths must be inside source tree"),
+    ],
+)
+def test_a_back_end_that_breaks_the_rules_is_blamed_in_a_line(tmp_path, code, described, reason):
+    with pytest.raises(
+        BuildError, match=f"(?m)^the project's build back end breaks PEP 517: .*{reason}"
+    ) as caught:
+        run(tmp_path, code, described)
+    assert str(caught.value).splitlines()[1:] == [f"  log: {tmp_path / 'log'}"]
+    assert (tmp_path / "log").is_file()

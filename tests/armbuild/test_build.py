@@ -62,6 +62,15 @@ def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(t
         assert str(error) == f"failed: {cause}\n  {hint} (log: {tmp_path / 'log'})"
 
 
+def test_a_back_end_that_leaves_no_wheel_has_failed(tmp_path):
+    path = tmp_path / "thing-1-py3-none-any.whl"
+    for content in (None, b"no zip"):
+        if content:
+            path.write_bytes(content)
+        with pytest.raises(BuildError, match=r"the project's build left no wheel: .*\n  log: x"):
+            build.check(path, Path("x"))
+
+
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.emulated

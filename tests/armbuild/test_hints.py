@@ -50,6 +50,10 @@ def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(
         ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
         ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
         ("Error: pg_config executable not found.", "besides --with, install .*, or --lane container"),
+        (
+            "Could not run curl-config: [Errno 2] No such file or directory: 'curl-config'",
+            "asks a program of",
+        ),
         ("/bin/sh: 1: mysql_config: not found", "asks a program of a library's"),
         ('src/x.h:100:4: error: "THING requires MPC 1.2.1 or later."', "--with NAME/bookworm"),
         ("Exception: This version of thing requires HDF5 >= 1.10.7 and", "--with NAME/bookworm"),

@@ -78,6 +78,10 @@ Failed to build h5py
             "Error: creating build container: no route",
         ),
         ("Traceback (most recent call last):\n  File x, in <module>\nException: no way", "Exception: no way"),
+        (
+            "error: No solution found when resolving\n  cause: Because a was not found, we give up\n",
+            "Because a was not found, we give up",
+        ),
         (PIP_IN_A_CONTAINER, "Exception: HDF5 >= 1.10.7"),
     ],
 )
@@ -102,6 +106,12 @@ def test_a_failure_names_what_failed_the_reason_and_the_log(tmp_path):
     log.write_text("a.c:1:1: error: of an earlier command\n")
     with pytest.raises(BuildError, match=r"the step failed: ValueError: wrong\n  log: .*x\.log"):
         process.run(python("raise ValueError('wrong')"), log=log, what="the step")
+
+
+def test_where_nothing_stands_out_the_last_word_is_that_of_standard_error(tmp_path):
+    code = "print('compiling a.c'); import sys; sys.exit('the licence server said no')"
+    with pytest.raises(BuildError, match="failed: the licence server said no"):
+        process.run(python(code), log=tmp_path / "x.log", what="it")
 
 
 def test_a_silent_death_is_described_by_its_signal(tmp_path):
