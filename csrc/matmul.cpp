@@ -54,9 +54,11 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
 }
 
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& given) {
-  if (bits != 0) check_weight(bits, given.shape);
-  const MatmulKernel& kernel =
-      bits == 0 ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage) : matmul_kernel(table, bits, storage);
+  const bool quantized = bits > 0;
+  if (quantized) check_weight(bits, given.shape);
+  const MatmulKernel& kernel = quantized         ? matmul_kernel(table, bits, storage)
+                               : bits == kPanels ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
+                                                 : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
   if (given.rows == 0 || given.shape.out_features == 0) return;
 
   thread_local Workspace workspace;
@@ -72,7 +74,7 @@ void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArg
   parallel_ranges(
       args.rows, args.shape.in_features, kProductElements,
       [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); },
-      bits == 0 ? kRowsTogether : 1);
+      quantized ? 1 : kRowsTogether);
 
   const ProductItems items(kernel, args.shape, args.rows, wanted_items());
   parallel_for(items.count(), 0,

@@ -231,7 +231,7 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
         size = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
         figures = f"{rate:.1f} MAC"
         if loop.rows <= 2:
-            read = "weights" if loop.marker == "dense" else "KV"
+            read = "weights" if loop.marker in {"dense", "panels"} else "KV"
             figures += f", {rate / loop.rows * size:.1f} bytes of {read}"
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,

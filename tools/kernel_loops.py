@@ -92,6 +92,17 @@ LOOPS = (
         for rows in tiles
     ),
     *(
+        Loop(
+            target="neon",
+            entry=f"panel_multiply_{storage}",
+            marker="panels",
+            rows=rows,
+            cores=("neoverse-n1",),
+        )
+        for storage in ("f32", "f16", "bf16")
+        for rows in (4, 1)
+    ),
+    *(
         Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)
         for storage, rows in (("f32", 8), ("f32", 1), ("f16", 1), ("bf16", 1))
         for marker in ("logits", "values")

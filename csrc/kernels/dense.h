@@ -4,12 +4,14 @@
 
 namespace dense {
 
-inline constexpr int64_t kTileRows = 4;
-inline constexpr int64_t kColumns = ARMLLM_LANES == 8 ? 2 : 4;  // AVX2 has 16 registers
+inline constexpr int64_t kTileRows = 4, kColumns = 4;
+// Columns that one tile takes: AVX2 has 16 registers.
+constexpr int64_t columns_beside(int rows) { return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns; }
 
-// Rows of activations are padded with zeros to whole vectors.
+// Rows of activations are padded with zeros to whole vectors, and panels.h takes four elements at a time.
 ARMLLM_INLINE int64_t row_floats(const WeightShape& s) {
-  return (s.in_features + kLanes - 1) / kLanes * kLanes;
+  constexpr int64_t kStep = kLanes < 4 ? 4 : kLanes;
+  return (s.in_features + kStep - 1) / kStep * kStep;
 }
 
 template <class T>
@@ -24,10 +26,10 @@ ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTil
 template <class T>
 ARMLLM_INLINE void put_row(const MatmulArgs& a, const T* x, int64_t row) {
   float* to = static_cast<float*>(a.activations) + row * row_floats(a.shape);
-  const int64_t n = a.shape.in_features;
+  const int64_t n = a.shape.in_features, padded = row_floats(a.shape);
   int64_t k = 0;
   for (; k + kLanes <= n; k += kLanes) store(to + k, load(x + k));
-  if (k < n) store(to + k, load_first(x + k, n - k));
+  for (; k < padded; k += kLanes) store(to + k, k < n ? load_first(x + k, n - k) : zero());
 }
 template <class T>
 ARMLLM_INLINE void put_rows(const MatmulArgs& a, int64_t begin, int64_t end) {
@@ -69,40 +71,48 @@ ARMLLM_INLINE void put_sums(const MatmulArgs& a, int64_t row, int64_t column, co
 }
 
 template <class T, int rows>
-ARMLLM_INLINE void tile_by_panel(const MatmulArgs& a, int64_t first_row, int64_t column) {
+ARMLLM_INLINE void multiply_tile(const MatmulArgs& a, int64_t first_row, int64_t column) {
   const int64_t n = a.shape.in_features, stride = row_floats(a.shape), last = a.shape.out_features - 1;
   const float* x = static_cast<const float*>(a.activations) + first_row * stride;
-  const T* w[kColumns];
-  Vf sums[kColumns][rows];
-  ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c) {
+  constexpr int64_t kBeside = columns_beside(rows);
+  const T* w[kBeside];
+  Vf sums[kBeside][rows];
+  ARMLLM_UNROLL for (int64_t c = 0; c < kBeside; ++c) {
     w[c] = static_cast<const T*>(a.weight) + (column + c < last ? column + c : last) * n;
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
       sums[c][r] = zero();
   }
-  const auto add_products = [&](int64_t k, const Vf(&weights)[kColumns]) __attribute__((always_inline)) {
+  const auto add_products = [&](int64_t k, const Vf(&weights)[kBeside]) __attribute__((always_inline)) {
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
       const Vf row = load(x + r * stride + k);
-      ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c)
+      ARMLLM_UNROLL for (int64_t c = 0; c < kBeside; ++c)
         sums[c][r] = fma(weights[c], row, sums[c][r]);
     }
   };
-  Vf weights[kColumns];
+  Vf weights[kBeside];
   int64_t k = 0;
   for (; k + kLanes <= n; k += kLanes) {
     ARMLLM_LOOP("dense", rows);
-    ARMLLM_UNROLL for (int64_t c = 0; c < kColumns; ++c)
+    ARMLLM_UNROLL for (int64_t c = 0; c < kBeside; ++c)
       weights[c] = load(w[c] + k);
     add_products(k, weights);
   }
   if (k < n) {
-    for (int64_t c = 0; c < kColumns; ++c) weights[c] = load_first(w[c] + k, n - k);
+    for (int64_t c = 0; c < kBeside; ++c) weights[c] = load_first(w[c] + k, n - k);
     add_products(k, weights);
   }
   for (int r = 0; r < rows; ++r) {
-    float row[kColumns];
-    for (int64_t c = 0; c < kColumns; ++c) row[c] = reduce_add(sums[c][r]);
-    put_sums<T>(a, first_row + r, column, row, last + 1 - column < kColumns ? last + 1 - column : kColumns);
+    float row[kBeside];
+    for (int64_t c = 0; c < kBeside; ++c) row[c] = reduce_add(sums[c][r]);
+    put_sums<T>(a, first_row + r, column, row, last + 1 - column < kBeside ? last + 1 - column : kBeside);
   }
+}
+
+template <class T, int rows>
+ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t begin, int64_t end) {
+  const int64_t columns = end * kColumns < a.shape.out_features ? end * kColumns : a.shape.out_features;
+  for (int64_t c = begin * kColumns; c < columns; c += columns_beside(rows))
+    multiply_tile<T, rows>(a, first_row, c);
 }
 
 template <class T>
@@ -110,20 +120,18 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                             int64_t panel_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tile * kTileRows;
-    for (int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      switch (a.rows - first) {
-        case 1:
-          tile_by_panel<T, 1>(a, first, panel * kColumns);
-          break;
-        case 2:
-          tile_by_panel<T, 2>(a, first, panel * kColumns);
-          break;
-        case 3:
-          tile_by_panel<T, 3>(a, first, panel * kColumns);
-          break;
-        default:
-          tile_by_panel<T, 4>(a, first, panel * kColumns);
-      }
+    switch (a.rows - first) {
+      case 1:
+        tile_by_panels<T, 1>(a, first, panel_begin, panel_end);
+        break;
+      case 2:
+        tile_by_panels<T, 2>(a, first, panel_begin, panel_end);
+        break;
+      case 3:
+        tile_by_panels<T, 3>(a, first, panel_begin, panel_end);
+        break;
+      default:
+        tile_by_panels<T, 4>(a, first, panel_begin, panel_end);
     }
   }
 }

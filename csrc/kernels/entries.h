@@ -97,53 +97,57 @@
     quantize_rows<T>(a, begin, end);                                                                \
   }
 
-// Products with floating-point weights, given the namespace of the functions that know how.
-#define ARMLLM_DENSE_ENTRIES(T, suffix, dense)                                                               \
-  static ARMLLM_ENTRY int64_t dense_panel_bytes_##suffix(const WeightShape& s) {                             \
-    return dense::panel_bytes<T>(s);                                                                         \
+// Products with floating-point weights, dense_matmul or panel_matmul, given the namespace of the functions
+// that know how.
+#define ARMLLM_FLOAT_MATMUL_ENTRIES(op, T, suffix, space)                                                    \
+  static ARMLLM_ENTRY int64_t op##_panel_bytes_##suffix(const WeightShape& s) {                              \
+    return space::panel_bytes<T>(s);                                                                         \
   }                                                                                                          \
-  static ARMLLM_ENTRY int64_t dense_activation_bytes_##suffix(const WeightShape& s, int64_t rows) {          \
-    return dense::activation_bytes(s, rows);                                                                 \
+  static ARMLLM_ENTRY int64_t op##_activation_bytes_##suffix(const WeightShape& s, int64_t rows) {           \
+    return space::activation_bytes(s, rows);                                                                 \
   }                                                                                                          \
-  static ARMLLM_ENTRY void dense_put_rows_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {        \
-    dense::put_rows<T>(a, begin, end);                                                                       \
+  static ARMLLM_ENTRY void op##_put_rows_##suffix(const MatmulArgs& a, int64_t begin, int64_t end) {         \
+    space::put_rows<T>(a, begin, end);                                                                       \
   }                                                                                                          \
-  static ARMLLM_ENTRY void dense_gather_##suffix(const MatmulArgs& a, const GatherArgs& from, int64_t begin, \
-                                                 int64_t end) {                                              \
-    dense::gather<T>(a, from, begin, end);                                                                   \
+  static ARMLLM_ENTRY void op##_gather_##suffix(const MatmulArgs& a, const GatherArgs& from, int64_t begin,  \
+                                                int64_t end) {                                               \
+    space::gather<T>(a, from, begin, end);                                                                   \
   }                                                                                                          \
-  static ARMLLM_ENTRY int64_t dense_tiles_##suffix(const WeightShape&, int64_t rows) {                       \
-    return dense::tiles(rows);                                                                               \
+  static ARMLLM_ENTRY int64_t op##_tiles_##suffix(const WeightShape&, int64_t rows) {                        \
+    return space::tiles(rows);                                                                               \
   }                                                                                                          \
-  static ARMLLM_ENTRY void dense_multiply_##suffix(                                                          \
-      const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin, int64_t panel_end) {   \
-    dense::multiply<T>(a, tile_begin, tile_end, panel_begin, panel_end);                                     \
+  static ARMLLM_ENTRY void op##_multiply_##suffix(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, \
+                                                  int64_t panel_begin, int64_t panel_end) {                  \
+    space::multiply<T>(a, tile_begin, tile_end, panel_begin, panel_end);                                     \
   }                                                                                                          \
-  extern const MatmulKernel dense_matmul_##suffix;                                                           \
-  const MatmulKernel dense_matmul_##suffix = {nullptr,                                                       \
-                                              dense::kColumns,                                               \
-                                              dense_panel_bytes_##suffix,                                    \
-                                              dense_activation_bytes_##suffix,                               \
-                                              dense_put_rows_##suffix,                                       \
-                                              dense_gather_##suffix,                                         \
-                                              dense_tiles_##suffix,                                          \
-                                              dense_multiply_##suffix,                                       \
-                                              0,                                                             \
-                                              0};
+  extern const MatmulKernel op##_matmul_##suffix;                                                            \
+  const MatmulKernel op##_matmul_##suffix = {nullptr,                                                        \
+                                             space::kColumns,                                                \
+                                             op##_panel_bytes_##suffix,                                      \
+                                             op##_activation_bytes_##suffix,                                 \
+                                             op##_put_rows_##suffix,                                         \
+                                             op##_gather_##suffix,                                           \
+                                             op##_tiles_##suffix,                                            \
+                                             op##_multiply_##suffix,                                         \
+                                             0,                                                              \
+                                             0};
 
 // Everything that the primitives of a target give.
-#define ARMLLM_ALL_ENTRIES                     \
-  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)       \
-  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)     \
-  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)   \
-  ARMLLM_CONVERT_ENTRIES                       \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)     \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16)   \
-  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16) \
-  ARMLLM_INT8_ATTENTION_ENTRIES                \
-  ARMLLM_QUANTIZE_ENTRY(float, f32)            \
-  ARMLLM_QUANTIZE_ENTRY(float16, f16)          \
-  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)        \
-  ARMLLM_DENSE_ENTRIES(float, f32, dense)      \
-  ARMLLM_DENSE_ENTRIES(float16, f16, dense)    \
-  ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense)
+#define ARMLLM_ALL_ENTRIES                                  \
+  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)                    \
+  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)                  \
+  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)                \
+  ARMLLM_CONVERT_ENTRIES                                    \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)                  \
+  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16)                \
+  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)              \
+  ARMLLM_INT8_ATTENTION_ENTRIES                             \
+  ARMLLM_QUANTIZE_ENTRY(float, f32)                         \
+  ARMLLM_QUANTIZE_ENTRY(float16, f16)                       \
+  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)                     \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, float, f32, dense)     \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float, f32, panels)    \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, float16, f16, dense)   \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float16, f16, panels)  \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense) \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels)

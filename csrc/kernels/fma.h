@@ -13,6 +13,7 @@
 #include "kernels/attention.h"
 #include "kernels/quantize.h"
 #include "kernels/dense.h"
+#include "kernels/panels.h"
 #include "kernels/weighted_sum.h"
 #include "kernels/entries.h"
 // clang-format on

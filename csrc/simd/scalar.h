@@ -14,7 +14,16 @@ ARMLLM_INLINE Vf splat(float x) { return x - Vf{}; }
 ARMLLM_INLINE Vf zero() { return Vf{}; }
 ARMLLM_INLINE Vu bits(Vf x) { return (Vu)x; }
 ARMLLM_INLINE Vf from_bits(Vu x) { return (Vf)x; }
-ARMLLM_INLINE Vu widen(Vh x) { return __builtin_convertvector(x, Vu); }
+// GCC 12 makes four instructions of the conversion of vectors.
+ARMLLM_INLINE Vu widen(Vh x) {
+#if ARMLLM_LANES == 16
+  return (Vu)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x);
+#elif ARMLLM_LANES == 8
+  return (Vu)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, Vu);
+#endif
+}
 
 ARMLLM_INLINE Vf load(const float* p) {
   Vf x;

@@ -31,7 +31,7 @@ ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, kv_cache_layout<bfloat16>, mmla::write_kv_cache, mmla::scratch_bytes,
                          mmla::attention_split, mmla::kTileRows)
-ARMLLM_DENSE_ENTRIES(bfloat16, bf16, dense_bfmmla)
+ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense_bfmmla)
 
 }  // namespace armllm::bf16
 

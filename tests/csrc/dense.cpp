@@ -1,8 +1,10 @@
-// Products with floating-point weights as they are, for rows of the storage type, beside float64.
+// Products with floating-point weights, as they are and in panels, for rows of the storage type, beside
+// float64.
 
 #include <stdio.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "support.h"
@@ -13,10 +15,19 @@ namespace {
 
 constexpr int64_t kMostRows = 70;
 
+// Where an element stands in panels (armllm/kernels.h).
+template <class T>
+int64_t place(int64_t n, int64_t k, int64_t in_features) {
+  constexpr int64_t kColumns = armllm::kPanelColumns;
+  const int64_t first = n / kColumns * kColumns * ((in_features + 3) / 4 * 4), column = n % kColumns;
+  return std::is_same<T, bfloat16>::value ? first + k / 2 * 2 * kColumns + 2 * column + k % 2
+                                          : first + k * kColumns + column;
+}
+
 template <class T>
 struct Given {
   int64_t out_features, in_features, x_stride;
-  Array<T> x, weight, bias;
+  Array<T> x, weight, panels, bias;
   std::vector<double> sums, sizes;  // [kMostRows, out_features]: of products, and of their magnitudes
 
   Given(int64_t n, int64_t k, float size, Random& random)
@@ -25,10 +36,16 @@ struct Given {
         x_stride(k + random.integer(0, 3)),
         x(kMostRows * x_stride - (x_stride - k)),
         weight(n * k),
+        panels((n + armllm::kPanelColumns - 1) / armllm::kPanelColumns * armllm::kPanelColumns *
+               ((k + 3) / 4 * 4)),
         bias(n) {
     random.fill(x.data(), x.size(), size);
     random.fill(weight.data(), weight.size(), 1);
     random.fill(bias.data(), bias.size(), 2 * size);
+    std::fill(panels.data(), panels.data() + panels.size(), T{});
+    for (int64_t c = 0; c < n; ++c) {
+      for (int64_t i = 0; i < k; ++i) panels.data()[place<T>(c, i, k)] = weight[c * k + i];
+    }
     for (int64_t r = 0; r < kMostRows; ++r) {
       for (int64_t c = 0; c < n; ++c) {
         double sum = 0, magnitude = 0;
@@ -45,17 +62,18 @@ struct Given {
 };
 
 template <class T>
-void check(Result& result, const Context& context, const Given<T>& given, int64_t rows, bool with_bias) {
+void check(Result& result, const Context& context, int form, const Given<T>& given, int64_t rows,
+           bool with_bias) {
   const int64_t n = given.out_features, k = given.in_features, stride = n + rows % 3;
   const Array<T> out((rows - 1) * stride + n);
   T untouched;
   from_float(-77, untouched);
   std::fill(out.data(), out.data() + out.size(), untouched);
-  armllm::matmul(context.table, 0, Type<T>::kStorage,
+  armllm::matmul(context.table, form, Type<T>::kStorage,
                  {out.data(),
                   given.x.data(),
                   with_bias ? given.bias.data() : nullptr,
-                  given.weight.data(),
+                  form == armllm::kPanels ? given.panels.data() : given.weight.data(),
                   nullptr,
                   {n, k, 0, false},
                   rows,
@@ -83,7 +101,7 @@ void check(Result& result, const Context& context, const Given<T>& given, int64_
   ++result.cases;
 }
 
-template <class T>
+template <class T, int form>
 Result test_linear(const Context& context) {
   Result result;
   Random random(context.seed);
@@ -92,10 +110,10 @@ Result test_linear(const Context& context) {
     for (const float size : {1.0f, 0x1p-8f, 200.0f}) {
       const Given<T> given(n, k, size, random);
       for (int64_t rows = 1; rows <= (size == 1.0f ? 17 : 3); ++rows) {
-        check(result, context, given, rows, rows % 2 == 0);
+        check(result, context, form, given, rows, rows % 2 == 0);
       }
-      check(result, context, given, 33, true);
-      check(result, context, given, kMostRows, false);
+      check(result, context, form, given, 33, true);
+      check(result, context, form, given, kMostRows, false);
     }
   }
   return result;
@@ -105,9 +123,12 @@ Result test_linear(const Context& context) {
 
 const std::vector<NamedTest>& dense_tests() {
   static const std::vector<NamedTest> tests = {
-      {"dense_matmul_f32", test_linear<float>, "linear_f32"},
-      {"dense_matmul_f16", test_linear<float16>, "linear_f16"},
-      {"dense_matmul_bf16", test_linear<bfloat16>, "linear_bf16"},
+      {"dense_matmul_f32", test_linear<float, armllm::kDense>, "linear_f32"},
+      {"dense_matmul_f16", test_linear<float16, armllm::kDense>, "linear_f16"},
+      {"dense_matmul_bf16", test_linear<bfloat16, armllm::kDense>, "linear_bf16"},
+      {"panel_matmul_f32", test_linear<float, armllm::kPanels>, nullptr},
+      {"panel_matmul_f16", test_linear<float16, armllm::kPanels>, nullptr},
+      {"panel_matmul_bf16", test_linear<bfloat16, armllm::kPanels>, nullptr},
   };
   return tests;
 }

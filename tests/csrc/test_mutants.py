@@ -65,6 +65,13 @@ GROUPS = (
             "(column + c < last ? column + c : 0) * n",
         ),
         Mutant(
+            "a panel's odd elements meet the even activations",
+            "panel_matmul_f32",
+            "csrc/kernels/panels.h",
+            "fma_lane<lane + 1>(odd",
+            "fma_lane<lane>(odd",
+        ),
+        Mutant(
             "a norm reads one element too far",
             "rms_norm_f32",
             "csrc/kernels/norm.h",

@@ -225,8 +225,10 @@ struct PackWeightArgs {
 // sum over a group is exact in int32; sums of groups, scales and bias are float.
 //
 // dense_matmul: w is of the storage type and lies as it is, [out_features, in_features], in panels of rows.
-// Sums are float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage
-// type.
+// panel_matmul: of the storage type, [panels, in_features, kPanelColumns], of bfloat16 [panels, in_features /
+// 2, kPanelColumns, 2]; filled up with zeros to whole panels and a multiple of 4 in_features. Sums of both
+// are float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage type.
+inline constexpr int64_t kPanelColumns = 16;
 struct MatmulArgs {
   void* out;
   const void* x;
@@ -303,6 +305,7 @@ using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
   X(Matmul, matmul_w8a8_##storage)                   \
   X(Matmul, matmul_w4a8_##storage)                   \
   X(Matmul, dense_matmul_##storage)                  \
+  X(Matmul, panel_matmul_##storage)                  \
   X(WeightedSum, weighted_sum_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \

@@ -68,8 +68,9 @@ int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& sh
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
 void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
 void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
-// For `bits` 0 the weight is one of the storage type as it is, contiguous. args.activations is ignored: the
-// scratch memory is the driver's.
+// A weight of the storage type: contiguous as it is, or in panels.
+inline constexpr int kDense = 0, kPanels = -1;
+// `bits`: 4, 8, kDense or kPanels. args.activations is ignored: the scratch memory is the driver's.
 void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& args);
 
 // A mixture of experts in one call: out[t] = sum_j expert_weights[t, j] * mlp(x[t]) of expert

@@ -14,7 +14,7 @@ from armllm import environment, kernels
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.layers.linear import has_fast_kernel
+from armllm.layers.linear import has_own_products
 from armllm.models.load import load_model
 from armllm.models.loader import Weights, open_checkpoint
 from armllm.models.mapping import mapped_spans, release
@@ -73,7 +73,7 @@ class ModelRunner:
         self.dtype = config.torch_dtype
         self.cache_dtype = config.cache_dtype
         kernels.set_num_threads(torch.get_num_threads())
-        kernels.use_own_threads(has_fast_kernel(self.dtype))
+        kernels.use_own_threads(has_own_products(self.dtype))
         self.quantization = choose_format(config.quantization, model_config.quantization)
         checkpoint = open_checkpoint(config.model_folder)
         layouts = self._check(config, architecture, checkpoint)

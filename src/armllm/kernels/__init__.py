@@ -17,7 +17,7 @@ from armllm.kernels.attention import (
     paged_attention,
     write_kv_cache,
 )
-from armllm.kernels.dense import linear
+from armllm.kernels.dense import PanelWeight, linear, pack_panels
 from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
 from armllm.kernels.matmul import (
     PackedWeight,
@@ -34,6 +34,7 @@ __all__ = [
     "Experts",
     "KVCacheLayout",
     "PackedWeight",
+    "PanelWeight",
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",
@@ -51,6 +52,7 @@ __all__ = [
     "moe_f32",
     "moe_w4a8",
     "moe_w8a8",
+    "pack_panels",
     "pack_weight",
     "paged_attention",
     "quantize_rows",

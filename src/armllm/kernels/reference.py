@@ -34,6 +34,7 @@ __all__ = [
     "Experts",
     "KVCacheLayout",
     "PackedWeight",
+    "PanelWeight",
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",
@@ -51,6 +52,7 @@ __all__ = [
     "moe_f32",
     "moe_w4a8",
     "moe_w8a8",
+    "pack_panels",
     "pack_weight",
     "paged_attention",
     "quantize_rows",
@@ -112,6 +114,15 @@ class KVCacheLayout:
         shape = (cache.shape[0], 2, self.num_kv_heads, self.block_size)
         both = cache[:, -math.prod(shape[1:]) * 4 :].view(torch.float32).view(shape)
         return both[:, 0], both[:, 1]
+
+
+PanelWeight = Tensor
+"""There are no panels here."""
+
+
+def pack_panels(weight: Tensor) -> PanelWeight:
+    """Return it as it is."""
+    return weight
 
 
 def linear(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -1,9 +1,10 @@
 """Matrix products with the checkpoint's weights.
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
-call what comes back. Dense products are `kernels.linear` where that is the faster one, otherwise torch's,
-which on x86 bring the weights into their own order anew in each call unless that was done before: twice the
-time for the few rows of a decode.
+call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, and in 16
+bits on a CPU for which torch's oneDNN has none of these. Otherwise they are torch's, which on x86 bring the
+weights into their own order anew in each call unless that was done before: twice the time for the few rows of
+a decode.
 """
 
 from __future__ import annotations
@@ -55,11 +56,16 @@ class DenseLinear:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
-class KernelLinear(DenseLinear):
-    """The same by `kernels.linear`."""
+class KernelLinear:
+    """The same by `kernels.linear`, with the weight as it is or in panels."""
+
+    def __init__(self, weight: Tensor | kernels.PanelWeight, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.out_features = weight.shape[0] if isinstance(weight, Tensor) else weight.out_features
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = x.new_empty(x.shape[0], self.weight.shape[0])
+        out = x.new_empty(x.shape[0], self.out_features)
         kernels.linear(out, x, self.weight, self.bias)
         return out
 
@@ -139,30 +145,44 @@ class SideBySide:
 
 @functools.cache
 def has_fast_kernel(dtype: torch.dtype) -> bool:
-    """Whether dense products in this dtype are `kernels.linear` and not torch's."""
+    """Whether `kernels.linear` beats torch's products in this dtype with weights as they are."""
     return dtype is torch.bfloat16 and kernels.report()["dense_matmul_bf16"]["target"] in FAST_TARGETS
 
 
-def dense(weight: Tensor, bias: Tensor | None = None) -> DenseLinear | PackedLinear:
+@functools.cache
+def has_torch_product(dtype: torch.dtype) -> bool:
+    """Whether torch has more for products in this dtype on this CPU than portable loops."""
+    if dtype is torch.float32:
+        return True
+    name = "_is_mkldnn_bf16_supported" if dtype is torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    supported = getattr(torch.ops.mkldnn, name, None)  # a torch without oneDNN has none
+    return supported is not None and bool(supported())
+
+
+def has_own_products(dtype: torch.dtype) -> bool:
+    """Whether all dense products in this dtype are the kernels' own."""
+    return has_fast_kernel(dtype) or not has_torch_product(dtype)
+
+
+def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest product that there is on this CPU for ``weight[out_features, in_features]``."""
-    if weight.device.type == "cpu" and has_fast_kernel(weight.dtype):
+    if weight.device.type != "cpu":
+        return DenseLinear(weight, bias)
+    if has_fast_kernel(weight.dtype):
         return KernelLinear(weight, bias)
-    if (
-        platform.machine() in PACKING_MACHINES
-        and weight.device.type == "cpu"
-        and weight.dtype in {torch.bfloat16, torch.float16}
-    ):
-        try:
-            return PackedLinear(weight, bias)
-        except (RuntimeError, AttributeError):  # a CPU without AVX-512, a torch without oneDNN
-            pass
+    if not has_torch_product(weight.dtype):
+        return KernelLinear(kernels.pack_panels(weight), bias)
+    if platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
+        return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
 
 
-def tied_head(table: Tensor) -> DenseLinear | PackedLinear:
+def tied_head(table: Tensor) -> Linear:
     """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too."""
     if table.nbytes <= LARGEST_TIED or has_fast_kernel(table.dtype):
         return dense(table)
+    if table.device.type == "cpu" and not has_torch_product(table.dtype):
+        return KernelLinear(table, None)
     return DenseLinear(table)
 
 

@@ -194,9 +194,11 @@ def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
     return run
 
 
-def _linear(ops: Any, dtype: torch.dtype) -> Tensor:
+def _linear(ops: Any, dtype: torch.dtype, *, panels: bool = False) -> Tensor:
     """A single row, and more than any kernel's tile has."""
     weight, bias = _random(90, HIDDEN, dtype=dtype).mul(HIDDEN**-0.5), _random(90, dtype=dtype)
+    if panels:
+        weight = ops.pack_panels(weight)
     parts = []
     for rows in (1, 3, 19):
         out = torch.empty(rows, 90, dtype=dtype)
@@ -223,6 +225,7 @@ def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
 
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "dense_matmul": _linear,
+    "panel_matmul": functools.partial(_linear, panels=True),
     "quantize_rows": _quantize_rows,
     "matmul_w8a8": _matmul(8),
     "matmul_w4a8": _matmul(4),

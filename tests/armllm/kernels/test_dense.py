@@ -1,4 +1,4 @@
-"""Products with weights as they are, against float64 torch."""
+"""Products with floating-point weights, as they are and in panels, against float64 torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from armllm import kernels
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SIZES = [(1, 1, 1), (1, 65, 33), (2, 16, 64), (9, 129, 70), (17, 64, 96), (40, 200, 129)]
+
+
+FORMS = pytest.mark.parametrize(
+    "form", [lambda weight: weight, kernels.pack_panels], ids=["as it is", "panels"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,21 +29,24 @@ def problem(rows, out_features, in_features, dtype):
     return out, x, weight, torch.randn(out_features).to(dtype)
 
 
+@FORMS
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-def test_it_is_the_float64_product(size, dtype, with_bias):
+def test_it_is_the_float64_product(size, dtype, with_bias, form):
     out, x, weight, bias = problem(*size, dtype)
-    kernels.linear(out, x, weight, bias if with_bias else None)
+    kernels.linear(out, x, form(weight), bias if with_bias else None)
     expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
     size_of_terms = x.double().abs() @ weight.double().abs().T
     sums = 12 * size[2] ** 0.5 * 2**-24 * size_of_terms
     assert ((out.double() - expected).abs() <= sums + torch.finfo(dtype).eps * expected.abs() + 1e-6).all()
 
 
+@FORMS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_the_same_beside_any_others(dtype):
+def test_a_row_is_the_same_beside_any_others(dtype, form):
     out, x, weight, bias = problem(37, 130, 100, dtype)
+    weight = form(weight)
     kernels.linear(out, x, weight, bias)
     for rows in (1, 2, 5, 16, 17):
         part = torch.empty(rows, 130, dtype=dtype)
@@ -46,18 +54,20 @@ def test_a_row_is_the_same_beside_any_others(dtype):
         assert torch.equal(part, out[:rows])
 
 
+@FORMS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_features_leave_the_bias(dtype):
+def test_no_features_leave_the_bias(dtype, form):
     out, bias = torch.empty(3, 20, dtype=dtype), torch.randn(20).to(dtype)
-    kernels.linear(out, torch.empty(3, 0, dtype=dtype), torch.empty(20, 0, dtype=dtype), bias)
+    kernels.linear(out, torch.empty(3, 0, dtype=dtype), form(torch.empty(20, 0, dtype=dtype)), bias)
     assert torch.equal(out, bias.expand(3, 20))
 
 
+@FORMS
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_nan_and_an_infinity_reach_their_row_alone(dtype):
+def test_a_nan_and_an_infinity_reach_their_row_alone(dtype, form):
     out, x, weight, _ = problem(4, 70, 40, dtype)
     x[1, 3], x[2, 39] = torch.nan, torch.inf
-    kernels.linear(out, x, weight)
+    kernels.linear(out, x, form(weight))
     assert out[[0, 3]].isfinite().all()
     assert out[1].isnan().all()
     assert not out[2].isfinite().any()
@@ -73,3 +83,20 @@ def test_what_does_not_fit_is_named():
         kernels.linear(out, x, weight, bias.float())
     with pytest.raises(ValueError, match=r"^out has shape \[4, 5\]"):
         kernels.linear(out[:, :5], x, weight, bias)
+    panels = kernels.pack_panels(weight)
+    with pytest.raises(ValueError, match=r"^x has 7 features, weight 8"):
+        kernels.linear(out, x[:, :7].contiguous(), panels, bias)
+    with pytest.raises(ValueError, match=r"^weight\.data has dtype torch\.bfloat16, expected torch\.float32"):
+        kernels.linear(out.float(), x.float(), panels, bias.float())
+    with pytest.raises(ValueError, match=r"^weight has dtype torch\.float64"):
+        kernels.pack_panels(weight.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_panels_hold_sixteen_columns_and_pairs_of_bfloat16(dtype):
+    weight = torch.arange(18 * 6).view(18, 6).to(dtype)
+    panels = kernels.pack_panels(weight).data
+    assert panels.shape == (2, 4, 32)
+    expected = [weight[0, 2], weight[0, 3]] if dtype is torch.bfloat16 else [weight[0, 2], weight[1, 2]]
+    assert panels[0, 1, :2].tolist() == [value.item() for value in expected]
+    assert panels[1, :, 4:16].count_nonzero() == panels[:, 3].count_nonzero() == 0

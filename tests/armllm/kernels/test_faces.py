@@ -27,6 +27,7 @@ CALLED_BY = {
     "gelu_tanh": "gelu",
     "gelu_tanh_and_mul": "gelu_and_mul",
     "dense_matmul": "linear",
+    "panel_matmul": "linear",
     "weighted_sum": "moe_f32",
     "kv_cache_layout": "write_kv_cache",
 }
@@ -92,7 +93,10 @@ FITTING = {
         "gate_up": [ones(2 * HIDDEN, HIDDEN, dtype=t)] * 2, "down": [ones(HIDDEN, HIDDEN, dtype=t)] * 2,
     },
     "layer_norm": lambda t, _: plain(t, weight=ones(HIDDEN, dtype=t), bias=ones(HIDDEN, dtype=t), eps=1e-6),
-    "linear": lambda t, _: plain(t, weight=ones(HIDDEN, HIDDEN, dtype=t), bias=ones(HIDDEN, dtype=t)),
+    "linear": lambda t, c: plain(
+        t, bias=ones(HIDDEN, dtype=t),
+        weight=kernels.pack_panels(ones(HIDDEN, HIDDEN, dtype=t)) if c else ones(HIDDEN, HIDDEN, dtype=t),
+    ),
     "matmul_w4a8": lambda t, _: product(4, t),
     "matmul_w8a8": lambda t, _: product(8, t),
     "moe_bf16": lambda _t, _: mixture(torch.bfloat16, torch.bfloat16),
@@ -100,6 +104,7 @@ FITTING = {
     "moe_f32": lambda _t, _: mixture(torch.float32, torch.float32),
     "moe_w4a8": lambda t, _: mixture(4, t),
     "moe_w8a8": lambda t, _: mixture(8, t),
+    "pack_panels": lambda t, _: {"weight": ones(HIDDEN, HIDDEN, dtype=t)},
     "pack_weight": lambda _t, c: {
         "q": ones(HIDDEN, HIDDEN, dtype=torch.int8), "scales": ones(HIDDEN, 1), "bits": 4,
         "zeros": None if c else ones(HIDDEN, 1, dtype=torch.int8), "offsets": ones(HIDDEN, 1) if c else None,

@@ -1,0 +1,105 @@
+// Products with floating-point weights in panels of 16 columns (kernels.h): a vector of weights meets one
+// activation of each row, so that nothing is added up across lanes, and one stream of memory feeds 16
+// columns. Every product has a sum of its own, in the order of in_features: a result is the same in every
+// tile.
+
+namespace panels {
+
+inline constexpr int64_t kColumns = kPanelColumns;
+inline constexpr int kVectors = kColumns / kLanes, kTileRows = kLanes == 1 ? 1 : kLanes == 4 ? 4 : 5;
+// Sums in registers: enough to hide the latency of an addition, and that leave room for weights and rows.
+inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 20;
+
+using dense::activation_bytes;
+using dense::gather;
+using dense::put_rows;
+// Elements of a panel.
+ARMLLM_INLINE int64_t panel_size(const WeightShape& s) { return (s.in_features + 3) / 4 * 4 * kColumns; }
+template <class T>
+ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
+  return panel_size(s) * static_cast<int64_t>(sizeof(T));
+}
+ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+// One panel's weights for two elements of in_features.
+template <class T>
+ARMLLM_INLINE void load_two(const T* w, Vf (&even)[kVectors], Vf (&odd)[kVectors]) {
+  ARMLLM_UNROLL for (int i = 0; i < kVectors; ++i) {
+    even[i] = load(w + i * kLanes);
+    odd[i] = load(w + kColumns + i * kLanes);
+  }
+}
+ARMLLM_INLINE void load_two(const bfloat16* w, Vf (&even)[kVectors], Vf (&odd)[kVectors]) {
+  ARMLLM_UNROLL for (int i = 0; i < kVectors; ++i)
+    load_pairs(w + 2 * i * kLanes, even[i], odd[i]);
+}
+
+// By elements `lane` and `lane` + 1 of each row's four.
+template <int lane, class T, int rows, int count>
+ARMLLM_INLINE void add_products(const T* w, int64_t panel, const Quad (&four)[rows],
+                                Vf (&sums)[count][rows][kVectors]) {
+  ARMLLM_UNROLL for (int c = 0; c < count; ++c) {
+    Vf even[kVectors], odd[kVectors];
+    load_two(w + c * panel, even, odd);
+    ARMLLM_UNROLL for (int i = 0; i < rows * kVectors; ++i) {
+      Vf& sum = sums[c][i / kVectors][i % kVectors];
+      sum = fma_lane<lane>(even[i % kVectors], four[i / kVectors], sum);
+    }
+    ARMLLM_UNROLL for (int i = 0; i < rows * kVectors; ++i) {
+      Vf& sum = sums[c][i / kVectors][i % kVectors];
+      sum = fma_lane<lane + 1>(odd[i % kVectors], four[i / kVectors], sum);
+    }
+  }
+}
+
+// `count` panels side by side.
+template <class T, int rows, int count>
+ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel) {
+  const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_size(a.shape);
+  const float* x = static_cast<const float*>(a.activations) + first_row * stride;
+  const T* w = static_cast<const T*>(a.weight) + first_panel * panel;
+  Vf sums[count][rows][kVectors];
+  ARMLLM_UNROLL for (int i = 0; i < count * rows * kVectors; ++i)
+    sums[i / (rows * kVectors)][i / kVectors % rows][i % kVectors] = zero();
+  for (int64_t k = 0; k < n; k += 4, w += 4 * kColumns) {
+    ARMLLM_LOOP("panels", rows);
+    Quad four[rows];
+    ARMLLM_UNROLL for (int r = 0; r < rows; ++r)
+      four[r] = load_quad(x + r * stride + k);
+    add_products<0>(w, panel, four, sums);
+    add_products<2>(w + 2 * kColumns, panel, four, sums);
+  }
+  const int64_t column = first_panel * kColumns, there = a.shape.out_features - column;
+  for (int r = 0; r < rows; ++r) {
+    float row[count * kColumns];
+    for (int i = 0; i < count * kVectors; ++i) store(row + i * kLanes, sums[i / kVectors][r][i % kVectors]);
+    dense::put_sums<T>(a, first_row + r, column, row, there < count * kColumns ? there : count * kColumns);
+  }
+}
+
+// At most `most` rows.
+template <class T, int most>
+ARMLLM_INLINE void tile_by_all(const MatmulArgs& a, int64_t first_row, int64_t rows, int64_t begin,
+                               int64_t end) {
+  if constexpr (most > 1) {
+    if (rows < most) return tile_by_all<T, most - 1>(a, first_row, rows, begin, end);
+  }
+  constexpr int kCount = most * kVectors < kSums ? kSums / (most * kVectors) : 1;
+  int64_t panel = begin;
+  for (; panel + kCount <= end; panel += kCount) tile_by_panels<T, most, kCount>(a, first_row, panel);
+  if constexpr (kCount > 1) {
+    for (; panel < end; ++panel) tile_by_panels<T, most, 1>(a, first_row, panel);
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
+                            int64_t panel_end) {
+  const int64_t count = tiles(a.rows);
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t first = a.rows * tile / count, rows = a.rows * (tile + 1) / count - first;
+    tile_by_all<T, kTileRows>(a, first, rows, panel_begin, panel_end);
+  }
+}
+
+}  // namespace panels

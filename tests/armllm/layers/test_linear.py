@@ -1,0 +1,65 @@
+"""Which product a dense layer takes on which CPU, and that all of them are the same product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from armllm import kernels
+from armllm.layers import linear
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    """Set what a CPU has: fast kernels for weights as they are, products of oneDNN in 16 bits."""
+
+    def has(*, fast=False, onednn=False):
+        monkeypatch.setattr(linear, "has_fast_kernel", lambda _dtype: fast)
+        monkeypatch.setattr(linear, "has_torch_product", lambda dtype: onednn or dtype is torch.float32)
+
+    return has
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_without_onednn_are_multiplied_in_panels(cpu, dtype):
+    cpu()
+    weight, bias = torch.randn(50, 24).to(dtype), torch.randn(50).to(dtype)
+    product = linear.dense(weight, bias)
+    assert isinstance(product.weight, kernels.PanelWeight)
+    assert linear.has_own_products(dtype)
+    x = torch.randn(3, 24).to(dtype)
+    expected = x.double() @ weight.double().T + bias.double()
+    assert torch.allclose(product(x).double(), expected, rtol=2**-7, atol=2**-6)
+
+
+def test_a_fast_kernel_takes_weights_as_they_are(cpu):
+    cpu(fast=True, onednn=True)
+    weight = torch.randn(16, 8, dtype=torch.bfloat16)
+    assert linear.dense(weight).weight is weight
+    assert linear.has_own_products(torch.bfloat16)
+
+
+def test_float32_is_torchs_and_stays_where_it_is(cpu):
+    cpu()
+    weight = torch.randn(16, 8)
+    product = linear.dense(weight)
+    assert isinstance(product, linear.DenseLinear)
+    assert product.weight is weight
+    assert not linear.has_own_products(torch.float32)
+
+
+def test_a_large_tied_head_is_not_kept_twice(cpu, monkeypatch):
+    cpu()
+    table = torch.randn(32, 8, dtype=torch.bfloat16)
+    assert isinstance(linear.tied_head(table).weight, kernels.PanelWeight)
+    monkeypatch.setattr(linear, "LARGEST_TIED", table.nbytes - 1)
+    product = linear.tied_head(table)
+    assert product.weight is table
+    x = torch.randn(2, 8, dtype=torch.bfloat16)
+    assert torch.allclose(product(x).float(), x.float() @ table.float().T, rtol=2**-7, atol=2**-6)
+
+
+def test_a_model_without_data_gets_no_panels(cpu):
+    cpu()
+    product = linear.dense(torch.empty(16, 8, dtype=torch.bfloat16, device="meta"))
+    assert isinstance(product, linear.DenseLinear)
