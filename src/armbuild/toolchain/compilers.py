@@ -171,6 +171,8 @@ class Gnu:
         for name, called in self.programs.items():
             words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
             given = settings if len(words) > 1 else ""
+            if name == "fortran":  # which warns of it, and CMake's checks of options fail for a warning
+                words = [word for word in words if word != "-nostdinc++"]
             strip = " -Wl,-s" if name in ("cc", "c++", "fortran") else ""
             program(
                 folder / name,

@@ -22,11 +22,12 @@ C_LIBRARY = re.compile(
 )
 """Packages (how their files' names begin) that a compiler with a C library of its own must not see."""
 COMPILER = {
-    "bullseye": ("libc6-dev", "libstdc++-10-dev", "libgomp1", "libatomic1"),
-    "bookworm": ("libc6-dev", "libstdc++-12-dev", "libgomp1", "libatomic1"),
+    "bullseye": ("libc6-dev", "libstdc++-10-dev", "libgomp1", "libatomic1", "libgfortran5"),
+    "bookworm": ("libc6-dev", "libstdc++-12-dev", "libgomp1", "libatomic1", "libgfortran5"),
 }
 """What a compiler without a C library of its own needs."""
-SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1")
+SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1", "libgfortran.so.5")
+"""Runtimes to link by these names: a cross compiler's own want its newer glibc."""
 
 
 @dataclass(frozen=True, kw_only=True)

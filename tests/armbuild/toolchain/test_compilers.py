@@ -9,6 +9,7 @@ from armbuild import process
 from armbuild.errors import MissingError
 from armbuild.toolchain import compilers
 from armbuild.toolchain.sysroot import TRIPLET, Sysroot
+from armbuild.toolchain.sysroot import make as make_sysroot
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +27,7 @@ def echo(tmp_path, monkeypatch):
     """Programs called like the cross compilers that say what they were called with."""
     folder = tmp_path / "path"
     folder.mkdir()
-    names = ["gcc", "g++", "ar", "ranlib", "objcopy"]
+    names = ["gcc", "g++", "gfortran", "ar", "ranlib", "objcopy"]
     for name in [*(f"{TRIPLET}-{name}" for name in names), "clang", "clang++"]:
         (folder / name).write_text('#!/bin/sh\nprintf "%s\\n" "$0" "[$CPLUS_INCLUDE_PATH]" "$@"\n')
         (folder / name).chmod(0o755)
@@ -60,6 +61,27 @@ def test_gcc_searches_nothing_of_its_own_and_the_old_libstdcxx(echo, sysroot, tm
     said = call("gcc", sysroot, tmp_path, "c++", "-c", "a.cpp")
     assert {"-nostdinc", "-nostdinc++"} <= set(said)
     assert said[1].startswith(f"[{sysroot.folder}/usr/include/c++/10:")
+
+
+def test_fortran_is_told_nothing_that_it_warns_of(echo, sysroot, tmp_path):
+    said = call("gcc", sysroot, tmp_path, "fortran", "-c", "a.f90")
+    assert "-nostdinc" in said
+    assert "-nostdinc++" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_fortran_is_linked_with_the_old_debians_runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    compiler = compilers.find("gcc", glibc="2.28")
+    world = compilers.World(flags=(), headers=(), sysroot=make_sysroot((), compiler=True, mirror=None))
+    compiler.write(tmp_path, world)
+    (tmp_path / "a.f90").write_text("program hello\n  print *, 'hello'\nend program\n")
+    command = [tmp_path / "fortran", "-o", "a.out", "a.f90"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    needed = subprocess.check_output(["readelf", "-dW", tmp_path / "a.out"], text=True)
+    assert "libgfortran.so.5" in needed
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang"])
