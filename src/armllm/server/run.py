@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -60,36 +59,7 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
     import uvicorn  # noqa: PLC0415 - not needed to say that a port is in use
 
     from armllm.server.app import create_app  # noqa: PLC0415
-    from armllm.server.greeting import greeting  # noqa: PLC0415
-
-    class Server(uvicorn.Server):
-        """uvicorn's, with signals as a container wants them, ending when the engine has failed."""
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            for line in greeting(service, address):
-                print(line, file=sys.stderr, flush=True)
-
-        async def on_tick(self, counter: int) -> bool:
-            return service.engine.errored or await super().on_tick(counter)
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            loop = asyncio.get_running_loop()
-            for number in SIGNALS:
-                loop.add_signal_handler(number, self._drain)
-            yield
-
-        def _drain(self) -> None:
-            if self.should_exit:
-                _stop_now()
-            self.should_exit = True
-            running = len(self.server_state.tasks)
-            print(
-                f"armllm: stopping after the {running} requests that are running; a second signal stops now",
-                file=sys.stderr,
-                flush=True,
-            )
+    from armllm.server.draining import DrainingServer  # noqa: PLC0415
 
     config = uvicorn.Config(
         create_app(service),
@@ -101,7 +71,7 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
         ws="none",
         http="httptools",
     )
-    server = Server(config)
+    server = DrainingServer(config, service, address, stop_now=_stop_now)
     server.run(sockets=[sock])
     if service.engine.errored:
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)

@@ -69,6 +69,32 @@ def test_a_second_signal_stops_at_once(start, folder):
     assert b"[DONE]" not in results["bytes"]
 
 
+IMPATIENT = """
+import sys
+import armllm.server.draining
+from armllm.cli import main
+armllm.server.draining.PATIENCE = 0.5
+sys.exit(main(sys.argv[1:]))
+"""
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+
+
+def test_a_client_that_says_no_more_does_not_keep_the_process(start, folder):
+    """A half-sent body: the drain waits for what is computed, then closes it."""
+    server = start(folder, "--dtype", "float32", code=IMPATIENT)
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    with socket.create_connection(address) as silent:
+        silent.sendall(HALF)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    thread.join(DEADLINE)
+    assert results["bytes"].endswith(b"data: [DONE]\n\n")
+    assert "closing 1 connections" in server.stderr
+    assert "Traceback" not in server.stderr
+
+
 def test_a_killed_server_leaves_no_client_waiting(start, folder):
     server = start(folder, "--dtype", "float32")
     results = {}
