@@ -116,6 +116,17 @@ def _answering(name, folder):
         yield found
 
 
+@contextlib.contextmanager
+def daemon_folder(name):
+    """Yield a folder for the daemon ``name``; skip only where this user may not start it."""
+    if shutil.which(name) is None:
+        pytest.fail(f"{name} is not installed: ci/test.sh does that")
+    if os.getuid() or not _may_mount():
+        pytest.skip(f"{name} wants root, and CAP_SYS_ADMIN")
+    with _folder() as folder:
+        yield folder
+
+
 def _may_mount():
     """Whether this process has CAP_SYS_ADMIN, which containers want of the one who runs them."""
     status = Path("/proc/self/status").read_text()

@@ -5,15 +5,19 @@ take minutes and a network inside the container.
 """
 
 import json
+import subprocess
 import tarfile
+import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tests.armbuild.image import containers, small
+from tests.armbuild.image import containers, registry, small
 
 from armbuild import debian
 from armbuild.cli import main
-from armbuild.image import archive, layers, reader, reference, root
+from armbuild.errors import MissingError
+from armbuild.image import archive, engines, layers, reader, reference, root
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -124,6 +128,18 @@ def test_a_build_stage_that_fails_says_its_own_reason_and_leaves_nothing(builder
     said = capsys.readouterr().err.strip().splitlines()
     assert any("error: torch 9.9: none" in line for line in said[-2:]), said
     assert not list(folder.iterdir())
+
+
+def test_an_engine_pushes_its_image_to_the_registry_that_the_tag_names(builder, tmp_path, monkeypatch):
+    with registry.serve(tmp_path, monkeypatch) as address:
+        tag = f"{address}/team/small:1"
+        subprocess.run([builder, "tag", BASE, tag], check=True)
+        engines.push(SimpleNamespace(builder=builder, tag=tag), tmp_path)
+        with urllib.request.urlopen(f"http://{address}/v2/team/small/tags/list", timeout=10) as answer:
+            assert json.load(answer)["tags"] == ["1"]
+    with pytest.raises(MissingError, match=rf"--push {tag} failed: .*refused") as caught:
+        engines.push(SimpleNamespace(builder=builder, tag=tag), tmp_path)
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def _load(engine, name, path):
