@@ -138,6 +138,40 @@ PyObject* plain_layer_norm(PyObject*, PyObject* const* given, Py_ssize_t n) {
   });
 }
 
+// (out, x, weight, bias or None), and of a weight in panels (out_features, in_features)
+template <int form>
+PyObject* plain_linear(PyObject*, PyObject* const* given, Py_ssize_t n) {
+  View out, x, weight, bias;
+  if (n != (form == kPanels ? 6 : 4) || !plain(given[0], out) || !plain(given[1], x) ||
+      !plain(given[2], weight) || out.dimensions != 2 || x.dimensions != 2 || weight.dimensions != 2 ||
+      x.storage != out.storage || x.storage != weight.storage || x.rows != out.rows) {
+    return not_plain();
+  }
+  const bool has_bias = given[3] != Py_None;
+  if (has_bias && (!plain(given[3], bias) || !is_row_of(bias, out))) return not_plain();
+  if (form == kPanels) {
+    if (PyLong_AsLongLong(given[4]) != out.columns || PyLong_AsLongLong(given[5]) != x.columns ||
+        weight.rows != (out.columns + kPanelColumns - 1) / kPanelColumns ||
+        weight.columns != (x.columns + 3) / 4 * 4 * kPanelColumns) {
+      return not_plain();
+    }
+  } else if (weight.rows != out.columns || weight.columns != x.columns) {
+    return not_plain();
+  }
+  return run([&] {
+    matmul(chosen().table, form, x.storage,
+           {out.data,
+            x.data,
+            has_bias ? bias.data : nullptr,
+            weight.data,
+            nullptr,
+            {out.columns, x.columns, 0, false},
+            x.rows,
+            out.columns,
+            x.columns});
+  });
+}
+
 // (out, x)
 template <Function function>
 PyObject* plain_activation(PyObject*, PyObject* const* given, Py_ssize_t n) {
@@ -200,6 +234,8 @@ bool add_plain_calls(PyObject* module) {
       method("plain_rms_norm", plain_rms_norm),
       method("plain_fused_add_rms_norm", plain_fused_add_rms_norm),
       method("plain_layer_norm", plain_layer_norm),
+      method("plain_linear", plain_linear<kDense>),
+      method("plain_panel_linear", plain_linear<kPanels>),
       method("plain_silu_and_mul", plain_activation<Function::silu_and_mul>),
       method("plain_gelu_and_mul", plain_activation<Function::gelu_and_mul>),
       method("plain_gelu_tanh_and_mul", plain_activation<Function::gelu_tanh_and_mul>),

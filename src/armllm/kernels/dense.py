@@ -21,9 +21,8 @@ _DENSE, _PANELS = 0, -1  # csrc/include/armllm/ops.h
 class PanelWeight:
     """A weight [out_features, in_features] in the order that a product reads it; made by ``pack_panels``.
 
-    ``data`` is contiguous, [ceil(out_features / 16), pairs of input features, 32]: the elements of 16
-    columns for two input features, which for bfloat16 alternate. Input features come in fours; what is
-    missing is zero.
+    ``data`` is contiguous, a row for every 16 columns: their elements for one input feature after another,
+    for bfloat16 for two of them, which alternate. Input features come in fours; what is missing is zero.
     """
 
     data: Tensor
@@ -36,8 +35,8 @@ class PanelWeight:
         return self.data.nbytes
 
 
-def _panel_shape(out_features: int, in_features: int) -> tuple[int, int, int]:
-    return -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 2, 2 * PANEL_COLUMNS
+def _panel_shape(out_features: int, in_features: int) -> tuple[int, int]:
+    return -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 4 * PANEL_COLUMNS
 
 
 def pack_panels(weight: Tensor) -> PanelWeight:
@@ -48,14 +47,14 @@ def pack_panels(weight: Tensor) -> PanelWeight:
     _check.storage("weight", weight.dtype)
     _check.tensor("weight", weight, weight.dtype, ("out_features", "in_features"))
     out_features, in_features = weight.shape
-    shape = _panel_shape(out_features, in_features)
-    panels, pairs, _ = shape
-    missing = (0, 2 * pairs - in_features, 0, panels * PANEL_COLUMNS - out_features)
+    panels, size = shape = _panel_shape(out_features, in_features)
+    features = size // PANEL_COLUMNS
+    missing = (0, features - in_features, 0, panels * PANEL_COLUMNS - out_features)
     if any(missing):
         weight = torch.nn.functional.pad(weight, missing)
-    columns = weight.reshape(panels, PANEL_COLUMNS, pairs, 2)
-    order = (0, 2, 1, 3) if weight.dtype is torch.bfloat16 else (0, 2, 3, 1)
-    data = columns.permute(order).reshape(shape)
+    together = 2 if weight.dtype is torch.bfloat16 else 1
+    columns = weight.reshape(panels, PANEL_COLUMNS, features // together, together)
+    data = columns.transpose(1, 2).reshape(shape)
     return PanelWeight(data=data, out_features=out_features, in_features=in_features)
 
 
@@ -68,6 +67,11 @@ def linear(out: Tensor, x: Tensor, weight: Tensor | PanelWeight, bias: Tensor | 
     overlap ``x``. Kernels on bfloat16's own instructions may take subnormal numbers for zero (Arm ARM,
     BFMMLA; Intel SDM, TDPBF16PS). Raises ValueError naming the argument that doesn't fit.
     """
+    if isinstance(weight, PanelWeight):
+        if extension.plain_panel_linear(out, x, weight.data, bias, weight.out_features, weight.in_features):
+            return
+    elif extension.plain_linear(out, x, weight, bias):
+        return
     kind = _check.storage("x", x.dtype)
     rows, in_features = _check.matrix("x", x, "in_features")
     if isinstance(weight, PanelWeight):
