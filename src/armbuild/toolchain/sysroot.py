@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ COMPILER = {
 """What a compiler without a C library of its own needs."""
 SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1", "libgfortran.so.5")
 """Runtimes to link by these names: a cross compiler's own want its newer glibc."""
+ALTERNATIVES = ("openblas-pthread", "blas", "lapack")
+"""Folders whose files Debian's scripts, which don't run here, would link one folder up; best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +98,25 @@ def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str 
 
     def fill(folder: Path) -> None:
         debian.install(wanted, folder, suite=suite, mirror=mirror, skip=None if compiler else C_LIBRARY)
+        _link_alternatives(folder)
         _make_relocatable(folder)
 
-    folder = cache.root() / "sysroots" / f"{suite}-{cache.digest([wanted, compiler])}"
+    folder = cache.root() / "sysroots" / f"{suite}-{cache.digest([wanted, compiler, ALTERNATIVES])}"
     return Sysroot(folder=cache.fill(folder, fill), suite=suite)
+
+
+def _link_alternatives(folder: Path) -> None:
+    libraries, headers = folder / "usr/lib" / TRIPLET, folder / "usr/include" / TRIPLET
+    for name in ALTERNATIVES:
+        for place, above in (
+            (libraries / name, libraries),
+            (libraries / name / "pkgconfig", libraries / "pkgconfig"),
+            (headers / name, headers),
+        ):
+            for path in place.glob("*.*"):
+                above.mkdir(exist_ok=True)
+                if not (above / path.name).exists():
+                    (above / path.name).symlink_to(os.path.relpath(path, above))
 
 
 def _make_relocatable(folder: Path) -> None:

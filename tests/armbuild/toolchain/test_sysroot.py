@@ -61,6 +61,21 @@ def test_linker_scripts_name_no_folders_and_runtimes_can_be_linked(monkeypatch):
     assert made.libraries[0] == made.folder / "linkable"
 
 
+def test_the_best_blas_is_where_debians_alternatives_would_link_it(tmp_path):
+    libraries = tmp_path / "usr/lib/aarch64-linux-gnu"
+    for name in ("lapack/liblapack.so", "blas/libblas.so", "openblas-pthread/libblas.so",
+                 "openblas-pthread/pkgconfig/openblas.pc"):  # fmt: skip
+        (libraries / name).parent.mkdir(parents=True, exist_ok=True)
+        (libraries / name).write_text(name)
+    (tmp_path / "usr/include/aarch64-linux-gnu/blas").mkdir(parents=True)
+    (tmp_path / "usr/include/aarch64-linux-gnu/blas/cblas.h").touch()
+    sysroot._link_alternatives(tmp_path)
+    assert (libraries / "libblas.so").read_text() == "openblas-pthread/libblas.so"
+    assert (libraries / "liblapack.so").read_text() == "lapack/liblapack.so"
+    assert (libraries / "pkgconfig/openblas.pc").readlink().parent.name == "pkgconfig"
+    assert (tmp_path / "usr/include/aarch64-linux-gnu/cblas.h").exists()
+
+
 def test_what_is_no_package_name_is_refused():
     with pytest.raises(UsageError, match="--with zlib1g-dev;rm"):
         sysroot.check_names(("zlib1g-dev;rm",))
