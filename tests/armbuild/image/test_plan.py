@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import struct
 import zipfile
@@ -138,6 +139,14 @@ def test_a_wheel_that_cannot_go_into_the_image_is_refused_in_a_line(tmp_path, ta
         )
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_a_device_is_not_replaced_by_the_archive(tmp_path, kind):
+    place = tmp_path / "x.tar"
+    os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/null")
+    with pytest.raises(UsageError, match=r"--output .*x\.tar: there is something that is no file"):
+        plan.plan(tmp_path, wheels=[a_wheel(tmp_path)], output=place)
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_build(tmp_path):
