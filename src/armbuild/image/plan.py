@@ -263,9 +263,7 @@ def _check_output(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"--output {path}: a folder; name a file, such as armllm.tar")
     if path.exists() and not path.is_file():  # a rename would put the archive in a device's place
-        raise UsageError(
-            f"--output {path}: there is something that is no file: name another"
-        )
+        raise UsageError(f"--output {path}: there is something that is no file: name another")
     choices.check_writable(path.parent, f"--output {path}")
 
 
