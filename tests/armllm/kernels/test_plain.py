@@ -10,7 +10,9 @@ from armllm.kernels import _check
 from armllm.kernels._extension import extension
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-ROWS, COLUMNS = 3, 37
+ROWS, COLUMNS, OUT = 3, 37, 19
+BIAS = 3
+"""Which argument of a norm or a product may be None."""
 
 
 def arguments(name, dtype):
@@ -26,9 +28,19 @@ def arguments(name, dtype):
     if name == "convert":
         other = torch.float32 if dtype is not torch.float32 else torch.bfloat16
         return [torch.zeros_like(x, dtype=other), x]
-    if name.endswith("_and_mul"):
-        return [torch.zeros_like(x), torch.randn(ROWS, 2 * COLUMNS, dtype=dtype)]
-    return [torch.zeros_like(x), x]
+    if name.endswith("linear"):
+        return product(name, x)
+    gates = 2 if name.endswith("_and_mul") else 1
+    return [torch.zeros_like(x), torch.randn(ROWS, gates * COLUMNS, dtype=dtype)]
+
+
+def product(name, x):
+    """The arguments of one with a weight as it is, or in panels."""
+    out, bias = torch.zeros(ROWS, OUT, dtype=x.dtype), torch.randn(OUT, dtype=x.dtype)
+    weight = torch.randn(OUT, COLUMNS, dtype=x.dtype)
+    if name == "linear":
+        return [out, x, weight, bias]
+    return [out, x, kernels.pack_panels(weight).data, bias, OUT, COLUMNS]
 
 
 NAMES = sorted(
@@ -42,6 +54,10 @@ def face(name, given):
     """Call the op's face."""
     if name.endswith("rms_norm"):
         kernels.__dict__[name](*given[:4], weight_offset=given[4])
+    elif name == "panel_linear":
+        out, x, data, bias, out_features, in_features = given
+        weight = kernels.PanelWeight(data=data, out_features=out_features, in_features=in_features)
+        kernels.linear(out, x, weight, bias)
     elif "gelu_tanh" in name:
         kernels.__dict__[name.replace("_tanh", "")](*given, approximate="tanh")
     else:
@@ -63,7 +79,8 @@ def copies(given):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plain_call_gives_the_bits_of_a_strided_one(name, dtype):
     given = arguments(name, dtype)
-    strided = [apart(v) if isinstance(v, torch.Tensor) and v.dim() == 2 else v for v in copies(given)]
+    strided = copies(given)
+    strided[:2] = map(apart, strided[:2])
     assert extension.__dict__[f"plain_{name}"](*given) is True
     assert extension.__dict__[f"plain_{name}"](*strided) is False
     face(name, strided)
@@ -114,7 +131,7 @@ def test_what_is_not_plain_is_left_alone(name):
     before = copies(given)
     for i in [i for i, value in enumerate(given) if isinstance(value, torch.Tensor)]:
         for value in spoiled(given, i):
-            if value is None and name == "layer_norm" and i == 3:
+            if value is None and i == BIAS:
                 continue
             assert call(*given[:i], value, *given[i + 1 :]) is False, (i, value)
         other = torch.float16 if name != "convert" else given[1 - i].dtype
