@@ -1,10 +1,10 @@
 """A container registry of this machine: Debian's docker-registry, which keeps its images in a folder."""
 
 import contextlib
-import subprocess
-import time
 import urllib.error
 import urllib.request
+
+from tests.armbuild.image import daemons
 
 from armbuild.image.client import free_port
 
@@ -25,18 +25,11 @@ def serve(folder, monkeypatch):
     trusted.parent.mkdir(parents=True)
     trusted.write_text(f'[[registry]]\nlocation = "{address}"\ninsecure = true\n')
     monkeypatch.setenv("HOME", str(folder / "home"))
-    with (folder / "registry.log").open("w") as log:
-        server = subprocess.Popen(["docker-registry", "serve", settings], stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + 60
-            while not _answers(f"http://{address}/v2/"):
-                assert server.poll() is None, (folder / "registry.log").read_text()
-                assert time.monotonic() < deadline, "the registry does not answer"
-                time.sleep(0.05)
-            yield address
-        finally:
-            server.terminate()
-            server.wait(20)
+    log = folder / "registry.log"
+    with daemons.running(
+        ["docker-registry", "serve", settings], log, lambda: _answers(f"http://{address}/v2/")
+    ):
+        yield address
 
 
 def _answers(url):

@@ -1,10 +1,9 @@
 """containerd takes what we write: `ctr images import`, with a daemon of its own that ends with the test."""
 
 import subprocess
-import time
 
 import pytest
-from tests.armbuild.image import containers, small
+from tests.armbuild.image import containers, daemons, small
 
 from armbuild.image import archive
 
@@ -23,23 +22,14 @@ def containerd():
     """What asks the daemon: a function from words of `ctr` to what it says."""
     with containers.daemon_folder("containerd") as folder:
         (settings := folder / "config.toml").write_text(SETTINGS.format(folder=folder))
-        with (folder / "log").open("w") as log:
-            daemon = subprocess.Popen(["containerd", "--config", settings], stdout=log, stderr=log)
 
         def ask(*words):
             command = ["ctr", "--address", f"{folder}/socket", *map(str, words)]
             return subprocess.run(command, capture_output=True, text=True, check=False)
 
-        try:
-            deadline = time.monotonic() + 60
-            while ask("version").returncode:
-                assert daemon.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline, "containerd does not answer"
-                time.sleep(0.2)
+        command = ["containerd", "--config", settings]
+        with daemons.running(command, folder / "log", lambda: ask("version").returncode == 0):
             yield ask
-        finally:
-            daemon.terminate()
-            daemon.wait(60)
 
 
 @pytest.mark.parametrize("architectures", [("arm64",), ("arm64", "amd64")])
