@@ -164,26 +164,25 @@ def has_own_products(dtype: torch.dtype) -> bool:
     return has_fast_kernel(dtype) or not has_torch_product(dtype)
 
 
-def dense(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest product that there is on this CPU for ``weight[out_features, in_features]``."""
+def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) -> Linear:
+    """The fastest product that there is on this CPU for ``weight[out_features, in_features]``.
+
+    Without ``may_copy`` it takes the weight as it is.
+    """
     if weight.device.type != "cpu":
         return DenseLinear(weight, bias)
     if has_fast_kernel(weight.dtype):
         return KernelLinear(weight, bias)
     if not has_torch_product(weight.dtype):
-        return KernelLinear(kernels.pack_panels(weight), bias)
-    if platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
+        return KernelLinear(kernels.pack_panels(weight) if may_copy else weight, bias)
+    if may_copy and platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
         return PackedLinear(weight, bias)
     return DenseLinear(weight, bias)
 
 
 def tied_head(table: Tensor) -> Linear:
     """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too."""
-    if table.nbytes <= LARGEST_TIED or has_fast_kernel(table.dtype):
-        return dense(table)
-    if table.device.type == "cpu" and not has_torch_product(table.dtype):
-        return KernelLinear(table, None)
-    return DenseLinear(table)
+    return dense(table, may_copy=table.nbytes <= LARGEST_TIED)
 
 
 def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
