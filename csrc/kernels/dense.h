@@ -6,7 +6,9 @@ namespace dense {
 
 inline constexpr int64_t kTileRows = 4, kColumns = 4;
 // Columns that one tile takes: AVX2 has 16 registers.
-constexpr int64_t columns_beside(int rows) { return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns; }
+constexpr ARMLLM_INLINE int64_t columns_beside(int rows) {
+  return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns;
+}
 
 // Rows of activations are padded with zeros to whole vectors, and panels.h takes four elements at a time.
 ARMLLM_INLINE int64_t row_floats(const WeightShape& s) {

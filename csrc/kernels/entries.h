@@ -133,21 +133,15 @@
                                              0};
 
 // Everything that the primitives of a target give.
-#define ARMLLM_ALL_ENTRIES                                  \
-  ARMLLM_ELEMENTWISE_ENTRIES(float, f32)                    \
-  ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)                  \
-  ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)                \
-  ARMLLM_CONVERT_ENTRIES                                    \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float, f32)                  \
-  ARMLLM_FMA_ATTENTION_ENTRIES(float16, f16)                \
-  ARMLLM_FMA_ATTENTION_ENTRIES(bfloat16, bf16)              \
-  ARMLLM_INT8_ATTENTION_ENTRIES                             \
-  ARMLLM_QUANTIZE_ENTRY(float, f32)                         \
-  ARMLLM_QUANTIZE_ENTRY(float16, f16)                       \
-  ARMLLM_QUANTIZE_ENTRY(bfloat16, bf16)                     \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, float, f32, dense)     \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float, f32, panels)    \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, float16, f16, dense)   \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float16, f16, panels)  \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense) \
-  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels)
+#define ARMLLM_ENTRIES_OF(T, suffix)                   \
+  ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                \
+  ARMLLM_FMA_ATTENTION_ENTRIES(T, suffix)              \
+  ARMLLM_QUANTIZE_ENTRY(T, suffix)                     \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, dense) \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, panels)
+#define ARMLLM_ALL_ENTRIES        \
+  ARMLLM_CONVERT_ENTRIES          \
+  ARMLLM_INT8_ATTENTION_ENTRIES   \
+  ARMLLM_ENTRIES_OF(float, f32)   \
+  ARMLLM_ENTRIES_OF(float16, f16) \
+  ARMLLM_ENTRIES_OF(bfloat16, bf16)

@@ -13,11 +13,9 @@ inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 20;
 using dense::activation_bytes;
 using dense::gather;
 using dense::put_rows;
-// Elements of a panel.
-ARMLLM_INLINE int64_t panel_size(const WeightShape& s) { return (s.in_features + 3) / 4 * 4 * kColumns; }
 template <class T>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
-  return panel_size(s) * static_cast<int64_t>(sizeof(T));
+  return panel_elements(s.in_features) * static_cast<int64_t>(sizeof(T));
 }
 ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
@@ -55,7 +53,7 @@ ARMLLM_INLINE void add_products(const T* w, int64_t panel, const Quad (&four)[ro
 // `count` panels side by side.
 template <class T, int rows, int count>
 ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first_panel) {
-  const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_size(a.shape);
+  const int64_t n = a.shape.in_features, stride = dense::row_floats(a.shape), panel = panel_elements(n);
   const float* x = static_cast<const float*>(a.activations) + first_row * stride;
   const T* w = static_cast<const T*>(a.weight) + first_panel * panel;
   Vf sums[count][rows][kVectors];

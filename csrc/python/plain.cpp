@@ -152,7 +152,7 @@ PyObject* plain_linear(PyObject*, PyObject* const* given, Py_ssize_t n) {
   if (form == kPanels) {
     if (PyLong_AsLongLong(given[4]) != out.columns || PyLong_AsLongLong(given[5]) != x.columns ||
         weight.rows != (out.columns + kPanelColumns - 1) / kPanelColumns ||
-        weight.columns != (x.columns + 3) / 4 * 4 * kPanelColumns) {
+        weight.columns != panel_elements(x.columns)) {
       return not_plain();
     }
   } else if (weight.rows != out.columns || weight.columns != x.columns) {

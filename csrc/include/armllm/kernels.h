@@ -229,6 +229,9 @@ struct PackWeightArgs {
 // 2, kPanelColumns, 2]; filled up with zeros to whole panels and a multiple of 4 in_features. Sums of both
 // are float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage type.
 inline constexpr int64_t kPanelColumns = 16;
+static inline constexpr __attribute__((always_inline)) int64_t panel_elements(int64_t in_features) {
+  return (in_features + 3) / 4 * 4 * kPanelColumns;
+}
 struct MatmulArgs {
   void* out;
   const void* x;
