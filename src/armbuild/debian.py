@@ -197,6 +197,14 @@ def control(package: Path) -> dict[str, str]:
     return dict(found)
 
 
+def installed(status: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of the packages that dpkg's status file, or one of status.d, says are there."""
+    for stanza in status.split("\n\n"):
+        fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", stanza, re.MULTILINE))
+        if "Package" in fields and "Version" in fields and "deinstall" not in fields.get("Status", ""):
+            yield fields
+
+
 @contextlib.contextmanager
 def _lists(
     suite: str, architecture: str, source: Archive, log: Path

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import errno
-import lzma
-import struct
-import sys
-import tarfile
-import zipfile
-import zlib
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Literal
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from armbuild.untrusted import BROKEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from hashlib import _Hash as Hash
 
     from typing_extensions import Self
 
-ZstdFile, ZstdError = zstd.ZstdFile, zstd.ZstdError
 Kind = Literal["wheel", "elf", "folder", "oci"]
 
+ELF = b"\x7fELF"
 _BLOCK = 1 << 20
-MAX_FILES = 200_000
-_MAX_TOTAL = 16 << 30
-# Deflate reaches 1,032:1 on zeros; real shared objects stay below 20:1, sparse tables below 200:1.
-_MAX_RATIO = 200
-_RATIO_MATTERS_ABOVE = 256 << 20
-# What zipfile, tarfile and json raise on hostile input, beyond their own errors.
-BROKEN = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    ZstdError,
-    lzma.LZMAError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    struct.error,
-    TypeError,
-    ValueError,
-)
 
 
 class BrokenArchive(Exception):  # noqa: N818 - becomes an error of the report, is not raised to the user
@@ -59,7 +28,10 @@ class BrokenArchive(Exception):  # noqa: N818 - becomes an error of the report, 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One file: its name inside the archive, size in bytes, permission bits (0 when the archive has none)."""
+    """One file: its name inside the archive, size in bytes, permission bits (0 when the archive has none).
+
+    A member of an image can be opened once, before the next is asked for.
+    """
 
     name: str
     size: int
@@ -73,7 +45,11 @@ class Archive:
 
     path: Path
     kind: Kind
-    members: list[Member]
+    members: Iterable[Member]
+    size: int | None = None
+    """In bytes; None: as large as the members together."""
+    images: int = 0
+    """How many images it holds, of which the members are one's; 0 for what is none."""
     problems: list[str] = field(default_factory=list)
     _close: ExitStack = field(default_factory=ExitStack)
 
@@ -82,15 +58,6 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         self._close.close()
-
-
-def is_bomb(files: int, total: int, size: int) -> bool:
-    """Return whether ``files`` of ``total`` bytes in a container of ``size`` bytes are too much."""
-    return (
-        files > MAX_FILES
-        or total > _MAX_TOTAL
-        or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
-    )
 
 
 def unsafe(name: str) -> bool:
@@ -105,21 +72,21 @@ def unsafe(name: str) -> bool:
     )
 
 
-def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None) -> int | None:
-    """Write ``member`` to ``target`` if it is an ELF file, else leave that empty; hash its content.
+def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None, *, whole: bool) -> int | None:
+    """Write ``member`` to ``target`` if it is an ELF file or ``whole``, else leave that empty.
 
-    Returns its true size in bytes; None when it can't be read, which becomes a problem of the archive.
+    ``hashing`` gets its content. Returns its true size in bytes; None when it can't be read, which becomes a
+    problem of the archive.
     """
     size = 0
-    is_elf = False
     try:
         with member.open() as stream, target.open("wb") as file:
             while block := stream.read(_BLOCK):
-                is_elf |= size == 0 and block[:4] == b"\x7fELF"
+                whole |= size == 0 and block.startswith(ELF)
                 size += len(block)
                 if hashing:
                     hashing.update(block)
-                if is_elf:
+                if whole:
                     file.write(block)
     except BrokenArchive as error:
         archive.problems.append(str(error))

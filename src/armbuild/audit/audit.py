@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild import variant
 from armbuild.audit import code, wheel
-from armbuild.audit.archive import Archive, BrokenArchive, Member, copy
+from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.hygiene import check_hygiene
-from armbuild.audit.opening import open_archive
+from armbuild.audit.opening import kind_of, open_archive
 from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport, one_line
 from armbuild.audit.verdict import judge, lowest_core, verdicts
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _TEXT_LIMIT = 64 << 20
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
@@ -36,26 +36,30 @@ def audit(
     floor: str | None = None,
     guards: Iterable[str | Guard] = (),
     expect_targets: Iterable[str] | None = None,
+    image: int = 0,
+    keep: Callable[[str], bool] = lambda _name: False,
 ) -> AuditReport:
     """Audit a wheel, an ELF file, a folder or an OCI archive.
 
     ``floor`` (a core, product, or compiler-style architecture) turns instructions above it into errors,
     unless a guard (``PATTERN=FEATURES``) covers their function or section; armllm's own wheel is always held
     to the baseline that its build_info.json states. ``expect_targets`` are the kernel targets that it must
-    hold, no more and no fewer. Raises UsageError for a path, floor or guard that makes no sense; whatever is
-    wrong with the content is in ``errors``.
+    hold, no more and no fewer. ``image`` is the number of one in an OCI archive of several. The files whose
+    names ``keep`` says yes to are in ``texts``. Raises UsageError for a path, floor or guard that makes no
+    sense; whatever is wrong with the content is in ``errors``.
     """
     path = Path(path)
     parsed = (*built_in_guards(), *(parse_guard(item) if isinstance(item, str) else item for item in guards))
     if floor is not None:
         parse_floor(floor)
+    kind = kind_of(path)
     try:
-        with open_archive(path) as archive:
-            run = _Run(archive, floor, parsed, None if expect_targets is None else tuple(expect_targets))
-            return run.report()
+        with open_archive(path, kind, image) as archive:
+            expected = None if expect_targets is None else tuple(expect_targets)
+            return replace(_Run(archive, floor, parsed, expected, keep).report(), image=image)
     except BrokenArchive as error:
         return AuditReport(
-            path=path, kind="wheel", size=path.stat().st_size, errors=(one_line(str(error)),), floor=floor
+            path=path, kind=kind, size=path.stat().st_size, errors=(one_line(str(error)),), floor=floor
         )
 
 
@@ -63,9 +67,15 @@ class _Run:
     """One pass over an archive's members; what is found gathers in the lists."""
 
     def __init__(
-        self, archive: Archive, floor: str | None, guards: tuple[Guard, ...], expected: tuple[str, ...] | None
+        self,
+        archive: Archive,
+        floor: str | None,
+        guards: tuple[Guard, ...],
+        expected: tuple[str, ...] | None,
+        keep: Callable[[str], bool],
     ) -> None:
         self.archive = archive
+        self.keep = keep
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -73,6 +83,7 @@ class _Run:
         self.warnings: list[str] = []
         self.files: list[ElfReport] = []
         self.contents = wheel.Contents()
+        self.kept: dict[str, bytes] = {}
         self.wheel: wheel.FileName | None = None
         self.parts: dict[str, int] = {}
         self.own = False
@@ -116,14 +127,14 @@ class _Run:
             AuditReport(
                 path=self.archive.path,
                 kind=self.archive.kind,
-                size=sum(self.parts.values())
-                if self.archive.kind == "folder"
-                else self.archive.path.stat().st_size,
+                size=sum(self.parts.values()) if self.archive.size is None else self.archive.size,
                 tag=self.wheel.tag if self.wheel else None,
                 files=tuple(self.files),
                 kernel_targets=targets,
                 policy=policy,
                 parts=dict(sorted(self.parts.items(), key=lambda item: -item[1])),
+                images=self.archive.images,
+                texts=self.kept,
             ),
             info,
         )
@@ -183,7 +194,8 @@ class _Run:
     def _member(self, member: Member, temporary: Path, kept: zipfile.ZipFile) -> None:
         name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
-        size = copy(self.archive, member, temporary, hashing)
+        keep = self.keep(name) and member.size <= _TEXT_LIMIT
+        size = copy(self.archive, member, temporary, hashing, whole=keep)
         if size is None:
             return
         self.contents.sizes[name] = size
@@ -195,7 +207,10 @@ class _Run:
             self.warnings.append(f"{name}: writable by everybody")
         if member.mode & 0o6000:
             self.warnings.append(f"{name}: set-user or set-group bit")
-        if temporary.stat().st_size:
+        content = temporary.read_bytes() if keep else b""
+        if keep:
+            self.kept[name] = content
+        if content.startswith(ELF) if keep else temporary.stat().st_size:
             self._elf(name, temporary, size)
             if self.wheel:
                 kept.write(temporary, name)

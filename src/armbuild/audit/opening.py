@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armbuild.audit.archive import MAX_FILES, Archive, Member
+from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip
 from armbuild.errors import UsageError
+from armbuild.untrusted import MAX_FILES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def open_archive(path: Path) -> Archive:
-    """Open ``path``; raises UsageError for what can't be audited, BrokenArchive for a broken container."""
+def open_archive(path: Path, kind: Kind, image: int = 0) -> Archive:
+    """Open ``path``, which is of this ``kind``; ``image`` is the number of one in an archive of several.
+
+    Raises UsageError for what can't be audited, BrokenArchive for a broken container.
+    """
+    if kind == "oci":
+        return open_oci(path, image)
+    if kind == "wheel":
+        return open_zip(path)
+    return Archive(path=path, kind=kind, members=_folder(path) if kind == "folder" else [_lone(path)])
+
+
+def kind_of(path: Path) -> Kind:
+    """Return what there is at ``path``; raises UsageError for what can't be audited."""
     if (path / "oci-layout").is_file():
-        raise UsageError(f"{path}: an OCI layout is read as an archive: tar -C {path} -cf image.tar .")
+        return "oci"
     if path.is_dir():
-        return Archive(path=path, kind="folder", members=_folder(path))
+        return "folder"
     if not path.exists():
         raise UsageError(f"{path}: no such file or folder")
     if not path.is_file():
@@ -26,11 +39,11 @@ def open_archive(path: Path) -> Archive:
     with path.open("rb") as file:
         head = file.read(512)
     if path.suffix == ".whl" or head[:4] in (b"PK\3\4", b"PK\5\6"):
-        return open_zip(path)
-    if head[:4] == b"\x7fELF":
-        return Archive(path=path, kind="elf", members=[_lone(path)])
+        return "wheel"
+    if head.startswith(ELF):
+        return "elf"
     if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
-        return open_oci(path)
+        return "oci"
     raise UsageError(f"{path}: not a wheel, an ELF file, a folder or an OCI archive")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from armbuild.audit.code import Function
@@ -107,6 +108,11 @@ class AuditReport:
     cores: tuple[CoreVerdict, ...] = ()
     lowest_core: str = ""
     parts: dict[str, int] | None = None
+    image: int = 0
+    """Which one of the archive's ``images`` this is."""
+    images: int = 0
+    texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The files that ``audit()`` was told to keep."""
 
     @property
     def ok(self) -> bool:

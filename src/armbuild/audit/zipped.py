@@ -7,7 +7,8 @@ import zipfile
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
-from armbuild.audit.archive import BROKEN, Archive, BrokenArchive, Member, is_bomb, unsafe
+from armbuild.audit.archive import Archive, BrokenArchive, Member, unsafe
+from armbuild.untrusted import BROKEN, is_bomb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +53,7 @@ def open_zip(path: Path) -> Archive:
         seen.add(entry.filename)
     stack = ExitStack()
     stack.callback(archive.close)
-    return Archive(path=path, kind="wheel", members=members, problems=problems, _close=stack)
+    return Archive(path=path, kind="wheel", members=members, size=size, problems=problems, _close=stack)
 
 
 def _opened(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:

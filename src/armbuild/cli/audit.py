@@ -57,6 +57,7 @@ def audit(  # noqa: PLR0917 - the options of the command line
     from armbuild import audit as api  # noqa: PLC0415 - numpy and auditwheel load only when the command runs
     from armbuild.audit.sarif import sarif_document  # noqa: PLC0415
     from armbuild.audit.text import describe  # noqa: PLC0415
+    from armbuild.image import claims  # noqa: PLC0415
 
     if floors and len(floors) > 1:
         raise UsageError(f"--floor stands {len(floors)} times: one run checks one floor")
@@ -68,14 +69,15 @@ def audit(  # noqa: PLR0917 - the options of the command line
     parsed = [api.parse_guard(item) for item in guards]
     reports: list[AuditReport] = []
     documents: list[dict[str, Any]] = []
-    for path in paths:
-        report = api.audit(path, floor=floor, guards=parsed)
-        said = None
-        if report.kind == "oci":
-            from armbuild.image import claims  # noqa: PLC0415
-
-            said = claims.read(path, report)
+    waiting = [(path, 0) for path in paths]
+    while waiting:
+        path, number = waiting.pop(0)
+        report = api.audit(path, floor=floor, guards=parsed, image=number, keep=claims.keep)
+        said = claims.read(report) if report.kind == "oci" else None
+        if said:
             report = replace(report, errors=(*report.errors, *said.errors))
+        if number + 1 < report.images:
+            waiting.insert(0, (path, number + 1))
         reports.append(report)
         documents.append({**report.as_dict(), **({"image": said.as_dict()} if said else {})})
         if not as_json:

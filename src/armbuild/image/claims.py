@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from armbuild.audit.archive import BROKEN, BrokenArchive
-from armbuild.audit.opening import open_archive
+from armbuild import debian
 from armbuild.audit.report import one_line
 from armbuild.errors import CheckFailed
 from armbuild.image import reader
 from armbuild.image.content import Content
 from armbuild.image.recipes import SHARE
+from armbuild.untrusted import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from armbuild.audit import AuditReport
 
 SBOM = f"{SHARE}/sbom.cdx.json"
+STATUS = ("var/lib/dpkg/status", "var/lib/dpkg/status.d")
+"""A file of the system's packages, and a folder with a file for each."""
 DEBIAN, PYTHON = "pkg:deb/", "pkg:pypi/"
 SHOWN = {DEBIAN: "of Debian", PYTHON: "of Python"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """Name, labels, annotations and bill of materials of an archive's first image."""
+    """Name, labels, annotations and bill of materials of an image."""
 
     name: str | None
     digest: str
@@ -41,7 +41,7 @@ class Claims:
     sbom: Mapping[str, Any] | None
     """The CycloneDX document in the image; None where there is none."""
     errors: tuple[str, ...] = ()
-    """Layers that somebody changed, and claims that are not true."""
+    """Claims that are not true."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form, in docs/schema/audit.json; the errors are the report's."""
@@ -72,42 +72,39 @@ class Claims:
             yield f"  packages:   {', '.join(counts)}, in {SBOM}"
 
 
-def read(path: Path, report: AuditReport) -> Claims:
-    """Return what the image at ``path`` says, compared with the audit ``report`` of it.
-
-    Raises UsageError for what is no image.
-    """
-    with reader.open_image(path) as image:
-        try:
-            manifest = image.manifests()[0]
-        except CheckFailed as error:
-            return _nothing(str(error))
-        except IndexError:
-            return _nothing(f"{path}: it holds no image")
-        claims = Claims(
-            name=manifest.name,
-            digest=manifest.digest,
-            architecture=manifest.architecture,
-            labels=manifest.config.get("config", {}).get("Labels") or {},
-            annotations=manifest.annotations,
-            sbom=None,
-        )
-        try:
-            for layer in manifest.layers:
-                image.verify(layer)
-        except CheckFailed as error:
-            return replace(claims, errors=(one_line(str(error)),))
-    try:
-        sbom, present = _packages(path)
-    except (*BROKEN, BrokenArchive) as error:
-        return replace(claims, errors=(one_line(f"{path}: its packages cannot be read: {error}"),))
-    return replace(claims, sbom=sbom, errors=(*_labels(claims, report), *_bill(sbom, present)))
-
-
-def _nothing(error: str) -> Claims:
-    return Claims(
-        name=None, digest="", architecture="", labels={}, annotations={}, sbom=None, errors=(one_line(error),)
+def keep(name: str) -> bool:
+    """Return whether ``read`` wants this file's content in the report."""
+    folder, _, base = name.rpartition("/")
+    return (
+        name == SBOM
+        or name == STATUS[0]
+        or (folder == STATUS[1] and not base.endswith(".md5sums"))
+        or (base == "METADATA" and folder.endswith(".dist-info"))
     )
+
+
+def read(report: AuditReport) -> Claims:
+    """Return what an image says, compared with the audit ``report`` of it, made with ``keep``."""
+    try:
+        with reader.open_image(report.path) as image:
+            manifest = image.manifests()[report.image]
+    except CheckFailed:  # which the report has among its errors
+        return Claims(name=None, digest="", architecture="", labels={}, annotations={}, sbom=None)
+    claims = Claims(
+        name=manifest.name,
+        digest=manifest.digest,
+        architecture=manifest.architecture,
+        labels=manifest.config.get("config", {}).get("Labels") or {},
+        annotations=manifest.annotations,
+        sbom=None,
+    )
+    if not report.images:  # a damaged one, of which nothing was read
+        return claims
+    try:
+        sbom, present = _packages(report.texts)
+    except BROKEN as error:
+        return replace(claims, errors=(one_line(f"{SBOM} cannot be read: {error}"),))
+    return replace(claims, sbom=sbom, errors=(*_labels(claims, report), *_bill(sbom, present)))
 
 
 def _labels(claims: Claims, report: AuditReport) -> Iterator[str]:
@@ -125,33 +122,27 @@ def _labels(claims: Claims, report: AuditReport) -> Iterator[str]:
             yield one_line(f"label {name}={claims.labels[name]}: the annotation says {value}")
 
 
-def _packages(path: Path) -> tuple[Mapping[str, Any] | None, set[str]]:
+def _packages(texts: Mapping[str, bytes]) -> tuple[Mapping[str, Any] | None, set[str]]:
     """Return the bill of materials, and the packages that are there as (kind + name)@version."""
     sbom: Mapping[str, Any] | None = None
     present: dict[str, set[str]] = {}
-    with open_archive(path) as archive:
-        for member in archive.members:
-            folder, _, name = member.name.rpartition("/")
-            if member.name == SBOM:
-                with member.open() as stream:
-                    sbom = json.load(stream)
-                _components(sbom)  # or it is none
-            elif folder == "var/lib/dpkg/status.d" and not name.endswith(".md5sums"):
-                with member.open() as stream:
-                    text = stream.read().decode(errors="replace")
-                fields = dict(re.findall(r"^(Package|Version): (.*)$", text, re.MULTILINE))
-                present.setdefault(folder, set()).add(
-                    f"{DEBIAN}{fields.get('Package')}@{fields.get('Version')}"
-                )
-            elif name == "METADATA" and folder.endswith(".dist-info"):
-                site, _, found = folder.removesuffix(".dist-info").rpartition("/")
-                project, _, version = found.rpartition("-")
-                present.setdefault(site, set()).add(f"{PYTHON}{canonicalize_name(project)}@{version}")
+    for path, content in texts.items():
+        folder = path.rpartition("/")[0]
+        if path == SBOM:
+            sbom = json.loads(content)
+            _components(sbom)  # or it is none
+        elif path.startswith(STATUS):
+            for fields in debian.installed(content.decode(errors="replace")):
+                present.setdefault(DEBIAN, set()).add(f"{DEBIAN}{fields['Package']}@{fields['Version']}")
+        else:
+            site, _, found = folder.removesuffix(".dist-info").rpartition("/")
+            project, _, version = found.rpartition("-")
+            present.setdefault(site, set()).add(f"{PYTHON}{canonicalize_name(project)}@{version}")
     # A base has Python packages of its own, which the bill leaves to it.
     own = next(
         (names for names in present.values() if any(f"{PYTHON}armllm@" in item for item in names)), set()
     )
-    return sbom, own | present.get("var/lib/dpkg/status.d", set())
+    return sbom, own | present.get(DEBIAN, set())
 
 
 def _bill(sbom: Mapping[str, Any] | None, present: set[str]) -> Iterator[str]:

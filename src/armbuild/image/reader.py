@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.audit.archive import ZstdFile
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
+from armbuild.untrusted import Budget, ZstdFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -101,18 +101,21 @@ class ImageFile:
         for candidate in found:
             if candidate.architecture == architecture:
                 return candidate
-        there = ", ".join(f"linux/{candidate.architecture}" for candidate in found) or "nothing"
+        there = ", ".join(f"linux/{candidate.architecture}" for candidate in found)
         raise UsageError(f"{self.path}: it holds {there}, not linux/{architecture}")
 
     def manifests(self) -> list[Manifest]:
-        """Return every platform's image.
+        """Return every platform's image, one at least.
 
         Raises CheckFailed, which says which document does not match its digest or makes no sense.
         """
         try:
-            return self._oci() if self.has("index.json") else self._docker()
+            found = self._oci() if self.has("index.json") else self._docker()
         except _BROKEN as error:
             raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
+        if not found:
+            raise CheckFailed(f"{self.path}: it holds no image")
+        return found
 
     def verify(self, layer: LayerBlob) -> None:
         """Compare a layer's file with its digest; raises CheckFailed when somebody changed it."""
@@ -123,6 +126,32 @@ class ImageFile:
                 raise CheckFailed(
                     f"{self.path}: layer {layer.digest} was tampered with or damaged: its content is {actual}"
                 )
+
+    @property
+    def size(self) -> int:
+        """How large the archive, or all that is in the layout, is in bytes."""
+        files = self.path.rglob("*") if self._tar is None else [self.path]
+        return sum(path.stat().st_size for path in files if path.is_file())
+
+    def budget(self) -> Budget:
+        """Return what reading all layers of one image may come to."""
+        return Budget(self.path, self.size)
+
+    def entries(self, layer: LayerBlob, budget: Budget) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+        """Yield what a layer holds; an entry's content can be had of its tar before the next is asked for.
+
+        Raises CheckFailed in the end when the whole is not what the image's configuration says, or once it is
+        too much, and what ``tarfile`` and the decompressors raise.
+        """
+        with self.content(layer) as content:
+            stream = _Hashing(content)
+            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
+                for entry in budget.entries(tar):
+                    yield tar, entry
+            while stream.read(1 << 20):
+                pass  # what follows the tar's end mark belongs to the digest too
+        if f"sha256:{stream.digest.hexdigest()}" != layer.diff_id:
+            raise CheckFailed(f"{self.path}: layer {layer.diff_id} was tampered with: its content is another")
 
     @contextmanager
     def content(self, layer: LayerBlob) -> Iterator[IO[bytes]]:
@@ -217,6 +246,19 @@ class ImageFile:
         return found
 
 
+class _Hashing:
+    """A stream that hashes what is read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.digest: Any = hashlib.sha256()
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._stream.read(size)
+        self.digest.update(block)
+        return block
+
+
 def open_image(path: Path) -> ImageFile:
     """Open an OCI archive, an OCI layout folder or a saved image; raises UsageError for anything else."""
     if path.is_dir():
@@ -228,11 +270,26 @@ def open_image(path: Path) -> ImageFile:
     stack = ExitStack()
     try:
         tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - it is one, of the stack
-        members = {member.name.removeprefix("./"): member for member in tar.getmembers()}
+        entries = Budget(path, path.stat().st_size).entries(tar)
+        members = {member.name.removeprefix("./"): member for member in entries}
+    except CheckFailed:
+        stack.close()
+        raise
     except (*_BROKEN, OSError) as error:
         stack.close()
         raise UsageError(f"{path}: not an image: it is no tar archive, or a damaged one") from error
-    for name, member in list(members.items()):  # podman and old dockers link one layer's file to another's
+    _follow_links(members)
+    if "index.json" not in members and "manifest.json" not in members:
+        stack.close()
+        raise UsageError(
+            f"{path}: a tar archive, but not an image: it has neither index.json nor manifest.json"
+        )
+    return ImageFile(path=path, _tar=tar, _members=members, _stack=stack)
+
+
+def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
+    """Put what links lead to in their place: podman and old dockers link a layer's file to another's."""
+    for name, member in list(members.items()):
         if member.issym() or member.islnk():
             target = str(Path(name).parent / member.linkname) if member.issym() else member.linkname
             parts: list[str] = []
@@ -240,12 +297,6 @@ def open_image(path: Path) -> ImageFile:
                 parts = parts[:-1] if part == ".." else [*parts, part]
             if (linked := members.get("/".join(parts))) is not None:
                 members[name] = linked
-    if "index.json" not in members and "manifest.json" not in members:
-        stack.close()
-        raise UsageError(
-            f"{path}: a tar archive, but not an image: it has neither index.json nor manifest.json"
-        )
-    return ImageFile(path=path, _tar=tar, _members=members, _stack=stack)
 
 
 def blob_name(digest: str) -> str:

@@ -18,11 +18,12 @@ def lay(path: Path, folder: Path, architecture: str = "arm64") -> list[Path]:
         raise UsageError(f"{folder}: there is something already")
     stages = []
     with reader.open_image(path) as image:
+        budget = image.budget()
         for number, layer in enumerate(image.manifest(architecture).layers):
             stages.append(folder / str(number))
             stages[-1].mkdir(parents=True)
             image.verify(layer)
-            unpack.apply(image, layer, stages[-1])
+            unpack.apply(image, layer, stages[-1], budget)
     return stages
 
 

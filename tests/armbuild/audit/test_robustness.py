@@ -142,16 +142,15 @@ def test_folders_and_lone_files(tmp_path, elf):
         audit(folder / "note.txt")
 
 
-def test_an_oci_layout_is_not_audited_as_a_folder_of_blobs(tmp_path):
-    (tmp_path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    with pytest.raises(UsageError, match=f"an OCI layout.*: tar -C {tmp_path} -cf image.tar "):
-        audit(tmp_path)
-
-
 def oci(path, layers, *, index=None, compress=gzip.compress):
     """Write an OCI archive whose layers are {name: content} in order; None hides a file."""
-    blobs = {}
-    digests = []
+    blobs, digests, contents = {}, [], []
+
+    def blob(data):
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[f"blobs/sha256/{digest}"] = data
+        return {"digest": f"sha256:{digest}"}
+
     for layer in layers:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -160,14 +159,11 @@ def oci(path, layers, *, index=None, compress=gzip.compress):
                 entry = tarfile.TarInfo(name if content is not None else f"{folder}/.wh.{base}")
                 entry.size = len(content or b"")
                 tar.addfile(entry, io.BytesIO(content or b""))
-        data = compress(buffer.getvalue())
-        digest = hashlib.sha256(data).hexdigest()
-        blobs[f"blobs/sha256/{digest}"] = data
-        digests.append({"digest": f"sha256:{digest}"})
-    manifest = json.dumps({"layers": digests}).encode()
-    digest = hashlib.sha256(manifest).hexdigest()
-    blobs[f"blobs/sha256/{digest}"] = manifest
-    blobs["index.json"] = index or json.dumps({"manifests": [{"digest": f"sha256:{digest}"}]}).encode()
+        contents.append(f"sha256:{hashlib.sha256(buffer.getvalue()).hexdigest()}")
+        digests.append(blob(compress(buffer.getvalue())))
+    config = {"architecture": "arm64", "rootfs": {"type": "layers", "diff_ids": contents}}
+    manifest = blob(json.dumps({"config": blob(json.dumps(config).encode()), "layers": digests}).encode())
+    blobs["index.json"] = index or json.dumps({"manifests": [manifest]}).encode()
     with tarfile.open(path, "w") as tar:
         for name, content in blobs.items():
             entry = tarfile.TarInfo(name)
@@ -196,10 +192,13 @@ def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, e
         entry = tarfile.TarInfo("usr/lib/a.so")
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
+    diff = f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"
+    config = json.dumps({"architecture": "arm64", "rootfs": {"diff_ids": [diff, diff]}}).encode()
     manifest = json.dumps([{"Config": "c.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]).encode()
+    documents = {"1/layer.tar": layer.getvalue(), "c.json": config, "manifest.json": manifest}
     path = tmp_path / "image.tar"
     with tarfile.open(path, "w") as tar:
-        for name, data in (("1/layer.tar", layer.getvalue()), ("manifest.json", manifest)):
+        for name, data in documents.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
@@ -209,6 +208,8 @@ def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, e
     report = audit(path, floor="armv8-a")
     assert not report.ok
     assert [item.name for item in report.files] == ["usr/lib/a.so"]
+    path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"?"))
+    assert any("was tampered with" in error for error in audit(path).errors), "diff ids are all it has"
 
 
 @pytest.mark.parametrize(
@@ -233,9 +234,9 @@ def test_whiteouts_hide_what_lies_below_them_and_nothing_else(tmp_path, elf):
     path = tmp_path / "image.tar"
     below = {name: elf() for name in ("a/b/x.so", "a/y.so", "ab/z.so", "c/w.so")}
     oci(path, [below, {"a": None, "ab/new.so": elf()}])
-    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so", "ab/new.so"]
+    assert [item.name for item in audit(path).files] == ["ab/new.so", "ab/z.so", "c/w.so"]
     oci(path, [below, {"a/.wh..wh..opq": b"", "a/own.so": elf()}])
-    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so", "a/own.so"]
+    assert [item.name for item in audit(path).files] == ["a/own.so", "ab/z.so", "c/w.so"]
     oci(path, [below, {"a": b"a file in the folder's place"}])
     assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so"]
 

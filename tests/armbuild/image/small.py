@@ -4,7 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 
-from armbuild.audit.archive import zstd
+from armbuild.untrusted import zstd
 from armbuild.image import archive, layers
 
 

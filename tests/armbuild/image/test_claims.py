@@ -1,6 +1,8 @@
 """What `armbuild audit IMAGE` reads back: labels, annotations and the bill of materials, true or not."""
 
+import dataclasses
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from tests.armbuild import wheels
 from tests.armbuild.cli.test_detect import check
 from tests.armbuild.image import small
 
-from armbuild.audit import AuditReport
+from armbuild.audit import audit
 from armbuild.cli import main
 from armbuild.image import archive, claims, content
 
@@ -50,8 +52,10 @@ def write(folder, *, sbom=None, labels=LABELS, annotations=LABELS):
     return archive.write([image], folder / "image.tar", name="localhost/small:1")
 
 
-def read(path, **found):
-    return claims.read(path, AuditReport(path=path, kind="oci", size=1, **{**FOUND, **found}))
+def read(path, image=0, **found):
+    """Read the claims, as though the audit had found this of the code."""
+    report = audit(path, image=image, keep=claims.keep)
+    return claims.read(dataclasses.replace(report, **{**FOUND, **found}))
 
 
 def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path):
@@ -80,8 +84,8 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
         ({"sbom": bill(libc6=None)}, {}, "leaves out, and the image has: pkg:deb/libc6@2.36-9+deb12u1"),
         ({"sbom": bill(typing_extensions=None)}, {}, "the image has: pkg:pypi/typing-extensions@4.12"),
         ({"sbom": bill(armllm={"version": "9"})}, {}, "the image has not: pkg:pypi/armllm@9"),
-        ({"sbom": {claims.SBOM: "no JSON"}}, {}, "its packages cannot be read"),
-        ({"sbom": {claims.SBOM: '{"components": [1]}'}}, {}, "its packages cannot be read"),
+        ({"sbom": {claims.SBOM: "no JSON"}}, {}, "sbom.cdx.json cannot be read"),
+        ({"sbom": {claims.SBOM: '{"components": [1]}'}}, {}, "sbom.cdx.json cannot be read"),
     ],
 )
 def test_a_claim_that_is_not_true_is_an_error_of_a_line(tmp_path, image, found, reason):
@@ -106,6 +110,47 @@ def test_a_bill_of_the_engines_own_code_agrees_with_it(tmp_path):
     made = small.layer(tmp_path, {**PYTHON, claims.SBOM: json.dumps(document)})
     path = archive.write([small.image([made])], tmp_path / "x.tar", name="localhost/x:1").path
     assert read(path).errors == ()
+
+
+def test_a_base_with_dpkgs_own_list_agrees_with_the_bill(tmp_path):
+    status = (
+        "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u1\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n"
+    )
+    made = [
+        small.layer(tmp_path, {"var/lib/dpkg/status": status}, name="root"),
+        small.layer(tmp_path, PYTHON | bill(), name="top"),
+    ]
+    path = archive.write([small.image(made)], tmp_path / "x.tar", name="localhost/x:1").path
+    assert read(path).errors == ()
+    made[1] = small.layer(tmp_path, PYTHON | bill(libc6=None), name="other")
+    path = archive.write([small.image(made)], tmp_path / "x.tar", name="localhost/x:1").path
+    assert "leaves out, and the image has: pkg:deb/libc6@" in read(path).errors[0]
+
+
+def test_every_platform_of_an_index_is_audited_and_held_to_its_own_claims(tmp_path, capsys):
+    lies = {"armllm.kernels": "sve"}
+    images = []
+    for architecture, labels in (("arm64", {}), ("amd64", lies)):
+        made = small.layer(tmp_path / architecture, {"usr/lib/x.so": wheels.elf("aarch64")})
+        images.append(small.image([made], architecture=architecture, Labels=labels))
+    path = archive.write(images, tmp_path / "both.tar", name="localhost/x:1").path
+    assert main(["audit", str(path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    check(document, SCHEMA)
+    arm, amd = document["reports"]
+    assert (arm["image"]["architecture"], arm["ok"]) == ("arm64", True)
+    assert (amd["image"]["architecture"], amd["ok"]) == ("amd64", False)
+    assert amd["errors"] == ["label armllm.kernels=sve: the code inside says nothing"]
+    assert [len(report["files"]) for report in document["reports"]] == [1, 1]
+
+
+def test_a_layout_folder_is_audited_as_the_archive_of_it(tmp_path):
+    path = write(tmp_path).path
+    with tarfile.open(path) as tar:
+        tar.extractall(tmp_path / "layout", filter="data")
+    assert read(tmp_path / "layout") == read(path)
+    assert 0 < audit(tmp_path / "layout").size < path.stat().st_size, "without the tar's headers"
 
 
 def test_the_command_tells_it_and_refuses_a_tampered_layer(tmp_path, capsys):
