@@ -1,7 +1,7 @@
 """The image's health check: `python3 -m armbuild.image.health` asks the server whether it can answer.
 
-Standard library only, since it runs every half minute. The server's own command line tells the port or the
-Unix socket; ARMLLM_HEALTH_ADDRESS overrides it.
+Standard library only, since it runs every half minute. The server's own command line tells host and port or
+the Unix socket; ARMLLM_HEALTH_ADDRESS overrides it: a port of 127.0.0.1, HOST:PORT or a path.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 
 TIMEOUT = 5.0
-DEFAULT = "8000"
 
 
 def address_of(arguments: list[str]) -> str:
-    """Return the port, or the path of the Unix socket, that `armllm serve` with ``arguments`` listens on."""
-    found = {"--port": DEFAULT, "--uds": ""}
+    """Return where `armllm serve` with ``arguments`` listens: HOST:PORT, or the path of its Unix socket."""
+    found = {"--host": "0.0.0.0", "--port": "8000", "--uds": ""}  # noqa: S104 - Linux connects to itself then
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if name in found:
             found[name] = value if equals else next(words, "")
-    return found["--uds"] or found["--port"] or DEFAULT
+    return os.path.abspath(found["--uds"]) if found["--uds"] else f"{found['--host']}:{found['--port']}"  # noqa: PTH100
 
 
 def server_arguments(processes: Path = Path("/proc")) -> list[str]:
@@ -60,7 +59,8 @@ class _Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         if not self.address.startswith("/"):
-            self.sock = socket.create_connection(("127.0.0.1", int(self.address)), TIMEOUT)
+            host, _, port = self.address.rpartition(":")
+            self.sock = socket.create_connection((host or "127.0.0.1", int(port)), TIMEOUT)
             return
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT)
