@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 FACTS = "usr/local/share/armllm/image.json"
 """What the image's builder knows about it: version, floor, kernels."""
 GIB = 1 << 30
-MISUSED, TOO_OLD = 2, 3
+LEAST_MEMORY = GIB // 2
+"""In bytes. With less, the kernel kills the process without a word while torch is imported."""
+MISUSED, TOO_LITTLE = 2, 3
 
 
 def main(arguments: list[str], root: Path = Path("/")) -> int:
@@ -42,12 +44,19 @@ def main(arguments: list[str], root: Path = Path("/")) -> int:
     isa = detect(root)
     if reason := refusal(facts, isa):
         print(f"armllm: error: {reason}", file=sys.stderr)
-        return TOO_OLD
+        return TOO_LITTLE
     if isa.threads and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
         os.environ.setdefault("OMP_NUM_THREADS", str(isa.threads))  # for every thread that computes
     command = ["serve", *with_model(arguments, os.environ)]
     for line in report(facts, isa, command, root):
         print(line, file=sys.stderr, flush=True)
+    if isa.memory_bytes and isa.memory_bytes < LEAST_MEMORY:
+        print(
+            f"armllm: error: {isa.memory_bytes >> 20} MiB of memory are too little: torch and the engine need"
+            f" {LEAST_MEMORY >> 20} MiB before any weights are loaded",
+            file=sys.stderr,
+        )
+        return TOO_LITTLE
 
     from armllm.cli import main as armllm  # noqa: PLC0415 - whatever brings torch comes after the check
 
@@ -76,8 +85,9 @@ def report(facts: Mapping[str, Any], isa: Isa, command: list[str], root: Path) -
     time = f"{quota:g} CPUs' worth of time by {cgroup}" if quota else "no limit of time"
     nodes = f"{isa.numa_nodes} NUMA node{'s' * (isa.numa_nodes != 1)}"
     user = f"{os.getuid()}:{os.getgid()}"
+    there = "there" if set(facts["floor"]["features"]) <= isa.features else "this machine does not tell"
     return [
-        f"armllm {facts['version']}, torch {facts['torch']}, on {cores}; needs {floor}: there",
+        f"armllm {facts['version']}, torch {facts['torch']}, on {cores}; needs {floor}: {there}",
         f"  CPUs: {host.affinity()} of {len(host.online(root)) or os.cpu_count()} usable, {time}, {nodes}",
         f"  memory: {_memory(isa, root, cgroup)}",
         f"  process {os.getpid()}, user {user}, root file system {_root_state(root)}, {_allocator(root)}",
@@ -90,8 +100,12 @@ def _memory(isa: Isa, root: Path, cgroup: str) -> str:
     machine = int(total[1]) << 10 if total else 0
     limit = isa.memory_bytes or machine
     if limit >= machine:
-        return f"{machine / GIB:.1f} GiB, no limit"
-    return f"{limit / GIB:.2g} of {machine / GIB:.1f} GiB by {cgroup}"
+        return f"{_size(machine)} GiB, no limit"
+    return f"{_size(limit)} of {_size(machine)} GiB by {cgroup}"
+
+
+def _size(amount: int) -> str:
+    return f"{round(amount / GIB, 2):g}"
 
 
 def _root_state(root: Path) -> str:

@@ -1,8 +1,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,7 @@ def test_below_the_floor_nothing_of_the_engine_is_imported(tmp_path):
     (root / "proc").mkdir()
     (root / "proc/cpuinfo").write_text(Path("/proc/cpuinfo").read_text())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(entrypoint.TOO_OLD)]
+    assert done.stdout.split() == [str(entrypoint.TOO_LITTLE)]
     assert done.stderr.startswith("armllm: error: this image needs a core of x")
     assert len(done.stderr.splitlines()) == 1
 
@@ -101,17 +103,42 @@ def test_the_images_own_model_is_served_unless_another_is_named(arguments, expec
         ({}, "no limit of time"),
         (
             {"sys/fs/cgroup/memory.max": str(4 << 30), "sys/fs/cgroup/cgroup.controllers": ""},
-            "4 of 16.0 GiB by cgroup v2",
+            "4 of 256 GiB by cgroup v2",
         ),
-        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2 << 30)}, "2 of 16.0 GiB by cgroup v1"),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": str(129 << 30)}, "129 of 256 GiB by cgroup v1"),
+        ({"sys/fs/cgroup/memory.max": str(768 << 20)}, "0.75 of 256 GiB"),
+        ({"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.high": str(3 << 29)}, "1.5 of 256 GiB"),
+        ({"sys/fs/cgroup/memory.max": str(512 << 30)}, "256 GiB, no limit"),
+        (
+            {"proc/self/cgroup": "0::/a.slice/b\n", "sys/fs/cgroup/a.slice/cpu.max": "27000 10000"},
+            "2.7 CPUs' worth of time",
+        ),
     ],
 )
 def test_the_limits_of_the_container_are_told_in_five_lines(tmp_path, files, said):
-    root = machine(tmp_path, files={"proc/meminfo": f"MemTotal: {16 << 20} kB\n", **files})
+    root = machine(tmp_path, files={"proc/meminfo": f"MemTotal: {256 << 20} kB\n", **files})
+    (root / "sys/fs/cgroup/a.slice/b").mkdir(parents=True, exist_ok=True)
     lines = entrypoint.report(FACTS, isa.detect(root), ["serve", "/my model"], root)
     assert len(lines) == 5
     assert any(said in line for line in lines), lines
     assert lines[4] == "  armllm serve '/my model'"
+
+
+def test_what_the_machine_does_not_tell_is_not_claimed(tmp_path):
+    blind = isa.Isa(machine="aarch64", cores=(), products=(), features=frozenset())
+    assert "needs atomics: this machine does not tell" in entrypoint.report(FACTS, blind, [], tmp_path)[0]
+    able = isa.Isa.from_target("neoverse-n1")
+    assert entrypoint.report(FACTS, able, [], tmp_path)[0].endswith("needs atomics: there")
+
+
+def test_a_limit_of_memory_that_torch_alone_exceeds_is_a_sentence(tmp_path, monkeypatch, capfd):
+    """The kernel would kill the server while it imports torch; `docker run` would show nothing but 137."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    root = machine(tmp_path, files={"sys/fs/cgroup/memory.max": str(256 << 20)})
+    assert entrypoint.main(["/m"], root) == 3
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("armllm: error: 256 MiB of memory are too little")
 
 
 def test_a_signal_before_the_server_is_up_ends_the_process(tmp_path):
@@ -129,10 +156,12 @@ def test_a_signal_before_the_server_is_up_ends_the_process(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "address"),
     [
-        ([], "8000"),
-        (["/m", "--port", "9"], "9"),
-        (["/m", "--port=9", "--port", "10"], "10"),
+        ([], "0.0.0.0:8000"),
+        (["/m", "--port", "9"], "0.0.0.0:9"),
+        (["/m", "--port=9", "--port", "10"], "0.0.0.0:10"),
+        (["/m", "--host", "::1", "--port=9"], "::1:9"),
         (["/m", "--uds", "/run/s"], "/run/s"),
+        (["/m", "--uds=s"], str(Path.cwd() / "s")),
     ],
 )
 def test_the_health_check_finds_the_servers_address(tmp_path, arguments, address):
@@ -148,3 +177,26 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path):
     assert "no answer on 1" in health.check("1")
     assert "no answer" in health.check(str(tmp_path / "socket"))
     assert "no answer" in health.check("port")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2", "localhost", "::", "::1", "uds"])  # noqa: S104
+def test_the_health_check_reaches_a_server_wherever_it_listens(tmp_path, monkeypatch, host):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["/m", "--uds", "s"] if host == "uds" else ["/m", "--host", host]
+    family = socket.AF_UNIX if host == "uds" else socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as server:
+        server.bind("s" if host == "uds" else (host, 0))
+        server.listen()
+        if host != "uds":
+            arguments += ["--port", str(server.getsockname()[1])]
+        answer = threading.Thread(target=_answer, args=(server,))
+        answer.start()
+        assert not health.check(health.address_of(arguments))
+        answer.join()
+
+
+def _answer(server):
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
