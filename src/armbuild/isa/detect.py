@@ -123,7 +123,7 @@ def _threads(root: Path, nodes: dict[int, tuple[int, ...]], notes: list[str]) ->
     if allowed and cpus and allowed < len(cpus):
         notes.append(f"this process may use {allowed} of {len(cpus)} CPUs")
         threads, binding = min(threads, allowed), None
-    if quota is not None and math.ceil(quota) < threads:
+    if quota is not None and quota < threads:
         notes.append(f"the container is limited to {quota:g} CPUs' worth of time")
         threads = max(1, math.floor(quota))
         binding = None

@@ -138,7 +138,7 @@ def memory_limit(root: Path) -> int | None:
     if match:
         limits.append(int(match[1]) << 10)
     for folder in _control_groups(root):
-        for name in ("memory.max", "memory.limit_in_bytes"):
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             limit = number(folder, name)
             if limit is not None and 0 < limit < 1 << 60:  # version 1 writes a huge number for "no limit"
                 limits.append(limit)

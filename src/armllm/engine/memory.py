@@ -6,8 +6,9 @@ from pathlib import Path
 
 # Of what is left after the weights: the rest is for activations, the tokenizer and everybody else.
 SHARE_FOR_KV_CACHE = 0.7
-_CGROUPS = (  # (limit, usage) of version 2 and of version 1
+_CGROUPS = (  # (limit, usage) of version 2, of which memory.high is where it slows down, and of version 1
     ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 
@@ -71,16 +72,15 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 def _cgroup(folder: Path) -> int | None:
     """Bytes left in a cgroup; page cache counts as left, since it goes when memory is asked for."""
+    left = []
     for limit_name, usage_name in _CGROUPS:
         try:
-            limit = (folder / limit_name).read_text().strip()
+            limit = int((folder / limit_name).read_text())  # "max" is none
             usage = int((folder / usage_name).read_text())
             statistics = (folder / "memory.stat").read_text()
         except (OSError, ValueError):
             continue
-        if limit == "max":
-            return None
         values = dict(line.split() for line in statistics.splitlines() if len(line.split()) == 2)
         reclaimable = int(values.get("total_inactive_file", values.get("inactive_file", 0)))
-        return int(limit) - usage + reclaimable
-    return None
+        left.append(limit - usage + reclaimable)
+    return min(left, default=None)

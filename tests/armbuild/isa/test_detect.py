@@ -75,6 +75,13 @@ def test_quota_of_the_first_control_group_version_counts_too(arm):
     assert detect(arm).threads == 1
 
 
+@pytest.mark.parametrize(("quota", "threads"), [("270000", 2), ("390000", 3), ("400000", 4), ("50000", 1)])
+def test_a_part_of_a_cpu_is_no_thread(arm, quota, threads):
+    """A thread that is stopped for part of every period keeps all others waiting at the barrier."""
+    write(arm, "sys/fs/cgroup/cpu.max", f"{quota} 100000\n")
+    assert detect(arm).threads == threads
+
+
 def test_affinity_limits_the_threads(arm, monkeypatch):
     monkeypatch.setattr(host, "affinity", lambda: 3)
     isa = detect(arm)

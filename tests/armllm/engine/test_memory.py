@@ -45,6 +45,13 @@ def test_the_tightest_cgroup_above_us_decides(root):
     assert available_memory(root=root) == 200 * MIB
 
 
+def test_where_a_cgroup_slows_down_counts_as_its_limit(root):
+    write(root, "proc/self/cgroup", "0::/a\n")
+    cgroup2(root, "sys/fs/cgroup/a", "max", 50 * MIB)
+    write(root, "sys/fs/cgroup/a/memory.high", f"{200 * MIB}\n")
+    assert available_memory(root=root) == 150 * MIB
+
+
 def test_page_cache_counts_as_left(root):
     write(root, "proc/self/cgroup", "0::/\n")
     cgroup2(root, "sys/fs/cgroup", 300 * MIB, 250 * MIB, inactive_file=100 * MIB)
