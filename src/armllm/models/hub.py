@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model")
@@ -22,6 +27,10 @@ def resolve_model(given: str, what: str = "model") -> Path:
     """
     path = Path(given).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        for file in _unreadable(path):
+            raise CheckpointError(
+                f"{what} {given!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
+            )
         return path
     if path.is_file():
         raise CheckpointError(f"{what} {given!r} is a file, but neither a folder nor a .gguf file")
@@ -30,6 +39,15 @@ def resolve_model(given: str, what: str = "model") -> Path:
             f"{what} {given!r} is not a folder; give the path of a checkpoint, or a hub name such as org/name"
         )
     return _download(given, what)
+
+
+def _unreadable(path: Path) -> Iterator[Path]:
+    """What this user may not read of a model: a container's user is often another than the files' owner."""
+    if not os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK):
+        yield path
+        return
+    for pattern in WANTED:
+        yield from (file for file in path.glob(pattern) if file.exists() and not os.access(file, os.R_OK))
 
 
 @functools.lru_cache(maxsize=8)

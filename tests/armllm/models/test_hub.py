@@ -80,3 +80,16 @@ def test_a_file_of_another_kind_is_named(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"neither a folder nor a \.gguf file"):
         LLM(path)
+
+
+@pytest.mark.parametrize("shut", ["", "config.json", "model.safetensors"])
+def test_a_model_that_this_user_may_not_read_is_told_so(tmp_path, monkeypatch, shut):
+    """A container's user is often not the one who downloaded the model."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "gone.json").symlink_to("nowhere")
+    assert resolve_model(str(tmp_path)) == tmp_path
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path / shut)
+    with pytest.raises(CheckpointError, match="may not read") as refused:
+        resolve_model(str(tmp_path))
+    assert f"may not read {tmp_path / shut}; `chmod" in str(refused.value)
