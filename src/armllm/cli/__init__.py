@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = [dashed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     try:
-        status = app(arguments, standalone_mode=False)
+        status = app(arguments, prog_name="armllm", standalone_mode=False)
         if status == INTERRUPTED:
             raise KeyboardInterrupt  # noqa: TRY301 - typer has caught it and made it a return value
     except BrokenPipeError:  # the reader of our output went away, as `| head` does

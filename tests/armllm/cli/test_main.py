@@ -139,3 +139,10 @@ def test_commands_of_guides_for_vllm_run(folder, capsys, command):
     assert json.loads(capsys.readouterr().out)["schema"] == 1
     assert main(["bench", command, "--model", folder, "--tensor_parallel_size", "2"]) == 2
     assert "--tensor-parallel-size can only be 1 here, not 2" in capsys.readouterr().err
+
+
+def test_it_calls_itself_by_the_name_of_the_command_wherever_it_was_started(capsys, monkeypatch):
+    """An image starts it through a module of its own."""
+    monkeypatch.setattr(sys, "argv", ["python -m somewhere.else"])
+    assert main(["serve"]) == 2
+    assert "give one MODEL: armllm serve MODEL" in capsys.readouterr().err
