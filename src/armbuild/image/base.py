@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -128,11 +128,9 @@ def _c_library(tree: Path, architecture: str, name: str) -> tuple[str, bool]:
 
 def _suite(tree: Path, glibc: str, name: str) -> str:
     """Return the Debian release whose packages run on this base: its own, or one with no newer glibc."""
-    release = _at(tree, "etc/os-release")
-    text = release.read_text(errors="replace") if release else ""
-    codename = re.search(r"^VERSION_CODENAME=\"?(\w+)\"?$", text, re.MULTILINE)
-    if codename and codename[1] in debian.SUITES:
-        return codename[1]
+    codename = _release(tree).get("VERSION_CODENAME", "")
+    if codename in debian.SUITES:
+        return codename
     fitting = [suite for suite, own in GLIBC.items() if not glibc or Version(own) <= Version(glibc)]
     if not fitting:
         oldest = next(iter(GLIBC.values()))
@@ -141,6 +139,13 @@ def _suite(tree: Path, glibc: str, name: str) -> str:
             " tcmalloc and libstdc++ need: take a newer base, or one that has these"
         )
     return fitting[-1] if glibc else "bookworm"
+
+
+def _release(tree: Path) -> dict[str, str]:
+    """Return what the base's os-release(5) says."""
+    path = _at(tree, "etc/os-release")
+    text = path.read_text(errors="replace") if path else ""
+    return dict(re.findall(r"""^([A-Z_]+)=["']?(.*?)["']?$""", text, re.MULTILINE))
 
 
 def _python(tree: Path, python: str, name: str, architecture: str, path: str) -> tuple[str, str]:
@@ -209,7 +214,8 @@ def _content(tree: Path, architecture: str, digest: str) -> content.Content:
     """Audit the base, once for each digest and each state of the audit."""
 
     def make(folder: Path) -> None:
-        found = content.inspect(tree, content.debian_components(_packages(tree, architecture)))
+        packages = content.debian_components(_packages(tree, architecture), tree)
+        found = content.inspect(tree, [*packages, *content.python_components(tree)])
         (folder / "content.json").write_text(json.dumps(found.as_dict()))
 
     folder = cache.fill(cache.root() / "bases" / cache.digest([digest, kept.code()]), make)
@@ -218,21 +224,18 @@ def _content(tree: Path, architecture: str, digest: str) -> content.Content:
 
 def _packages(tree: Path, architecture: str) -> list[root.Package]:
     """Return the Debian packages that the base says it has; none for other distributions."""
+    release = _release(tree)
     files = [tree / "var/lib/dpkg/status", *sorted((tree / "var/lib/dpkg").glob("status.d/*"))]
-    found = []
-    for path in files:
-        if not path.is_file() or path.suffix == ".md5sums":
-            continue
-        for stanza in path.read_text(errors="replace").split("\n\n"):
-            fields: dict[str, Any] = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", stanza, re.MULTILINE))
-            if "Package" in fields and "Version" in fields and "deinstall" not in fields.get("Status", ""):
-                found.append(
-                    root.Package(
-                        name=fields["Package"],
-                        version=fields["Version"],
-                        architecture=fields.get("Architecture", architecture),
-                        source=fields.get("Source", fields["Package"]).partition(" ")[0],
-                        suite="base",
-                    )
-                )
-    return found
+    return [
+        root.Package(
+            name=fields["Package"],
+            version=fields["Version"],
+            architecture=fields.get("Architecture", architecture),
+            source=fields.get("Source", fields["Package"]).partition(" ")[0],
+            suite=release.get("VERSION_CODENAME") or release.get("VERSION_ID", "unknown"),
+            vendor=release.get("ID", "debian"),
+        )
+        for path in files
+        if path.is_file() and path.suffix != ".md5sums"
+        for fields in debian.installed(path.read_text(errors="replace"))
+    ]

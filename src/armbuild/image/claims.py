@@ -125,24 +125,19 @@ def _labels(claims: Claims, report: AuditReport) -> Iterator[str]:
 def _packages(texts: Mapping[str, bytes]) -> tuple[Mapping[str, Any] | None, set[str]]:
     """Return the bill of materials, and the packages that are there as (kind + name)@version."""
     sbom: Mapping[str, Any] | None = None
-    present: dict[str, set[str]] = {}
+    present = set()
     for path, content in texts.items():
-        folder = path.rpartition("/")[0]
         if path == SBOM:
             sbom = json.loads(content)
             _components(sbom)  # or it is none
         elif path.startswith(STATUS):
             for fields in debian.installed(content.decode(errors="replace")):
-                present.setdefault(DEBIAN, set()).add(f"{DEBIAN}{fields['Package']}@{fields['Version']}")
+                present.add(f"{DEBIAN}{fields['Package']}@{fields['Version']}")
         else:
-            site, _, found = folder.removesuffix(".dist-info").rpartition("/")
-            project, _, version = found.rpartition("-")
-            present.setdefault(site, set()).add(f"{PYTHON}{canonicalize_name(project)}@{version}")
-    # A base has Python packages of its own, which the bill leaves to it.
-    own = next(
-        (names for names in present.values() if any(f"{PYTHON}armllm@" in item for item in names)), set()
-    )
-    return sbom, own | present.get(DEBIAN, set())
+            distribution = path.split("/")[-2].removesuffix(".dist-info")
+            project, _, version = distribution.rpartition("-")
+            present.add(f"{PYTHON}{canonicalize_name(project)}@{version}")
+    return sbom, present
 
 
 def _bill(sbom: Mapping[str, Any] | None, present: set[str]) -> Iterator[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import email.parser
+import re
 import uuid
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from armbuild import audit
+from armbuild.image import unpack
 from armbuild.isa.tables import extensions
 
 if TYPE_CHECKING:
@@ -79,36 +82,57 @@ def together(parts: Iterable[Content]) -> Content:
     )
 
 
-def debian_components(packages: Iterable[Package]) -> list[dict[str, Any]]:
-    """Return Debian packages as components; their licences lie beside them, in prose."""
-    return [
-        {
-            "type": "library",
-            "name": package.name,
-            "version": package.version,
-            # package-url specification, types/deb
-            "purl": f"pkg:deb/debian/{package.name}@{quote(package.version, safe='.:~-')}"
-            f"?arch={package.architecture}&distro={package.suite}",
-            "bom-ref": f"deb:{package.name}",
-            "licenses": [{"license": {"name": f"/usr/share/doc/{package.name}/copyright"}}],
-            "properties": [{"name": "debian:source", "value": package.source}],
-        }
-        for package in packages
-    ]
-
-
-def python_components(site: Path) -> list[dict[str, Any]]:
-    """Return the Python distributions in ``site`` as components, with the licences that they declare."""
+def debian_components(packages: Iterable[Package], tree: Path) -> list[dict[str, Any]]:
+    """Return packages of Debian and its kin as components, with the licences that ``tree`` states."""
     components = []
-    for path in sorted(site.glob("*.dist-info/METADATA")):
+    for package in packages:
+        # package-url specification, types/deb
+        address = (
+            f"pkg:deb/{package.vendor}/{quote(package.name, safe='.-')}@{quote(package.version, safe='.:~-')}"
+            f"?arch={package.architecture}&distro={package.suite}"
+        )
+        components.append(
+            {
+                "type": "library",
+                "name": package.name,
+                "version": package.version,
+                "purl": address,
+                "bom-ref": address,
+                "licenses": [{"license": {"name": name}} for name in _licenses(package.name, tree)],
+                "properties": [{"name": "debian:source", "value": package.source}],
+            }
+        )
+    return components
+
+
+def _licenses(package: str, tree: Path) -> list[str]:
+    """Return the names that a package's copyright file gives its licences; its path where that is prose.
+
+    Machine-readable debian/copyright file, version 1.0.
+    """
+    place = f"usr/share/doc/{package}/copyright"
+    path = unpack.inside(tree, PurePosixPath(place))
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if "copyright-format/1.0" not in text.partition("\n\n")[0]:
+        return [f"/{place}"]
+    return sorted(set(re.findall(r"^License:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE))) or [f"/{place}"]
+
+
+def python_components(tree: Path) -> list[dict[str, Any]]:
+    """Return the Python distributions in ``tree`` as components, with the licences that they declare."""
+    components = []
+    for path in sorted(tree.rglob("*.dist-info/METADATA")):
+        if path.is_symlink():
+            continue
         fields = email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
         name, version = fields.get("Name", ""), fields.get("Version", "")
+        address = f"pkg:pypi/{quote(name.lower().replace('_', '-'))}@{quote(version, safe='.')}"
         component: dict[str, Any] = {
             "type": "library",
             "name": name,
             "version": version,
-            "purl": f"pkg:pypi/{quote(name.lower().replace('_', '-'))}@{quote(version, safe='.')}",
-            "bom-ref": f"pypi:{name}",
+            "purl": address,
+            "bom-ref": address,
         }
         expression, prose = fields.get("License-Expression"), fields.get("License", "")
         classifiers = [
@@ -129,7 +153,8 @@ def bill_of_materials(
     content: Content, *, name: str, version: str, created: str, properties: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the CycloneDX 1.6 document of an image; equal content gives equal bytes."""
-    components = sorted(content.components, key=lambda component: str(component["bom-ref"]))
+    found = {str(component["bom-ref"]): component for component in content.components}
+    components = [component for _, component in sorted(found.items())]
     identity = "\n".join([name, version, *(str(component["purl"]) for component in components)])
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",

@@ -112,7 +112,7 @@ class DebianLayer(Recipe):
         if self.python and target.host:
             folder = tree / f"usr/lib/python{self.python}"
             packages.compile_bytecode(target.host, tree, folder, log=self.log)
-        return content.debian_components(found)
+        return content.debian_components(found, tree)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,13 +56,14 @@ BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A Debian package, as the bill of materials names it."""
+    """A package of Debian or its kin, as the bill of materials names it."""
 
     name: str
     version: str
     architecture: str
     source: str
     suite: str
+    vendor: str = "debian"
 
 
 def suite_of(python: str) -> str:

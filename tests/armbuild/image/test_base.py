@@ -128,9 +128,24 @@ def test_an_environment_that_the_base_puts_first_is_the_one_served_from(tmp_path
     assert (found.python, found.site) == ("/app/bin/python3.11", "app/lib/python3.11/site-packages")
 
 
-def test_a_base_without_dpkg_has_the_packages_it_states(tmp_path):
-    components = read(tmp_path, DISTROLESS).content.components
-    assert [component["name"] for component in components] == ["libc6"]
+def test_the_bill_begins_with_the_packages_of_the_base(tmp_path):
+    ubuntu = {
+        **UBUNTU,
+        "var/lib/dpkg/status": "Package: libc6\nStatus: install ok installed\nVersion: 2.39-0ubuntu8\n"
+        "Architecture: arm64\n\nPackage: gone\nStatus: deinstall ok config-files\nVersion: 1\n",
+        "usr/lib/python3/dist-packages/theirs-1.dist-info/METADATA": "Name: theirs\nVersion: 1\n",
+    }
+    addresses = {
+        name: [component["purl"] for component in read(tmp_path / name, files).content.components]
+        for name, files in (("ubuntu", ubuntu), ("distroless", DISTROLESS))
+    }
+    assert addresses == {
+        "ubuntu": [
+            "pkg:deb/ubuntu/libc6@2.39-0ubuntu8?arch=arm64&distro=noble",
+            "pkg:pypi/theirs@1",
+        ],
+        "distroless": ["pkg:deb/debian/libc6@2.41-12?arch=arm64&distro=trixie"],
+    }
 
 
 @pytest.mark.parametrize(

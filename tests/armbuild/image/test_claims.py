@@ -33,6 +33,7 @@ def bill(**changes):
         "libc6": {"version": "2.36-9+deb12u1", "purl": "pkg:deb/debian/libc6", "licenses": licences},
         "armllm": {"version": "0.1.0", "purl": "pkg:pypi/armllm", "licenses": [{"expression": "Apache-2.0"}]},
         "typing_extensions": {"version": "4.12", "purl": "pkg:pypi/typing-extensions"},
+        "theirs": {"version": "1", "purl": "pkg:pypi/theirs"},
     }
     kept = [
         {"name": name, **item, **changes.get(name, {})}
@@ -64,10 +65,15 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
     assert said.errors == ()
     assert (said.name, said.digest, said.architecture) == ("localhost/small:1", written.digest, "arm64")
     assert said.labels == said.annotations == LABELS
-    assert [part["name"] for part in said.sbom["components"]] == ["libc6", "armllm", "typing_extensions"]
+    assert [part["name"] for part in said.sbom["components"]] == [
+        "libc6",
+        "armllm",
+        "typing_extensions",
+        "theirs",
+    ]
     text = "\n".join(said.lines())
     assert "armllm.kernels=neon,sve" in text
-    assert "1 of Debian, 2 of Python" in text
+    assert "1 of Debian, 3 of Python" in text
 
 
 @pytest.mark.parametrize(
@@ -102,8 +108,8 @@ def test_an_image_that_claims_nothing_is_held_to_nothing(tmp_path):
 
 def test_a_bill_of_the_engines_own_code_agrees_with_it(tmp_path):
     """What `armbuild docker` writes is what the audit expects: the same names, versions and addresses."""
-    tree = small.tree(tmp_path / "tree", {name: text for name, text in PYTHON.items() if SITE in name})
-    components = content.python_components(tree / SITE)
+    tree = small.tree(tmp_path / "tree", PYTHON)
+    components = content.python_components(tree)
     document = content.bill_of_materials(
         content.Content(components=tuple(components)), name="x", version="1", created="", properties={}
     )
