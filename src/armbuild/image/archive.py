@@ -70,11 +70,11 @@ def write(images: Sequence[Image], path: Path, *, name: str) -> Written:
         manifests[image.config["architecture"]] = descriptor["digest"]
         platform = {"architecture": image.config["architecture"], "os": "linux"}
         descriptors.append({**descriptor, "platform": platform})
-    top = (
-        descriptors[0]
-        if len(images) == 1
-        else _put(blobs, INDEX, _json({"schemaVersion": 2, "mediaType": INDEX, "manifests": descriptors}))
-    )
+    top = descriptors[0]
+    if len(images) > 1:
+        common = set.intersection(*(set(image.annotations.items()) for image in images))
+        index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": descriptors}
+        top = _put(blobs, INDEX, _json({**index, "annotations": dict(common)}))
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
     files = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),

@@ -4,8 +4,8 @@ import dataclasses
 import gzip
 import hashlib
 
-from armbuild.untrusted import zstd
 from armbuild.image import archive, layers
+from armbuild.untrusted import zstd
 
 
 def tree(folder, files):
@@ -29,7 +29,7 @@ def layer(folder, files, *, name="layer", compress=True):
     return layers.write(content, folder / f"{name}.tar.gz", comment=name, compress=compress)
 
 
-def image(made, *, architecture="arm64", **config):
+def image(made, *, architecture="arm64", annotations=None, **config):
     document = {
         "architecture": architecture,
         "os": "linux",
@@ -37,7 +37,8 @@ def image(made, *, architecture="arm64", **config):
         "rootfs": {"type": "layers", "diff_ids": [item.diff_id for item in made]},
         "history": [{"created_by": item.comment} for item in made],
     }
-    return archive.Image(config=document, layers=tuple(made), annotations={"title": "small"})
+    said = {"title": "small", **(annotations or {})}
+    return archive.Image(config=document, layers=tuple(made), annotations=said)
 
 
 def write(folder, *stack, path="image.tar", architecture="arm64", **config):

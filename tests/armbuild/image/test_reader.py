@@ -95,7 +95,9 @@ def test_a_write_that_is_killed_leaves_nothing_behind(tmp_path, folder, monkeypa
 
 def test_each_platform_of_an_index_is_found(tmp_path):
     images = [
-        small.image([small.layer(tmp_path / name, {"file": name})], architecture=name)
+        small.image(
+            [small.layer(tmp_path / name, {"file": name})], architecture=name, annotations={"for": name}
+        )
         for name in ("arm64", "amd64")
     ]
     written = archive.write(images, tmp_path / "both.tar", name="localhost/x:1")
@@ -108,6 +110,8 @@ def test_each_platform_of_an_index_is_found(tmp_path):
             unpack.unpack(image, manifest, root)
         assert manifest.digest == written.manifests[name]
         assert (root / "file").read_text() == name
+    with reader.open_image(written.path) as image, image.open(reader.blob_name(written.digest)) as index:
+        assert json.load(index)["annotations"] == {"title": "small"}, "what all platforms say"
 
 
 def test_the_wrong_architecture_is_named(tmp_path):
