@@ -18,7 +18,10 @@ HEADER_LIMIT = 100 << 20
 def check(folder: Path) -> Path:
     """Return ``folder`` if it is a whole Hugging Face checkpoint; UsageError says what is wrong."""
     if not folder.is_dir():
-        raise UsageError(f"--with-model {folder}: no such folder")
+        what = (
+            "not a folder: name that of a checkpoint in safetensors" if folder.exists() else "no such folder"
+        )
+        raise UsageError(f"--with-model {folder}: {what}")
     config = _json(folder / "config.json")
     if not isinstance(config, dict) or not ("architectures" in config or "model_type" in config):
         raise UsageError(f"--with-model {folder}: its config.json describes no model")

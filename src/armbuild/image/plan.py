@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import InvalidSpecifier, Specifier
+
 from armbuild import arm64_root, choices, process, provenance, pythons, wheelfile
 from armbuild import plan as wheel_plan
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import model, reference, root
+from armbuild.image import model, packages, reference, root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -152,11 +155,13 @@ def plan(
         project=own,
         version=version,
         python=suggested,
-        torch=torch,
-        index=_index(index),
+        torch=_torch(torch),
+        index=_index(index, suggested, architectures),
         model=model.check(with_model) if with_model else None,
         base=None if base is None else reference.check_base(base),
-        tag=reference.full_name(reference.check_tag(tag or f"armllm:{version.replace('+', '-')}")),
+        tag=reference.full_name(
+            reference.check_tag(f"armllm:{version.replace('+', '-')}" if tag is None else tag)
+        ),
         labels=reference.check_labels(list(labels)),
         builder=builder,
         output=path,
@@ -248,14 +253,26 @@ def _is_folder(index: str | None) -> bool:
     return index is not None and "://" not in index
 
 
-def _index(text: str | None) -> str | None:
-    if text is None or not _is_folder(text):
+def _torch(version: str | None) -> str | None:
+    if version is not None:
+        try:
+            Specifier(f"=={version}")
+        except InvalidSpecifier as error:
+            raise UsageError(f"--torch {version}: not a version, such as 2.10.0") from error
+    return version
+
+
+def _index(text: str | None, python: str, architectures: Sequence[str]) -> str | None:
+    if text is None or re.match(r"https?://", text):
         return text
     folder = Path(text)
-    if not folder.is_dir():
+    if not (text and folder.is_dir()):
         raise UsageError(f"--torch-index {text}: neither an address (https://...) nor a folder")
-    if not any(folder.glob("*.whl")):
-        raise UsageError(f"--torch-index {text}: there is no wheel in this folder")
+    if not any(packages.in_folder(folder, python, name) for name in architectures):
+        platforms = " or ".join(f"linux/{name}" for name in architectures)
+        raise UsageError(
+            f"--torch-index {text}: no wheel of torch for {platforms} and Python {python} is in this folder"
+        )
     return str(folder.absolute())
 
 

@@ -41,17 +41,19 @@ def check_base(base: str) -> str:
 def full_name(name: str) -> str:
     """Return a checked ``name`` as engines file it: ``localhost/`` in front where it names no registry."""
     first, slash, _ = name.partition("/")
-    has_domain = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    has_domain = bool(slash) and (first == "localhost" or re.search(r"[.:A-Z]", first) is not None)
     return name if has_domain else f"localhost/{name}"
 
 
 def check_labels(labels: list[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` texts as a mapping; raises UsageError for one without a key."""
+    """Return ``KEY=VALUE`` texts as a mapping; raises UsageError for no key, or one of our own."""
     parsed = {}
     for label in labels:
         key, equals, value = label.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", key):
             raise UsageError(f"--label {label}: say KEY=VALUE, such as org.example.team=inference")
+        if key.startswith("armllm."):
+            raise UsageError(f"--label {label}: what begins with armllm. is told by the audit of the image")
         parsed[key] = value
     return parsed
 

@@ -91,8 +91,13 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"tag": "r.example/Armllm:RC1"}, "write r.example/armllm:RC1"),
         ({"tag": "a b"}, "--tag a b"),
         ({"tag": "x:"}, "--tag x:"),
+        ({"tag": ""}, "--tag : not an image's name"),
         ({"labels": ["novalue"]}, "KEY=VALUE"),
         ({"labels": ["=x"]}, "KEY=VALUE"),
+        ({"labels": ["armllm.floor=none"]}, "told by the audit"),
+        ({"torch": "nonsense"}, "--torch nonsense: not a version"),
+        ({"torch": ">=2.10"}, "not a version"),
+        ({"torch": ""}, "not a version"),
         ({"builder": "kaniko"}, "oci, docker, podman, buildah"),
         ({"builder": "podman"}, "goes with --builder oci"),
         ({"python": "3.13"}, "is for Python 3.11"),
@@ -102,6 +107,9 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"platform": "linux/arm64,linux/amd64"}, "needs a --wheel for x86-64"),
         ({"push": True}, "--push needs --tag"),
         ({"index": "no-such-folder"}, "neither an address"),
+        ({"index": ""}, "neither an address"),
+        ({"index": "ftp://x.example/simple"}, "neither an address"),
+        ({"index": "."}, "no wheel of torch for linux/arm64 and Python 3.11"),
         ({"with_model": "no-such-folder"}, "no such folder"),
         ({"base": "gone.tar"}, "--base gone.tar: no such file"),
         ({"base": ""}, "--base '': no such file"),
@@ -208,6 +216,22 @@ def test_a_truncated_download_of_weights_is_noticed(tmp_path):
         model.check(folder)
 
 
+def test_a_file_is_not_taken_for_a_missing_folder(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UsageError, match=r"m\.gguf: not a folder: .* safetensors"):
+        model.check(tmp_path / "m.gguf")
+
+
+def test_a_folder_of_wheels_must_have_torch_for_one_of_the_platforms(tmp_path):
+    wheel = a_wheel(tmp_path)
+    (tmp_path / "torch-2.13.0-cp312-cp312-manylinux_2_28_aarch64.whl").touch()
+    with pytest.raises(UsageError, match="no wheel of torch"):
+        plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
+    (tmp_path / "torch-2.13.0-cp311-cp311-manylinux_2_28_aarch64.whl").touch()
+    made = plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
+    assert made.index == str(tmp_path)
+
+
 def test_a_downloads_caches_stay_outside(tmp_path):
     folder = a_model(tmp_path / "m")
     (folder / ".cache").mkdir()
@@ -226,6 +250,7 @@ def test_a_downloads_caches_stay_outside(tmp_path):
         ("team/armllm:1.0", "localhost/team/armllm:1.0"),
         ("registry.example:5000/team/a_b.c:v1", "registry.example:5000/team/a_b.c:v1"),
         ("localhost/x", "localhost/x:latest"),
+        ("Registry/x", "Registry/x:latest"),
     ],
 )
 def test_names_are_filed_as_engines_file_them(name, full):
