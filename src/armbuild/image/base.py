@@ -42,6 +42,8 @@ class Foundation:
     site: str
     """Folder in the image, without the leading slash, that this interpreter reads packages from."""
     environment: Mapping[str, str]
+    glibc: str = ""
+    """Version of its C library; "" where it hides that."""
     name: str | None = None
     """Of the base image, and its digest; None for a root of our own."""
     digest: str | None = None
@@ -76,7 +78,7 @@ def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -
         manifest = image.manifest(architecture)
         tree = Path(folder)
         unpack.unpack(image, manifest, tree)
-        variables = dict(item.split("=", 1) for item in manifest.config.get("config", {}).get("Env") or [])
+        variables = _environment(manifest)
         glibc, multiarch = _c_library(tree, architecture, name)
         interpreter, site = _python(tree, python, name, architecture, variables.get("PATH", PATH))
         lacking = {
@@ -92,11 +94,18 @@ def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -
             python=interpreter,
             site=site,
             environment=variables,
+            glibc=glibc,
             name=name,
             digest=manifest.digest,
             lacking=tuple(package for package, missing in lacking.items() if missing),
             suite=_suite(tree, glibc, name) if any(lacking.values()) else "",
         )
+
+
+def _environment(manifest: reader.Manifest) -> dict[str, str]:
+    """Return the base's variables; one without a value, which runtimes drop, is dropped."""
+    listed = manifest.config.get("config", {}).get("Env") or []
+    return dict(item.split("=", 1) for item in listed if "=" in item)
 
 
 def _at(tree: Path, path: str) -> Path | None:

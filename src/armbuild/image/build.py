@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
+
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 from armbuild import audit, debian, process, pythons, repair
 from armbuild import build as wheel_build
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from armbuild.image.plan import ImagePlan
     from armbuild.image.recipes import Recipe
     from armbuild.pythons import HostPython
+
+
+MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 
 
 class Step(Protocol):
@@ -153,6 +160,7 @@ class _Maker:
                 log=self.log,
             )
         foundation, below = self._foundation()
+        self._check_c_library(foundation.glibc)
         packed = [
             self._python_layer(name, pinned, foundation.site)
             for name, pinned in (("torch", (pins.torch,)), ("dependencies", pins.others))
@@ -200,6 +208,18 @@ class _Maker:
             raise CheckFailed(f"{self.wheel.name} holds {', '.join(sorted(machines))} code, not {wanted}'s")
         return report
 
+    def _check_c_library(self, glibc: str) -> None:
+        """Raise UsageError when the wheel needs another C library than the image has (PEP 600, PEP 656)."""
+        tags = [tag.platform for tag in parse_wheel_filename(self.wheel.name)[3]]
+        if all(tag.startswith("musllinux") for tag in tags):
+            raise UsageError(f"{self.wheel.name} is for musl, and the image has the GNU C library")
+        needed = [Version(f"{found[1]}.{found[2]}") for tag in tags if (found := MANYLINUX.match(tag))]
+        if glibc and needed and min(needed) > Version(glibc):
+            raise UsageError(
+                f"{self.wheel.name} needs glibc {min(needed)}, and the image has {glibc}: build it with"
+                " `armbuild wheel --lane cross`, or take a newer --base"
+            )
+
     def _foundation(self) -> tuple[base.Foundation, list[Recipe]]:
         """Return what the engine's layers lie on, and how what is still to be made of it is made."""
         plan, architecture = self.plan, self.architecture
@@ -208,6 +228,7 @@ class _Maker:
             found = base.Foundation(
                 layers=(), content=content.Content(), python=f"/usr/bin/python{plan.python}",
                 site=f"usr/local/lib/python{plan.python}/dist-packages", environment={}, suite=suite,
+                glibc=base.GLIBC.get(suite, ""),
             )  # fmt: skip
             return found, [self._debian_layer(plan.python, suite, root.WITH_DEPENDENCIES)]
         with self.step("base", plan.base):

@@ -21,11 +21,13 @@ from armbuild import isolation, process
 from armbuild.errors import BuildError, MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from armbuild.pythons import HostPython
 
 PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"}
+NEWEST = {"arm64": "aarch64-manylinux_2_40", "amd64": "x86_64-manylinux_2_40"}
+"""What a wheel in a file may need, which is compared with the image's own glibc: uv knows none newer."""
 EXTRA = "serve"
 FOREIGN = re.compile(r"(?:nvidia|cuda|amd-rocm|rocm|intel-extension)\b")
 CUDA_LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so")
@@ -72,14 +74,18 @@ def resolve(
         "--no-header", "--no-annotate", "--override", str(overrides), str(wanted),
     ]  # fmt: skip
     what = f"choosing packages for {architecture}, Python {python}"
+    return _pins(_uv(command, log=log, what=what), architecture, index)
+
+
+def _uv(command: list[str], *, log: Path, what: str) -> str:
+    """Return what uv prints; MissingError has the reason, which uv seldom says in its first line."""
     try:
-        said = process.run(command, log=log, what=what, env=isolation.clean(), error=MissingError)
+        return process.run(command, log=log, what=what, env=isolation.clean(), error=MissingError)
     except MissingError as error:
-        reason = re.search(r"Because .*", log.read_text(errors="replace"))
+        reason = re.search(r"Because .*|Failed to fetch: .*", log.read_text(errors="replace"))
         if reason is None:
             raise
         raise MissingError(f"{what} failed: {reason[0]}\n  log: {log}") from error
-    return _pins(said, architecture, index)
 
 
 def in_folder(folder: Path, python: str, architecture: str) -> str | None:
@@ -124,11 +130,11 @@ def _cuda(torch: str, architecture: str, why: str, index: str | None) -> str:
     )
 
 
-def target(python: str, architecture: str) -> list[str]:
+def target(python: str, architecture: str, platforms: Mapping[str, str] = PLATFORMS) -> list[str]:
     """Return uv's options that say for which machine and Python packages are chosen."""
     return [
         "--python-platform",
-        PLATFORMS[architecture],
+        platforms[architecture],
         "--python-version",
         python,
         "--only-binary",
@@ -148,25 +154,22 @@ def install(
 ) -> None:
     """Unpack exactly ``wanted`` (pins or wheels) into ``site``, without programs and C++ headers.
 
+    A wheel in a file is not compared with the image's glibc: whoever names one has done so.
     Raises UsageError when a CUDA library comes along, MissingError with uv's reason.
     """
+    wanted = list(wanted)
+    platforms = NEWEST if all(isinstance(item, Path) for item in wanted) else PLATFORMS
     command = [
         str(isolation.uv_program()),
         "pip",
         "install",
         "-q",
         "--no-deps",
-        *target(python, architecture),
+        *target(python, architecture, platforms),
     ]
     # Links to files in uv's cache: from here on they may be removed, but not written to.
     command += [*sources(index), "--link-mode", "hardlink", "--target", str(site), "--", *map(str, wanted)]
-    process.run(
-        command,
-        log=log,
-        what=f"unpacking packages for {architecture}, Python {python}",
-        env=isolation.clean(),
-        error=MissingError,
-    )
+    _uv(command, log=log, what=f"unpacking packages for {architecture}, Python {python}")
     for name in CUDA_LIBRARIES:
         if (site / "torch/lib" / name).exists():
             raise UsageError(_cuda("torch", architecture, f"it holds {name}", index))

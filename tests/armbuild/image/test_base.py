@@ -148,6 +148,10 @@ def test_the_bill_begins_with_the_packages_of_the_base(tmp_path):
     }
 
 
+def test_a_variable_without_a_value_is_dropped(tmp_path):
+    assert read(tmp_path, DEBIAN, Env=["OWN=a=b", "BARE"]).environment == {"OWN": "a=b"}
+
+
 @pytest.mark.parametrize(
     ("files", "config", "reason"),
     [

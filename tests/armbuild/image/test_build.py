@@ -11,7 +11,7 @@ from tests.armbuild.image import small
 
 from armbuild import audit, debian
 from armbuild.audit import AuditReport
-from armbuild.errors import CheckFailed
+from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.image import build, packages, plan, reader, root, side_by_side
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
@@ -77,10 +77,10 @@ def one_after_another(jobs, **_options):
         job()
 
 
-def a_wheel(folder, **files):
+def a_wheel(folder, *, name=NAME, **files):
     folder.mkdir(exist_ok=True)
     info = b'{"version": "0.1.0", "baseline": "armv8-a"}'
-    return wheels.write(folder, NAME, {plan.ENTRY_POINT: b"", "armllm/build_info.json": info, **files})
+    return wheels.write(folder, name, {plan.ENTRY_POINT: b"", "armllm/build_info.json": info, **files})
 
 
 def a_build(tmp_path, wheel, name="x.tar", **options):
@@ -133,6 +133,47 @@ def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world)
     pyc = files["usr/local/lib/python3.11/dist-packages/armllm/__pycache__/__init__.cpython-311.pyc"]
     assert b"/usr/local/lib/python3.11/dist-packages/armllm/__init__.py" in pyc, "the path in the image"
     assert str(tmp_path).encode() not in pyc
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("manylinux_2_39_aarch64", r"needs glibc 2\.39, and the image has 2\.36"),
+        ("musllinux_1_2_aarch64", "is for musl"),
+    ],
+)
+def test_a_wheel_for_another_c_library_than_the_images_is_refused(tmp_path, world, platform, reason):
+    wheel = a_wheel(tmp_path / "1", name=NAME.replace("manylinux_2_28_aarch64", platform))
+    with pytest.raises(UsageError, match=reason):
+        a_build(tmp_path, wheel)
+    assert not (tmp_path / "x.tar").exists()
+
+
+def test_a_wheel_may_need_all_of_the_images_c_library(tmp_path, world):
+    tags = "manylinux_2_36_aarch64"  # as this machine's own compiler makes them
+    a_build(tmp_path, a_wheel(tmp_path / "1", name=NAME.replace("manylinux_2_28_aarch64", tags)))
+
+
+def test_uv_compares_pins_with_the_oldest_c_library_and_wheels_in_files_with_none(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(packages.process, "run", lambda command, **_: asked.append(command))
+    options = {"python": "3.11", "architecture": "arm64", "index": None, "log": tmp_path / "log"}
+    packages.install(["numpy==2"], tmp_path, **options)
+    packages.install([tmp_path / NAME], tmp_path, **options)
+    platforms = [command[command.index("--python-platform") + 1] for command in asked]
+    assert platforms == ["aarch64-manylinux_2_28", "aarch64-manylinux_2_40"]
+
+
+def test_an_index_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    wheel = wheels.write(tmp_path, NAME, metadata="Provides-Extra: serve\nRequires-Dist: torch\n")
+    with pytest.raises(MissingError, match=r"failed: Failed to fetch: .?http://127\.0\.0\.1:9/simple/torch"):
+        packages.resolve(
+            wheel, python="3.11", architecture="arm64",
+            index="http://127.0.0.1:9/simple", work=tmp_path, log=tmp_path / "log",
+        )  # fmt: skip
 
 
 def test_a_wheel_that_its_audit_refuses_leaves_no_archive(tmp_path, world):
