@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from packaging.utils import canonicalize_name
 from armbuild import debian
 from armbuild.audit.report import one_line
 from armbuild.errors import CheckFailed
-from armbuild.image import reader
+from armbuild.image import config, reader
 from armbuild.image.content import Content
+from armbuild.image.entrypoint import FACTS
 from armbuild.image.recipes import SHARE
+from armbuild.image.reference import MACHINES
 from armbuild.untrusted import BROKEN
 
 if TYPE_CHECKING:
@@ -76,10 +79,10 @@ def keep(name: str) -> bool:
     """Return whether ``read`` wants this file's content in the report."""
     folder, _, base = name.rpartition("/")
     return (
-        name == SBOM
-        or name == STATUS[0]
+        name in (SBOM, FACTS, STATUS[0])
         or (folder == STATUS[1] and not base.endswith(".md5sums"))
         or (base == "METADATA" and folder.endswith(".dist-info"))
+        or re.search(r"(^|/)armllm-[^/]*\.dist-info/WHEEL$", name) is not None
     )
 
 
@@ -104,22 +107,70 @@ def read(report: AuditReport) -> Claims:
         sbom, present = _packages(report.texts)
     except BROKEN as error:
         return replace(claims, errors=(one_line(f"{SBOM} cannot be read: {error}"),))
-    return replace(claims, sbom=sbom, errors=(*_labels(claims, report), *_bill(sbom, present)))
+    found = _found(claims, report, present)
+    errors = [*_labels(claims, found), *_facts(report.texts, found), *_bill(sbom, present)]
+    return replace(claims, sbom=sbom, errors=tuple(map(one_line, errors)))
 
 
-def _labels(claims: Claims, report: AuditReport) -> Iterator[str]:
-    """Yield what the labels say of the code that the audit did not find so."""
-    found = {
-        "armllm.kernels": sorted(report.kernel_targets),
-        "armllm.floor": sorted(Content(needs=report.needs_everywhere).floor),
+def _found(claims: Claims, report: AuditReport, present: set[str]) -> dict[str, set[str]]:
+    """Return what the labels (``armllm.`` is left out) may say, by what the audit found in the image."""
+    code = Content(needs=report.needs_everywhere)
+    tags = re.findall(
+        rb"^Tag: cp(\d)(\d+)-\w+-(\S+)$",
+        b"\n".join(text for name, text in report.texts.items() if name.endswith("/WHEEL")),
+        re.MULTILINE,
+    )
+    torch = f"{PYTHON}torch@"
+    return {
+        "kernels": {_joined(report.kernel_targets)},
+        "floor": {_joined(code.floor)},
+        "lowest-core": {config.lowest(code, MACHINES.get(claims.architecture, ""))},
+        "dispatched": {_joined(report.needs_dispatched | report.needs_guarded)},
+        "torch": {item.removeprefix(torch) for item in present if item.startswith(torch)},
+        "python": {f"{major.decode()}.{minor.decode()}" for major, minor, _ in tags},
+        "manylinux": {platform.decode() for *_, platform in tags},
     }
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ",".join(sorted(names))
+
+
+def _labels(claims: Claims, found: Mapping[str, set[str]]) -> Iterator[str]:
+    """Yield what the labels say that is not so."""
     for name, values in found.items():
-        said = claims.labels.get(name)
-        if said is not None and sorted(filter(None, said.split(","))) != values:
-            yield one_line(f"label {name}={said}: the code inside says {','.join(values) or 'nothing'}")
+        said = claims.labels.get(f"armllm.{name}")
+        if said is not None and said not in values:
+            yield f"label armllm.{name}={said}: what is inside says {_or_nothing(values)}"
     for name, value in claims.annotations.items():
         if claims.labels.get(name, value) != value:
-            yield one_line(f"label {name}={claims.labels[name]}: the annotation says {value}")
+            yield f"label {name}={claims.labels[name]}: the annotation says {value}"
+
+
+def _facts(texts: Mapping[str, bytes], found: Mapping[str, set[str]]) -> Iterator[str]:
+    """Yield what the entry point is told that is not so: it lets a core pass by that."""
+    if FACTS not in texts:
+        return
+    try:
+        facts = json.loads(texts[FACTS])
+        told = {
+            "floor": _joined(facts["floor"]["features"]),
+            "lowest-core": str(facts["floor"]["lowest_core"]),
+            "kernels": _joined(facts["kernels"]),
+            "dispatched": _joined(facts["dispatched"]),
+            "torch": str(facts["torch"]),
+            "python": str(facts["python"]),
+        }
+    except BROKEN as error:
+        yield f"{FACTS} cannot be read: {error}"
+        return
+    for name, said in told.items():
+        if said not in found[name]:
+            yield f"{FACTS}: {name} {said or 'nothing'}: what is inside says {_or_nothing(found[name])}"
+
+
+def _or_nothing(values: set[str]) -> str:
+    return " or ".join(sorted(values)) or "nothing"
 
 
 def _packages(texts: Mapping[str, bytes]) -> tuple[Mapping[str, Any] | None, set[str]]:
@@ -133,7 +184,7 @@ def _packages(texts: Mapping[str, bytes]) -> tuple[Mapping[str, Any] | None, set
         elif path.startswith(STATUS):
             for fields in debian.installed(content.decode(errors="replace")):
                 present.add(f"{DEBIAN}{fields['Package']}@{fields['Version']}")
-        else:
+        elif path.endswith("/METADATA"):
             distribution = path.split("/")[-2].removesuffix(".dist-info")
             project, _, version = distribution.rpartition("-")
             present.add(f"{PYTHON}{canonicalize_name(project)}@{version}")
@@ -158,7 +209,7 @@ def _bill(sbom: Mapping[str, Any] | None, present: set[str]) -> Iterator[str]:
 def _differences(how: str, names: Iterable[str]) -> Iterator[str]:
     if shown := sorted(names):
         more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-        yield one_line(f"{SBOM} {how}: {', '.join(shown[:3])}{more}")
+        yield f"{SBOM} {how}: {', '.join(shown[:3])}{more}"
 
 
 def _components(sbom: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from tests.armbuild.image import small
 from armbuild.audit import audit
 from armbuild.cli import main
 from armbuild.image import archive, claims, content
+from armbuild.image.entrypoint import FACTS
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema/audit.json").read_text())
 SITE = "usr/local/lib/python3.11/dist-packages"
@@ -20,11 +21,27 @@ DEBIAN = {"var/lib/dpkg/status.d/libc6": "Package: libc6\nVersion: 2.36-9+deb12u
 PYTHON = {
     f"{SITE}/armllm-0.1.0.dist-info/METADATA": "Name: armllm\nVersion: 0.1.0\n",
     f"{SITE}/typing_extensions-4.12.dist-info/METADATA": "Name: typing_extensions\nVersion: 4.12\n",
+    f"{SITE}/armllm-0.1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_24_aarch64\n",
+    f"{SITE}/torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0\n",
     f"{SITE}/armllm/_kernels.so": wheels.elf("aarch64"),
     "usr/lib/python3/dist-packages/theirs-1.dist-info/METADATA": "Name: theirs\nVersion: 1\n",
 }
-LABELS = {"armllm.kernels": "neon,sve", "armllm.floor": "atomics", "org.example.team": "arm"}
-FOUND = {"kernel_targets": ("sve", "neon"), "needs_everywhere": frozenset({"lse"})}
+LABELS = {
+    "armllm.kernels": "neon,sve",
+    "armllm.floor": "atomics",
+    "armllm.lowest-core": "armv8.1-a or newer",
+    "armllm.dispatched": "bf16,i8mm",
+    "armllm.torch": "2.10.0",
+    "armllm.python": "3.11",
+    "armllm.manylinux": "manylinux_2_24_aarch64",
+    "org.example.team": "arm",
+}
+FOUND = {
+    "kernel_targets": ("sve", "neon"),
+    "needs_everywhere": frozenset({"lse"}),
+    "needs_dispatched": frozenset({"bf16"}),
+    "needs_guarded": frozenset({"i8mm"}),
+}
 
 
 def bill(**changes):
@@ -33,6 +50,7 @@ def bill(**changes):
         "libc6": {"version": "2.36-9+deb12u1", "purl": "pkg:deb/debian/libc6", "licenses": licences},
         "armllm": {"version": "0.1.0", "purl": "pkg:pypi/armllm", "licenses": [{"expression": "Apache-2.0"}]},
         "typing_extensions": {"version": "4.12", "purl": "pkg:pypi/typing-extensions"},
+        "torch": {"version": "2.10.0", "purl": "pkg:pypi/torch"},
         "theirs": {"version": "1", "purl": "pkg:pypi/theirs"},
     }
     kept = [
@@ -41,6 +59,18 @@ def bill(**changes):
         if changes.get(name, item)
     ]
     return {claims.SBOM: json.dumps({"bomFormat": "CycloneDX", "components": kept})}
+
+
+def facts(**changes):
+    """Return the bill, and what the entry point reads, true but for ``changes``."""
+    told = {
+        "kernels": ["neon", "sve"],
+        "floor": {"features": ["atomics"], "lowest_core": "armv8.1-a or newer"},
+        "dispatched": ["bf16", "i8mm"],
+        "torch": "2.10.0",
+        "python": "3.11",
+    }
+    return {**bill(), FACTS: json.dumps({**told, **changes})}
 
 
 def write(folder, *, sbom=None, labels=LABELS, annotations=LABELS):
@@ -60,7 +90,7 @@ def read(path, image=0, **found):
 
 
 def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path):
-    written = write(tmp_path)
+    written = write(tmp_path, sbom=facts())
     said = read(written.path)
     assert said.errors == ()
     assert (said.name, said.digest, said.architecture) == ("localhost/small:1", written.digest, "arm64")
@@ -69,18 +99,19 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
         "libc6",
         "armllm",
         "typing_extensions",
+        "torch",
         "theirs",
     ]
     text = "\n".join(said.lines())
     assert "armllm.kernels=neon,sve" in text
-    assert "1 of Debian, 3 of Python" in text
+    assert "1 of Debian, 4 of Python" in text
 
 
 @pytest.mark.parametrize(
     ("image", "found", "reason"),
     [
-        ({}, {"kernel_targets": ("neon",)}, "label armllm.kernels=neon,sve: the code inside says neon"),
-        ({}, {"needs_everywhere": frozenset()}, "label armllm.floor=atomics: the code inside says nothing"),
+        ({}, {"kernel_targets": ("neon",)}, "label armllm.kernels=neon,sve: what is inside says neon"),
+        ({}, {"needs_everywhere": frozenset()}, "label armllm.floor=atomics: what is inside says nothing"),
         (
             {"annotations": {**LABELS, "org.example.team": "x"}},
             {},
@@ -90,6 +121,23 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
         ({"sbom": bill(libc6=None)}, {}, "leaves out, and the image has: pkg:deb/libc6@2.36-9+deb12u1"),
         ({"sbom": bill(typing_extensions=None)}, {}, "the image has: pkg:pypi/typing-extensions@4.12"),
         ({"sbom": bill(armllm={"version": "9"})}, {}, "the image has not: pkg:pypi/armllm@9"),
+        *(
+            ({"labels": {f"armllm.{name}": said}, "annotations": {}}, {}, f"armllm.{name}={said}: {reason}")
+            for name, said, reason in (
+                ("lowest-core", "armv8-a or newer", "what is inside says armv8.1-a or newer"),
+                ("dispatched", "sve", "what is inside says bf16,i8mm"),
+                ("torch", "2.11.0", "what is inside says 2.10.0"),
+                ("python", "3.13", "what is inside says 3.11"),
+                ("manylinux", "manylinux_2_17_aarch64", "what is inside says manylinux_2_24_aarch64"),
+            )
+        ),
+        (
+            {"sbom": facts(floor={"features": [], "lowest_core": "x"})},
+            {},
+            "image.json: floor nothing: what is",
+        ),
+        ({"sbom": facts(torch=["9"])}, {}, "image.json: torch ['9']: what is inside says 2.10.0"),
+        ({"sbom": {FACTS: "{}"}}, {}, "image.json cannot be read: 'floor'"),
         ({"sbom": {claims.SBOM: "no JSON"}}, {}, "sbom.cdx.json cannot be read"),
         ({"sbom": {claims.SBOM: '{"components": [1]}'}}, {}, "sbom.cdx.json cannot be read"),
     ],
@@ -147,7 +195,7 @@ def test_every_platform_of_an_index_is_audited_and_held_to_its_own_claims(tmp_pa
     arm, amd = document["reports"]
     assert (arm["image"]["architecture"], arm["ok"]) == ("arm64", True)
     assert (amd["image"]["architecture"], amd["ok"]) == ("amd64", False)
-    assert amd["errors"] == ["label armllm.kernels=sve: the code inside says nothing"]
+    assert amd["errors"] == ["label armllm.kernels=sve: what is inside says nothing"]
     assert [len(report["files"]) for report in document["reports"]] == [1, 1]
 
 
