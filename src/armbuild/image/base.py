@@ -95,11 +95,16 @@ def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -
             site=site,
             environment=variables,
             glibc=glibc,
-            name=name,
+            name=_reference(manifest, path) if Path(name).exists() else name,
             digest=manifest.digest,
             lacking=tuple(package for package, missing in lacking.items() if missing),
             suite=_suite(tree, glibc, name) if any(lacking.values()) else "",
         )
+
+
+def _reference(manifest: reader.Manifest, path: Path) -> str:
+    """Return what a local base calls itself, else its file's name: where it lies is nobody's business."""
+    return manifest.name if manifest.name and re.search("[/:]", manifest.name) else path.resolve().name
 
 
 def _environment(manifest: reader.Manifest) -> dict[str, str]:

@@ -148,6 +148,15 @@ def test_the_bill_begins_with_the_packages_of_the_base(tmp_path):
     }
 
 
+def test_a_base_is_called_by_its_reference_and_not_by_where_it_lies(tmp_path):
+    stack = [small.layer(tmp_path, DEBIAN)]
+    names = []
+    for name in ("team/base:1", "latest"):  # an OCI layout's tag alone says nothing
+        path = archive.write([small.image(stack)], tmp_path / "base.tar", name=name).path
+        names.append(base.read(path, "arm64", "3.11", name=str(path), work=tmp_path).name)
+    assert names == ["team/base:1", "base.tar"]
+
+
 def test_a_variable_without_a_value_is_dropped(tmp_path):
     assert read(tmp_path, DEBIAN, Env=["OWN=a=b", "BARE"]).environment == {"OWN": "a=b"}
 
