@@ -52,6 +52,9 @@ class Manifest:
 
     architecture: str
     config: Mapping[str, Any]
+    """Its ``config`` is an object, and the ``Labels`` therein are texts."""
+    config_name: str
+    """Of its file in the archive."""
     layers: tuple[LayerBlob, ...]
     digest: str
     """Of the manifest; of the configuration where the format has no manifest."""
@@ -111,6 +114,8 @@ class ImageFile:
         """
         try:
             found = self._oci() if self.has("index.json") else self._docker()
+            if self.has("index.json") and self.has("manifest.json"):
+                self._compare(found)
         except _BROKEN as error:
             raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
         if not found:
@@ -195,6 +200,17 @@ class ImageFile:
                 found.append(self._image(entry, document))
         return [manifest for manifest in found if manifest is not None]
 
+    def _compare(self, found: list[Manifest]) -> None:
+        """Raise CheckFailed unless docker, which reads manifest.json, gets an image of index.json too."""
+        known = {(image.config_name, *(layer.name for layer in image.layers)) for image in found}
+        with self.open("manifest.json") as stream:
+            listed = json.loads(stream.read(DOCUMENT_LIMIT))
+        if any((entry["Config"], *entry["Layers"]) not in known for entry in listed):
+            raise CheckFailed(
+                f"{self.path}: was tampered with: manifest.json, which docker reads, names another image than"
+                " index.json"
+            )
+
     def _image(self, entry: dict[str, Any], document: dict[str, Any]) -> Manifest | None:
         reference = document["config"]["digest"]
         config = self._document(blob_name(reference), reference)
@@ -206,7 +222,8 @@ class ImageFile:
         names = entry.get("annotations", {})
         return Manifest(
             architecture=config.get("architecture", ""),
-            config=config,
+            config=_checked(config),
+            config_name=blob_name(reference),
             layers=tuple(
                 LayerBlob(
                     digest=layer["digest"],
@@ -233,7 +250,8 @@ class ImageFile:
             found.append(
                 Manifest(
                     architecture=config.get("architecture", ""),
-                    config=config,
+                    config=_checked(config),
+                    config_name=entry["Config"],
                     layers=tuple(
                         LayerBlob(digest="", diff_id=diff, media_type=PLAIN, name=name)
                         for name, diff in zip(entry["Layers"], diffs, strict=True)
@@ -297,6 +315,15 @@ def _follow_links(members: dict[str, tarfile.TarInfo]) -> None:
                 parts = parts[:-1] if part == ".." else [*parts, part]
             if (linked := members.get("/".join(parts))) is not None:
                 members[name] = linked
+
+
+def _checked(config: dict[str, Any]) -> dict[str, Any]:
+    """Return an image's configuration with the parts that may be missing; raises one of _BROKEN."""
+    settings = dict(config.get("config") or {})
+    labels = dict(settings.get("Labels") or {})
+    if not all(isinstance(value, str) for value in labels.values()):
+        raise TypeError("a label that is no text")
+    return {**config, "config": {**settings, "Labels": labels}}
 
 
 def blob_name(digest: str) -> str:

@@ -169,3 +169,41 @@ def test_a_changed_configuration_is_noticed(tmp_path):
     path.write_bytes(content.replace(b'"User":"10001:10001"', b'"User":"00000:10001"'))
     with reader.open_image(path) as image, pytest.raises(CheckFailed, match="does not match its digest"):
         image.manifest("arm64")
+
+
+@pytest.mark.parametrize("settings", [[1], {"Labels": [1]}, {"Labels": {"a": 5}}, {"Labels": {"a": ["x"]}}])
+def test_a_configuration_that_makes_no_sense_is_a_verdict_not_a_traceback(tmp_path, settings):
+    image = small.image([small.layer(tmp_path, {"a": "1"})])
+    image.config["config"] = settings
+    archive.write([image], tmp_path / "image.tar", name="localhost/small:1")
+    with (
+        reader.open_image(tmp_path / "image.tar") as opened,
+        pytest.raises(CheckFailed, match="its documents make no sense"),
+    ):
+        opened.manifests()
+
+
+@pytest.mark.parametrize("settings", [None, {}, {"Labels": None}])
+def test_a_configuration_may_say_nothing(tmp_path, settings):
+    image = small.image([small.layer(tmp_path, {"a": "1"})])
+    image.config["config"] = settings
+    archive.write([image], tmp_path / "image.tar", name="localhost/small:1")
+    with reader.open_image(tmp_path / "image.tar") as opened:
+        assert opened.manifest("arm64").config["config"] == {"Labels": {}}
+
+
+def test_docker_is_not_given_another_image_than_the_rest(tmp_path):
+    """docker load goes by manifest.json, which no digest covers; podman and skopeo by index.json."""
+    with tarfile.open(small.write(tmp_path, {"a": "1"}, {"b": "2"})) as tar:
+        tar.extractall(tmp_path / "layout", filter="data")
+    documents = json.loads((tmp_path / "layout/manifest.json").read_text())
+    with reader.open_image(tmp_path / "layout") as opened:
+        assert len(opened.manifests()) == 1
+    for name, other in (("Config", "blobs/sha256/other"), ("Layers", documents[0]["Layers"][:1])):
+        changed = [{**documents[0], name: other}]
+        (tmp_path / "layout/manifest.json").write_text(json.dumps(changed))
+        with (
+            reader.open_image(tmp_path / "layout") as opened,
+            pytest.raises(CheckFailed, match=r"names another image than index\.json"),
+        ):
+            opened.manifests()
