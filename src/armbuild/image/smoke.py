@@ -7,6 +7,7 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from armbuild import process, qemu
@@ -183,7 +184,14 @@ class _Run:
     def _started(self, client: Client) -> process.Running:
         """Start the entry point and wait until the server is healthy."""
         arguments = [client.model, "--host", "127.0.0.1", "--port", str(self.port)]
-        program = [*(self.config.get("Entrypoint") or []), *arguments]
+        program = self.config.get("Entrypoint") or []
+        if not program:
+            raise CheckFailed("the image has no entry point")
+        for word in (program[0], *sandbox.without_init(program)[:1]):  # QEMU says nothing of it
+            there = unpack.inside(self.box.root, PurePosixPath(word)).is_file()
+            if word.startswith("/") and not there:
+                raise CheckFailed(f"the image's entry point {word} is not in it")
+        program = [*program, *arguments]
         command, outer = self.box.command(program, self.environment, self.cpu.model)
         start = time.monotonic()
         output = self.log.with_suffix(".out")

@@ -1,0 +1,33 @@
+"""What `armbuild smoke IMAGE` says before it starts anything; test_image.py serves from a real one."""
+
+import pytest
+from tests.armbuild.image import small
+
+from armbuild.cli import main
+
+MODEL = {"usr/lib/armllm/smoke/model/config.json": "{}", "usr/bin/tini": ""}
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (None, "the image has no entry point"),
+        (["/usr/bin/tini", "--", "/usr/bin/none"], "the image's entry point /usr/bin/none is not in it"),
+        (["/sbin/none", "--", "/usr/bin/tini"], "the image's entry point /sbin/none is not in it"),
+    ],
+)
+def test_an_entry_point_that_is_not_there_is_told(tmp_path, capsys, monkeypatch, entry, reason):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("armbuild.image.smoke.qemu.find", lambda *_, **__: None)
+    monkeypatch.setattr("armbuild.image.smoke.sandbox.make", lambda root, *_: Box(root))
+    path = small.write(tmp_path, MODEL, Entrypoint=entry)
+    assert main(["smoke", str(path), "--cpu", "neoverse-n1"]) == 1
+    assert reason in capsys.readouterr().out
+
+
+class Box:
+    def __init__(self, root):
+        self.root = root
+
+    def describe(self):
+        return "in a box"
