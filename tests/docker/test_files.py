@@ -67,8 +67,10 @@ def rendered(values):
         },
         {
             "model": {"path": "", "name": "", "existingClaim": ""},
+            "resources": {},
             "env": [{"name": "VLLM_API_KEY", "value": "k"}],
         },
+        {"model": {"existingClaim": "123"}},
         {"tolerations": [{"key": "arm", "operator": "Exists"}], "imagePullSecrets": [{"name": "s"}]},
     ],
 )
@@ -102,10 +104,12 @@ def test_the_chart_and_the_manifests_confine_the_engine_alike():
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_NICE"]}
         assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models", "/tmp"]  # noqa: S108
-    assert (
-        plain["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
-        == (chart["spec"]["template"]["spec"]["containers"][0]["startupProbe"])
-    )
+    plain, chart = (document["spec"]["template"]["spec"] for document in (plain, chart))
+    assert plain["containers"][0].pop("image").startswith("localhost/armllm:")
+    assert chart["containers"][0].pop("image").startswith("localhost/armllm:")
+    assert chart["containers"][0].pop("imagePullPolicy") == "IfNotPresent"
+    assert plain == chart
+    assert "preStop" in plain["containers"][0]["lifecycle"], "else a Service asks a server that has ended"
 
 
 def test_the_dockerfile_says_what_the_oci_builder_writes():
