@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from armbuild import cache, debian
@@ -22,7 +25,7 @@ from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 OLDEST_GLIBC = "2.28"
 """Of torch and of the packages chosen: manylinux_2_28."""
@@ -69,8 +72,13 @@ def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
     return target
 
 
-def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -> Foundation:
-    """Return an image as a foundation; raises UsageError when the engine cannot stand on it."""
+def read(
+    path: Path, architecture: str, python: str, *, name: str, work: Path, replaced: Collection[str] = ()
+) -> Foundation:
+    """Return an image as a foundation; raises UsageError when the engine cannot stand on it.
+
+    ``replaced`` are names of Python packages that are going to be put where the base has its own.
+    """
     with (
         reader.open_image(path) as image,
         tempfile.TemporaryDirectory(prefix="base-", dir=work) as folder,
@@ -88,9 +96,11 @@ def read(path: Path, architecture: str, python: str, *, name: str, work: Path) -
         }
         if lacking["libstdc++6"] and not multiarch:
             raise UsageError(f"--base {name}: it has no libstdc++.so.6, which torch needs: install it there")
+        own = [_keep(image, layer, work) for layer in manifest.layers]
+        hiding = _hide(tree, site, replaced, work)
         return Foundation(
-            layers=tuple(_keep(image, layer, work) for layer in manifest.layers),
-            content=_content(tree, architecture, manifest.digest),
+            layers=(*own, *hiding),
+            content=_content(tree, architecture, [manifest.digest, *(layer.digest for layer in hiding)]),
             python=interpreter,
             site=site,
             environment=variables,
@@ -224,15 +234,43 @@ def _keep(image: reader.ImageFile, layer: reader.LayerBlob, work: Path) -> Layer
     )
 
 
-def _content(tree: Path, architecture: str, digest: str) -> content.Content:
-    """Audit the base, once for each digest and each state of the audit."""
+def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Layer]:
+    """Remove the packages of these names from ``tree``; return the layer that does so in the image, if any.
+
+    Two versions laid over one another would be a mixture. A file ``.wh.NAME`` hides NAME of the layers below:
+    OCI image specification, layer.md.
+    """
+    hidden, found = work / "hidden", set()
+    for info in sorted(unpack.inside(tree, PurePosixPath(site)).glob("*.dist-info")):
+        name = canonicalize_name(info.name.partition("-")[0])
+        if name not in names:
+            continue
+        found.add(name)
+        record = info / "RECORD"
+        rows = csv.reader(io.StringIO(record.read_text(errors="replace"))) if record.is_file() else ()
+        gone = [
+            unpack.inside(tree, PurePosixPath(site, row[0])) for row in rows if row and ".." not in row[0]
+        ]
+        for path in (*(path for path in gone if path.is_file() and path.parent != info), info):
+            mark = hidden / path.relative_to(tree).with_name(f".wh.{path.name}")
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            shutil.rmtree(path) if path == info else path.unlink()
+    if not found:
+        return []
+    comment = f"base: without its own {', '.join(sorted(found))}"
+    return [layers.write(hidden, work / "hidden.tar.gz", comment=comment)]
+
+
+def _content(tree: Path, architecture: str, digests: list[str]) -> content.Content:
+    """Audit the base, once for its digests and each state of the audit."""
 
     def make(folder: Path) -> None:
         packages = content.debian_components(_packages(tree, architecture), tree)
         found = content.inspect(tree, [*packages, *content.python_components(tree)])
         (folder / "content.json").write_text(json.dumps(found.as_dict()))
 
-    folder = cache.fill(cache.root() / "bases" / cache.digest([digest, kept.code()]), make)
+    folder = cache.fill(cache.root() / "bases" / cache.digest([digests, kept.code()]), make)
     return content.Content.from_dict(json.loads((folder / "content.json").read_text()))
 
 

@@ -159,7 +159,7 @@ class _Maker:
                 work=self.work,
                 log=self.log,
             )
-        foundation, below = self._foundation()
+        foundation, below = self._foundation(pins)
         self._check_c_library(foundation.glibc)
         packed = [
             self._python_layer(name, pinned, foundation.site)
@@ -220,7 +220,7 @@ class _Maker:
                 " `armbuild wheel --lane cross`, or take a newer --base"
             )
 
-    def _foundation(self) -> tuple[base.Foundation, list[Recipe]]:
+    def _foundation(self, pins: packages.Pins) -> tuple[base.Foundation, list[Recipe]]:
         """Return what the engine's layers lie on, and how what is still to be made of it is made."""
         plan, architecture = self.plan, self.architecture
         if plan.base is None:
@@ -233,7 +233,9 @@ class _Maker:
             return found, [self._debian_layer(plan.python, suite, root.WITH_DEPENDENCIES)]
         with self.step("base", plan.base):
             path = base.fetch(plan.base, architecture, self.work, self.log)
-            found = base.read(path, architecture, plan.python, name=plan.base, work=self.work)
+            found = base.read(
+                path, architecture, plan.python, name=plan.base, work=self.work, replaced=pins.names
+            )
         lacking = [self._debian_layer(None, found.suite, found.lacking)] if found.lacking else []
         return found, lacking
 

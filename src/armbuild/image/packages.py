@@ -48,6 +48,12 @@ class Pins:
     torch: str
     others: tuple[str, ...]
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return what is going to be installed, the engine included."""
+        pins = (self.torch, *self.others)
+        return frozenset({"armllm", *(canonicalize_name(pin.partition("==")[0]) for pin in pins)})
+
 
 def resolve(
     wheel: Path,

@@ -12,7 +12,7 @@ from tests.armbuild.image import small
 from armbuild import audit, debian
 from armbuild.audit import AuditReport
 from armbuild.errors import CheckFailed, MissingError, UsageError
-from armbuild.image import build, packages, plan, reader, root, side_by_side
+from armbuild.image import build, packages, plan, reader, root, side_by_side, unpack
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 BASE = {
@@ -212,3 +212,23 @@ def test_a_base_gives_the_lowest_layers_and_gets_what_it_lacks(tmp_path, world):
     environment = image.config["config"]["Env"]
     assert "A=b" in environment
     assert "PATH=/opt/bin:/usr/bin" in environment
+
+
+def test_a_bases_own_version_of_a_package_is_hidden_below_ours(tmp_path, world):
+    site = "usr/local/lib/python3.11/dist-packages"
+    numpy = {
+        f"{site}/numpy/__init__.py": "old",
+        f"{site}/numpy/gone.py": "old",
+        f"{site}/numpy-1.dist-info/METADATA": "Name: numpy",
+        f"{site}/numpy-1.dist-info/RECORD": "numpy/__init__.py,,\nnumpy/gone.py,,\n../../bin/f2py,,\n",
+    }
+    mine = {f"{site}/mine-1.dist-info/METADATA": "Name: mine", f"{site}/mine-1.dist-info/RECORD": ""}
+    archive = small.write(tmp_path, {**BASE, **numpy, **mine, "usr/local/lib/bin/f2py": ""}, path="base.tar")
+    built = a_build(tmp_path, a_wheel(tmp_path / "1"), base=str(archive))
+    assert built.platforms["arm64"].image.layers[1].comment == "base: without its own numpy"
+    with reader.open_image(built.archive.path) as image:
+        unpack.unpack(image, image.manifest("arm64"), tmp_path / "tree")
+    top = tmp_path / "tree" / site
+    there = {path.relative_to(top).as_posix() for path in top.rglob("*.*")}
+    assert not {"numpy/gone.py", "numpy-1.dist-info"} & there
+    assert {"numpy/__init__.py", "mine-1.dist-info"} <= there
