@@ -32,9 +32,9 @@ def armbuild(*arguments, **options):
     )
 
 
-def build(path):
+def build(sources, path):
     done = armbuild(
-        "docker", ROOT, "--python", "3.11", "--tag", "registry.example/armllm:test", "--label", "team=arm",
+        "docker", sources, "--python", "3.11", "--tag", "registry.example/armllm:test", "--label", "team=arm",
         "--with-model", ROOT / "src/armllm/smoke/model", "--output", path, "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -42,16 +42,30 @@ def build(path):
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def sources(tmp_path_factory):
+    """A copy of this tree, which stays as it is while somebody works here."""
+    folder = tmp_path_factory.mktemp("sources") / "armllm"
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, folder], check=True)
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, done.stdout.split("\0")):
+        (folder / name).unlink(missing_ok=True)
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(sources, tmp_path_factory):
     """The image of this tree with the smoke model in it: (archive, what --json said)."""
     folder = tmp_path_factory.mktemp("image")
-    yield folder / "armllm.tar", build(folder / "armllm.tar")
+    yield folder / "armllm.tar", build(sources, folder / "armllm.tar")
     shutil.rmtree(folder)
 
 
-def test_the_same_inputs_make_the_same_archive(built, tmp_path):
+def test_the_same_inputs_make_the_same_archive(built, sources, tmp_path):
     path, said = built
-    assert build(tmp_path / "again.tar")["digest"] == said["digest"]
+    assert build(sources, tmp_path / "again.tar")["digest"] == said["digest"]
     assert (tmp_path / "again.tar").read_bytes() == path.read_bytes()
     (tmp_path / "again.tar").unlink()
 
