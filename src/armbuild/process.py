@@ -253,19 +253,31 @@ def _spawn(
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """End the child and all it started: politely first, so that compilers remove what they half wrote."""
+    family: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in _session(child.pid):
+        family |= _family(child.pid)  # whose parents may be dead the second time
+        for process in family:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=2)
 
 
-def _session(leader: int) -> list[int]:
-    """Return the processes of a session: ninja gives each compiler a process group of its own (proc(5))."""
-    found = []
+def _family(leader: int) -> set[int]:
+    """Return the processes of a session and all their descendants.
+
+    ninja gives each compiler a process group, an engine each container a session of its own (proc(5)).
+    """
+    known = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended by now
-            if int(entry.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
-                found.append(int(entry.parent.name))
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+            known[int(entry.parent.name)] = int(fields[1]), int(fields[3])
+    found: set[int] = set()
+    while more := {
+        process
+        for process, (parent, session) in known.items()
+        if process not in found and (session == leader or parent in found)
+    }:
+        found |= more
     return found

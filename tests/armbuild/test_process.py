@@ -152,7 +152,9 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("group", ["", ", preexec_fn=os.setpgrp"], ids=["make", "ninja"])
+@pytest.mark.parametrize(
+    "group", ["", ", preexec_fn=os.setpgrp", ", preexec_fn=os.setsid"], ids=["make", "ninja", "podman"]
+)
 def test_an_interrupt_kills_the_grandchildren_too_whatever_group_they_are_in(tmp_path, number, group):
     pids = tmp_path / "pids"
     child = (

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild import process
@@ -12,7 +15,7 @@ from armbuild.errors import MissingError, UsageError
 from armbuild.image import reference, root
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from armbuild.image.plan import ImagePlan
 
@@ -22,7 +25,7 @@ DOCKERFILE = "docker/Dockerfile"
 BUILD_FORMATS = {
     "docker": (),
     "podman": ("--format", "docker"),
-    "buildah": ("--format", "docker", "--layers"),
+    "buildah": ("--format", "docker", "--layers", "--force-rm"),
 }
 FIRST_WITHOUT_BUILDKIT = 23
 """The docker client whose own builder is the old one again (docs.docker.com/engine/deprecated)."""
@@ -82,7 +85,13 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
     ]  # fmt: skip
     environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
     log = work / f"{plan.builder}.log"
-    process.run(command, log=log, what=f"{plan.builder} build", env=environment)
+    before = _working(plan.builder)
+    try:
+        process.run(command, log=log, what=f"{plan.builder} build", env=environment)
+    except BaseException:
+        if not _others_build():
+            _remove(plan.builder, _working(plan.builder) - before)
+        raise
     _save(plan, work, log)
     return {
         "schema": 1,
@@ -92,6 +101,43 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
         "size": plan.output.stat().st_size,
         "tag": plan.tag,
     }
+
+
+def _working(builder: str) -> set[str]:
+    """Return the containers that podman's and buildah's builds work in, which an interrupt leaves there."""
+    if builder == "docker":
+        return set()
+    if builder == "buildah":
+        return set((process.succeeds(["buildah", "containers", "--quiet", "--notruncate"]) or "").split())
+    listing = ["podman", "ps", "--all", "--quiet", "--no-trunc"]
+    own = set((process.succeeds(listing) or "").split())
+    return set((process.succeeds([*listing, "--external"]) or "").split()) - own
+
+
+def _others_build() -> bool:
+    """Return whether another podman or buildah uses the same store: its containers look like ours."""
+    store = os.environ.get("CONTAINERS_STORAGE_CONF", "")
+    deadline = time.monotonic() + 2
+    while store in _stores_in_use():
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.1)  # ours, which were killed, are going
+    return False
+
+
+def _stores_in_use() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            variables = path.with_name("environ").read_text(errors="replace")
+            if path.read_text().strip() in ("podman", "buildah") and variables:  # which the dead have not
+                found = re.search(r"(?:^|\0)CONTAINERS_STORAGE_CONF=([^\0]*)", variables)
+                yield found[1] if found else ""
+
+
+def _remove(builder: str, containers: set[str]) -> None:
+    if containers:
+        force = ["--force"] if builder == "podman" else []
+        process.succeeds([builder, "rm", *force, *sorted(containers)])
 
 
 def _options(plan: ImagePlan) -> list[str]:

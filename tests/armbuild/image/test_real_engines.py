@@ -4,9 +4,13 @@ The build stage's own programs are played by scripts in that base: what they do 
 take minutes and a network inside the container.
 """
 
+import contextlib
 import json
+import signal
 import subprocess
+import sys
 import tarfile
+import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +29,7 @@ BASE = "docker.io/library/python:3.11-bookworm"
 TOOLS = ("chmod", "cp", "mkdir", "mv", "rm")
 SCRIPTS = {
     "python3.11": "mkdir -p /build/bin",  # -m venv
-    "pip": ":",
+    "pip": "[[ $VLLM_CPU_ARM_BF16 == 1 ]] || while :; do read -rt 1 <> <(:); done",  # a long build
     "armbuild": """
         if [[ $* == *"--torch 9.9"* ]]; then echo 'armbuild: error: torch 9.9: none' >&2; exit 2; fi
         mkdir -p /var/cache/armbuild
@@ -128,6 +132,47 @@ def test_a_build_stage_that_fails_says_its_own_reason_and_leaves_nothing(builder
     said = capsys.readouterr().err.strip().splitlines()
     assert any("error: torch 9.9: none" in line for line in said[-2:]), said
     assert not list(folder.iterdir())
+
+
+def test_an_interrupted_build_leaves_no_container_no_program_and_no_archive(builder, tmp_path):
+    (folder := tmp_path / "out").mkdir()
+    words = ["--builder", builder, "--python", "3.11", "--no-bf16", "--output", folder / "x.tar"]
+    before = containers_of(builder)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "armbuild", "docker", ROOT, *words], stderr=subprocess.PIPE
+    )
+    try:
+        wait_for(lambda: long_builds() or command.poll() is not None)
+        command.send_signal(signal.SIGINT)
+        said = command.communicate(timeout=60)[1].decode()
+    finally:
+        command.kill()
+    assert command.returncode == 130, said
+    assert "interrupted" in said
+    wait_for(lambda: not long_builds())  # which docker's daemon ends by itself
+    assert containers_of(builder) == before
+    assert not list(folder.iterdir())
+
+
+def long_builds():
+    """Return the command lines of the build stage's script where it takes long."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return [words for words in found if b"/usr/bin/pip\0" in words and b"wheel.cmake=false" in words]
+
+
+def containers_of(name):
+    words = ["docker", "ps"] if name == "docker" else ["buildah", "containers"]
+    return subprocess.run([*words, "--all", "--quiet"], capture_output=True, text=True, check=True).stdout
+
+
+def wait_for(done, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_an_engine_pushes_its_image_to_the_registry_that_the_tag_names(builder, tmp_path, monkeypatch):
