@@ -12,8 +12,8 @@ inline constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
 inline constexpr const char* kCapsule = "dlpack_exchange_api";
 inline constexpr uint32_t kMajorVersion = 1;
 
-inline constexpr int32_t kCpu = 1;                 // DLDeviceType
-inline constexpr uint8_t kFloat = 2, kBfloat = 4;  // DLDataTypeCode
+inline constexpr int32_t kCpu = 1;                                          // DLDeviceType
+inline constexpr uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4;  // DLDataTypeCode
 
 struct Tensor {
   void* data;

@@ -112,12 +112,8 @@ py::tuple py_kv_cache_layout(Storage storage, KvCacheType cache, int64_t num_kv_
                              int64_t block_size) {
   const KvCacheLayout layout =
       kv_cache_layout(chosen().table, storage, cache, {num_kv_heads, head_dim, block_size});
-  constexpr Op kOps[2][3] = {
-      {Op::kv_cache_layout_f32, Op::kv_cache_layout_f16, Op::kv_cache_layout_bf16},
-      {Op::kv_cache_layout_int8_f32, Op::kv_cache_layout_int8_f16, Op::kv_cache_layout_int8_bf16}};
-  const Op op = kOps[static_cast<int>(cache)][static_cast<int>(storage)];
   return py::make_tuple(layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes,
-                        chosen().target[static_cast<size_t>(op)]);
+                        kv_cache_target(storage, cache));
 }
 
 void py_write_kv_cache(Storage storage, KvCacheType cache_type, Address key, Address value, Address cache,

@@ -128,6 +128,55 @@ def plain_gelu_tanh(out: torch.Tensor, x: torch.Tensor, /) -> bool: ...
 def plain_quick_gelu(out: torch.Tensor, x: torch.Tensor, /) -> bool: ...
 def plain_relu(out: torch.Tensor, x: torch.Tensor, /) -> bool: ...
 def plain_convert(out: torch.Tensor, x: torch.Tensor, /) -> bool: ...
+def plain_rotary_embedding(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    interleaved: bool,
+    /,
+) -> bool: ...
+def plain_write_kv_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    layout: tuple[int | str, ...],
+    slot_mapping: torch.Tensor,
+    /,
+) -> bool: ...
+def plain_paged_attention(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    layout: tuple[int | str, ...],
+    block_tables: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    sliding_window: int | None,
+    logit_soft_cap: float | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    /,
+) -> bool: ...
+def plain_matmul_w4a8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    data: torch.Tensor,
+    weight: tuple[int | str, ...],
+    bias: torch.Tensor | None,
+    x_scale: float | None,
+    /,
+) -> bool: ...
+def plain_matmul_w8a8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    data: torch.Tensor,
+    weight: tuple[int | str, ...],
+    bias: torch.Tensor | None,
+    x_scale: float | None,
+    /,
+) -> bool: ...
 def kv_cache_layout(
     storage: Storage, cache_type: KvCacheType, num_kv_heads: int, head_dim: int, block_size: int, /
 ) -> tuple[int, int, int, str]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,21 @@ class KVCacheLayout:
     head_stride_bytes: int
     value_offset_bytes: int
     target: str
+
+    @functools.cached_property
+    def description(self) -> tuple[int | str, ...]:
+        """The same for calls with plain tensors: numbers, then the target. Raises ValueError."""
+        return (
+            _check.storage("layout", self.dtype).value,
+            _cache_type(self.dtype, self.cache_dtype).value,
+            self.num_kv_heads,
+            self.head_dim,
+            self.block_size,
+            self.block_bytes,
+            self.head_stride_bytes,
+            self.value_offset_bytes,
+            self.target,
+        )
 
 
 def _cache_type(dtype: torch.dtype, cache_dtype: torch.dtype) -> KvCacheType:
@@ -119,6 +135,8 @@ def write_kv_cache(
     NaN of what attends to it. Raises ValueError naming the argument that doesn't fit; nothing
     is written then.
     """
+    if extension.plain_write_kv_cache(key, value, cache, layout.description, slot_mapping):
+        return
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("key", key, layout.dtype, ("tokens", layout.num_kv_heads, layout.head_dim))
     tokens = key.shape[0]
@@ -187,6 +205,21 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     With an int8 cache the query's head vectors are rounded to int8 as the keys were, and the products of
     integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among 64 keys.
     """
+    if extension.plain_paged_attention(
+        out,
+        query,
+        cache,
+        layout.description,
+        block_tables,
+        query_start_loc,
+        seq_lens,
+        scale,
+        sliding_window,
+        logit_soft_cap,
+        alibi_slopes,
+        sinks,
+    ):
+        return
     kind = _check.storage("layout", layout.dtype)
     _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))
     tokens, query_heads, head_dim = query.shape

@@ -113,6 +113,8 @@ def rotary_embedding(
     GPT-NeoX, or (2i, 2i + 1) when ``interleaved``. Raises ValueError naming the argument that doesn't fit,
     a position outside the cache too.
     """
+    if extension.plain_rotary_embedding(positions, query, key, cos_sin_cache, interleaved):
+        return
     kind = _check.storage("query", query.dtype)
     _check.tensor("query", query, query.dtype, ("tokens", "query heads", "head_dim"))
     tokens, query_heads, head_dim = query.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,12 @@ class PackedWeight:
     def nbytes(self) -> int:
         """Size in memory, scales and padding included."""
         return self.data.numel()
+
+    @functools.cached_property
+    def description(self) -> tuple[int | str, ...]:
+        """All but the data, for calls with plain tensors: numbers, then the layout."""
+        shape = (self.out_features, self.in_features, self.group_size)
+        return (self.bits, *shape, int(self.zero_points), self.layout)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
@@ -201,7 +208,8 @@ def matmul_w4a8(
     it, round(x / x_scale) held in -127..127. ``out`` must not overlap ``x``. Raises ValueError naming the
     argument that doesn't fit, a weight packed for another layout too.
     """
-    _matmul(4, out, x, weight, bias, x_scale)
+    if not extension.plain_matmul_w4a8(out, x, weight.data, weight.description, bias, x_scale):
+        _matmul(4, out, x, weight, bias, x_scale)
 
 
 def matmul_w8a8(
@@ -213,7 +221,8 @@ def matmul_w8a8(
     x_scale: float | None = None,
 ) -> None:
     """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 8 bits; otherwise as ``matmul_w4a8``."""
-    _matmul(8, out, x, weight, bias, x_scale)
+    if not extension.plain_matmul_w8a8(out, x, weight.data, weight.description, bias, x_scale):
+        _matmul(8, out, x, weight, bias, x_scale)
 
 
 def _matmul(  # noqa: PLR0917 - two ops' arguments
