@@ -78,8 +78,9 @@ class LlamaAttention:
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
-        query, key, value = self.qkv_proj(x).split_with_sizes(self.sizes, -1)
-        return self.heads(query), self.heads(key), self.heads(value)
+        counts = (self.attention.num_heads, self.attention.num_kv_heads, self.attention.num_kv_heads)
+        query, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(counts, 1)
+        return query, key, value
 
     def heads(self, x: Tensor) -> Tensor:
         """``[T, heads * head_dim]`` as ``[T, heads, head_dim]``."""
