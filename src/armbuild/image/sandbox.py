@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from armbuild import process
 from armbuild.errors import MissingError
+from armbuild.image import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,11 +58,12 @@ class Sandbox:
         """Return the command line and the environment that run the image's ``program`` on a QEMU ``cpu``.
 
         An init in front is left out under emulation: it would start a program that this machine cannot run.
+        An emulator starts no scripts, so that their interpreter is named in front of them.
         """
         words = list(program)
         if self.emulator is None:
             return [*self._enter(), *words], dict(environment)
-        words = without_init(words)
+        words = _machine_code(self.root, without_init(words), environment)
         # -E keeps a variable from the programs that start QEMU, but would cut its value at each comma
         outer = {name: value for name, value in environment.items() if "," in value}
         inner = [f"{name}={value}" for name, value in environment.items() if name not in outer]
@@ -112,6 +114,25 @@ def without_init(words: list[str]) -> list[str]:
             if not all(item.startswith("-") for item in rest[: index + 1])
         ]
     return words
+
+
+def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath | None:
+    """Return where a program lies in the image, as seen from inside; None when it is not there."""
+    folders = ["/"] if "/" in name else environment.get("PATH", "").split(":")
+    places = [PurePosixPath(folder, name) for folder in folders]
+    return next((place for place in places if unpack.inside(root, place).is_file()), None)
+
+
+def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) -> list[str]:
+    place = find(root, words[0], environment)
+    if place is None:
+        return words
+    with unpack.inside(root, place).open("rb") as program:
+        first = program.readline(256)
+    interpreter = (
+        first[2:].decode(errors="replace").strip().split(maxsplit=1) if first.startswith(b"#!") else []
+    )
+    return [*interpreter, str(place), *words[1:]]
 
 
 def _ids(root: Path, user: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from armbuild import process, qemu
@@ -188,8 +187,7 @@ class _Run:
         if not program:
             raise CheckFailed("the image has no entry point")
         for word in (program[0], *sandbox.without_init(program)[:1]):  # QEMU says nothing of it
-            there = unpack.inside(self.box.root, PurePosixPath(word)).is_file()
-            if word.startswith("/") and not there:
+            if sandbox.find(self.box.root, word, self.environment) is None:
                 raise CheckFailed(f"the image's entry point {word} is not in it")
         program = [*program, *arguments]
         command, outer = self.box.command(program, self.environment, self.cpu.model)
