@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from armbuild.image import root
-from armbuild.isa.tables import architectures
+from armbuild.isa.tables import architectures, implied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,13 +29,15 @@ def stamp(epoch: int) -> str:
 
 
 def lowest(found: Content, machine: str) -> str:
-    """Return the lowest architecture level that has all that the content needs for certain."""
+    """Return the lowest architecture level, and features beside it, that the content needs for certain."""
     if machine != "aarch64":
         return "x86-64"  # the audit knows the instructions of AArch64 only
-    for level in architectures().values():
-        if found.needs <= level.extensions:
-            return f"{level.name} or newer"
-    return "a core with " + ", ".join(sorted(found.needs))
+    # Above Armv8.1 a level says too much: Neoverse N1 has dotprod and V1 has SVE without being Armv8.4 or Armv9.
+    levels = list(architectures().values())[:2]
+    best = min(levels, key=lambda level: len(found.needs - level.extensions))
+    lacking = found.needs - best.extensions
+    beside = sorted(lacking.difference(*(implied([name]) - {name} for name in lacking)))
+    return f"{best.name} or newer" + (f" with {', '.join(beside)}" if beside else "")
 
 
 def facts(found: Content, *, machine: str, version: str, python: str, torch: str) -> dict[str, Any]:

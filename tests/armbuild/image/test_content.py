@@ -11,7 +11,9 @@ from armbuild.image.base import Foundation
 def test_the_floor_is_in_linux_names_and_the_lowest_core_in_words():
     found = content.Content(needs=frozenset({"lse", "dotprod"}))
     assert found.floor == {"atomics", "asimddp"}
-    assert config.lowest(found, "aarch64").startswith(("armv8.2", "armv8.4"))
+    assert config.lowest(found, "aarch64") == "armv8.1-a or newer with dotprod", "Neoverse N1 is Armv8.2"
+    graviton3 = content.Content(needs=frozenset({"lse", "fp16", "dotprod", "rcpc", "rcpc2", "sve"}))
+    assert config.lowest(graviton3, "aarch64") == "armv8.1-a or newer with dotprod, rcpc2, sve", "not Armv9"
     assert config.lowest(content.Content(needs=frozenset({"lse"})), "aarch64") == "armv8.1-a or newer"
     assert config.lowest(content.Content(), "aarch64") == "armv8-a or newer"
     assert config.lowest(content.Content(), "x86_64") == "x86-64", "no Arm core runs it"
