@@ -32,7 +32,7 @@ def lowest(found: Content, machine: str) -> str:
     """Return the lowest architecture level, and features beside it, that the content needs for certain."""
     if machine != "aarch64":
         return "x86-64"  # the audit knows the instructions of AArch64 only
-    # Above Armv8.1 a level says too much: Neoverse N1 has dotprod and V1 has SVE without being Armv8.4 or Armv9.
+    # Above Armv8.1 a level says too much: Neoverse N1 has dotprod without being Armv8.4, V1 SVE without v9.
     levels = list(architectures().values())[:2]
     best = min(levels, key=lambda level: len(found.needs - level.extensions))
     lacking = found.needs - best.extensions
