@@ -68,17 +68,21 @@ def check(engine: str, *, emulated: bool) -> None:
 
 @contextmanager
 def loaded(
-    engine: str, path: Path, name: str | None, root: Path, *, user: str, log: Path
+    engine: str, path: Path, name: str | None, root: Path, *, user: str, several: bool, log: Path
 ) -> Iterator[Contained]:
     """Load the archive at ``path``, which stays loaded, and remove the containers in the end.
 
+    Of an archive for ``several`` platforms podman would load the one of this machine.
     Raises UsageError for what no engine loads, MissingError with the engine's reason.
     """
     if name is None or not path.is_file():
         raise UsageError(
             f"{path}: {engine} loads an archive that has a name: `armbuild docker --output FILE`"
         )
-    process.run([engine, "load", "--input", path], log=log, what=f"{engine} load", error=MissingError)
+    command: list[str | Path] = [engine, "load", "--input", path]
+    if several and engine == "podman":
+        command = [engine, "pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]
+    process.run(command, log=log, what=f"{engine} load", error=MissingError)
     label = f"armbuild.smoke={os.getpid()}"
     try:
         yield Contained(engine=engine, image=name, root=root, user=user, label=label)

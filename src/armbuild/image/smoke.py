@@ -95,7 +95,7 @@ def smoke(
     root = work / "root"
     root.mkdir()
     with reader.open_image(path) as image:
-        manifest = image.manifest("arm64")
+        manifest, several = image.manifest("arm64"), len(image.manifests()) > 1
         on_step(f"unpacking {len(manifest.layers)} layers")
         unpack.unpack(image, manifest, root)
     config = manifest.config.get("config", {})
@@ -108,7 +108,9 @@ def smoke(
         if engine:
             on_step(f"loading it into {engine}")
             box = surroundings.enter_context(
-                contained.loaded(engine, path, manifest.name, root, user=user, log=work / f"{engine}.log")
+                contained.loaded(
+                    engine, path, manifest.name, root, user=user, several=several, log=work / f"{engine}.log"
+                )
             )
         else:
             emulator = qemu.find(models, mirror=mirror) if models else None

@@ -29,8 +29,16 @@ def podman(tmp_path, monkeypatch):
     return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def loaded(tmp_path, path, name="localhost/x:1"):
-    return contained.loaded("podman", path, name, tmp_path, user="7:8", log=tmp_path / "log")
+def loaded(tmp_path, path, name="localhost/x:1", *, several=False):
+    log = tmp_path / "log"
+    return contained.loaded("podman", path, name, tmp_path, user="7:8", several=several, log=log)
+
+
+def test_of_several_platforms_podman_is_told_which(tmp_path, podman):
+    path = small.write(tmp_path, {"a": ""})
+    with loaded(tmp_path, path, several=True):
+        pass
+    assert podman()[0] == ["pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]
 
 
 def test_a_container_is_read_only_has_the_images_user_and_goes_in_the_end(tmp_path, podman, monkeypatch):
