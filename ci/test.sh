@@ -13,6 +13,7 @@ docker_builds_for_other_machines || need_packages false docker-buildx
 need_packages 'command -v skopeo && command -v docker-registry && command -v umoci' skopeo docker-registry umoci
 need_packages 'command -v containerd && command -v ctr' containerd
 need_packages 'command -v mmdebstrap' mmdebstrap
+need_packages 'command -v strace' strace
 need_packages 'command -v chromium || command -v google-chrome' chromium
 aarch64_in_containers
 environment

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,7 +15,8 @@ import openai
 import pytest
 from tests.armbuild.image import containers
 
-from armbuild import audit
+from armbuild import audit, cache
+from armbuild.audit.elf import read_elf
 from armbuild.image import claims, reader
 from armbuild.image.client import Client, free_port
 
@@ -22,9 +24,9 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]
 
 
-def armbuild(*arguments, **options):
+def armbuild(*arguments, before=(), **options):
     return subprocess.run(
-        [sys.executable, "-m", "armbuild", *map(str, arguments)],
+        [*before, sys.executable, "-m", "armbuild", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -32,10 +34,10 @@ def armbuild(*arguments, **options):
     )
 
 
-def build(sources, path):
+def build(sources, path, **options):
     done = armbuild(
         "docker", sources, "--python", "3.11", "--tag", "registry.example/armllm:test", "--label", "team=arm",
-        "--with-model", ROOT / "src/armllm/smoke/model", "--output", path, "--json",
+        "--with-model", ROOT / "src/armllm/smoke/model", "--output", path, "--json", **options,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -63,11 +65,30 @@ def built(sources, tmp_path_factory):
     shutil.rmtree(folder)
 
 
-def test_the_same_inputs_make_the_same_archive(built, sources, tmp_path):
+def test_layers_made_anew_are_the_same_and_nothing_of_the_target_runs(built, sources, tmp_path):
+    """Built again with no layer kept, each program that is started noted down (execve(2))."""
     path, said = built
-    assert build(sources, tmp_path / "again.tar")["digest"] == said["digest"]
+    (folder := tmp_path / "cache").mkdir()
+    for kept in cache.root().iterdir():
+        if kept.name not in {"layers", "work"}:
+            (folder / kept.name).symlink_to(kept)
+    trace = tmp_path / "trace"
+    strace = ["strace", "-f", "--seccomp-bpf", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o", trace]
+    environment = {**os.environ, "ARMBUILD_CACHE_DIR": str(folder)}
+    again = build(sources, tmp_path / "again.tar", before=strace, env=environment)
+    assert again["digest"] == said["digest"]
     assert (tmp_path / "again.tar").read_bytes() == path.read_bytes()
     (tmp_path / "again.tar").unlink()
+    calls = re.findall(r'execve\("([^"]+)", \[(.*?)\]', trace.read_text())
+    programs = {Path(program) for program, _ in calls}
+    assert {"uv", "dpkg-deb", "zig"} <= {program.name for program in programs}, "or it saw nothing"
+    emulated = [words for program, words in calls if "qemu" in program]
+    assert all('"-cpu", "help"' in words for words in emulated), (
+        "what is asked before there is anything to run"
+    )
+    started = [program for program in programs if program.is_file()]
+    elves = [program for program in started if program.read_bytes()[:4] == b"\x7fELF"]
+    assert {read_elf(program).machine for program in elves} == {platform.machine()}
 
 
 def test_what_the_labels_say_is_what_an_audit_of_the_archive_finds(built):
