@@ -40,7 +40,7 @@ FOUND = {
     "kernel_targets": ("sve", "neon"),
     "needs_everywhere": frozenset({"lse"}),
     "needs_dispatched": frozenset({"bf16"}),
-    "needs_guarded": frozenset({"i8mm"}),
+    "needs_guarded": frozenset({"i8mm", "lse"}),
 }
 
 
