@@ -9,13 +9,13 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.image import content, packages, root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from armbuild import debian
     from armbuild.pythons import HostPython
@@ -127,12 +127,15 @@ class PythonLayer(Recipe):
     @property
     def inputs(self) -> Any:
         target = self.target
+        folder = Path(self.index) if self.index and "://" not in self.index else None
+        wheels = [(path.name, path.stat()) for path in sorted(folder.glob("*.whl"))] if folder else []
         return [
             self.name,
             self.pinned,
             target.architecture,
             target.python,
             self.index,
+            [(name, found.st_size, found.st_mtime_ns) for name, found in wheels],
             self.site,
             target.compiler,
         ]

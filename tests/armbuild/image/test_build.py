@@ -104,6 +104,16 @@ def test_a_changed_wheel_makes_only_the_engines_layer_anew(tmp_path, world):
     assert before[3] != after[3]
 
 
+def test_a_wheel_built_anew_in_the_folder_of_an_index_is_taken(tmp_path, world):
+    torch = tmp_path / "torch-2.10.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+    wheel = a_wheel(tmp_path / "1")
+    for name, content in (("x.tar", "one"), ("y.tar", "other")):
+        torch.write_text(content)
+        world.installed.clear()
+        a_build(tmp_path, wheel, name, index=str(tmp_path))
+        assert "torch" in world.installed
+
+
 def test_equal_inputs_are_equal_archives_also_when_nothing_was_kept(tmp_path, world, monkeypatch):
     wheel = a_wheel(tmp_path / "1")
     a_build(tmp_path, wheel)
