@@ -27,7 +27,7 @@ def available_memory(node: int | None = None, root: Path = Path("/")) -> int:
     """Bytes that this process may still use: the least that machine, cgroups and NUMA node have left."""
     left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]
     if node is not None:
-        left.append(_node(root, node))
+        left.append(available_on_node(node, root))
     return max(0, min(amount for amount in left if amount is not None))
 
 
@@ -38,7 +38,7 @@ def _machine(root: Path) -> int:
     raise OSError("/proc/meminfo has no MemAvailable")
 
 
-def _node(root: Path, node: int) -> int | None:
+def available_on_node(node: int, root: Path = Path("/")) -> int | None:
     """Bytes that a NUMA node has left, its page cache included; None where it doesn't say."""
     values = {}
     try:

@@ -19,6 +19,7 @@ import torch
 
 from armbuild.isa import host, tables
 from armllm import environment
+from armllm.engine.memory import available_on_node
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) ->
     if binding != "auto":
         cpus = _listed(binding, allowed)
         return Placement(num_threads=len(cpus), cpus=cpus, node=_node_of(cpus, nodes))
-    cpus = _physical(root, _fast(root, _of_one_node(allowed, nodes)))
+    cpus = _physical(root, _fast(root, _of_one_node(allowed, nodes, root)))
     reserved = environment.reserved_cpus()
     if reserved >= len(cpus):
         raise RequestError(
@@ -110,8 +111,11 @@ def _listed(binding: str, allowed: frozenset[int]) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]]) -> frozenset[int]:
-    """The allowed CPUs of the NUMA node that has most of them, among those that may be seen."""
+def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path) -> frozenset[int]:
+    """The allowed CPUs of the NUMA node that has most of them, among those that may be seen.
+
+    Of equal ones that with more memory left: on the other another engine may run.
+    """
     visible = environment.visible_memory_nodes()
     if visible is not None and nodes:
         unknown = sorted(visible - nodes.keys())
@@ -120,10 +124,10 @@ def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]]) -> 
                 f"CPU_VISIBLE_MEMORY_NODES names node {unknown[0]}; here are {', '.join(map(str, nodes))}"
             )
         nodes = {node: cpus for node, cpus in nodes.items() if node in visible}
-    sets = [allowed & frozenset(cpus) for cpus in nodes.values()]
-    best = max(sets, key=len, default=frozenset[int]())
-    if best:
-        return best
+    sets = {node: allowed & frozenset(cpus) for node, cpus in nodes.items()}
+    best = max(sets, key=lambda node: (len(sets[node]), available_on_node(node, root) or 0), default=None)
+    if best is not None and sets[best]:
+        return sets[best]
     if visible is not None and nodes:
         raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
     if not nodes:

@@ -63,6 +63,16 @@ def test_the_node_with_most_allowed_cpus_is_taken(machine):
     assert (found.num_threads, found.cpus, found.node) == (32, frozenset(range(32, 64)), 1)
 
 
+def test_of_equal_nodes_the_one_with_more_memory_left_is_taken(machine):
+    root = machine({0: "0-3", 1: "4-7"})
+    for free, node in (((100, 900), 1), ((900, 100), 0), ((500, 500), 0)):
+        for number, amount in enumerate(free):
+            path = root / f"sys/devices/system/node/node{number}/meminfo"
+            path.write_text(f"Node {number} MemTotal: 1000 kB\nNode {number} MemFree: {amount} kB\n")
+        assert decide(cpus(*range(8)), ALL, root).node == node
+    assert decide(cpus(*range(5)), ALL, root).node == 0, "but more CPUs come first"
+
+
 def test_visible_nodes_limit_the_choice(machine, monkeypatch):
     root = machine({0: "0-31", 1: "32-39"})
     monkeypatch.setenv("CPU_VISIBLE_MEMORY_NODES", "1")
