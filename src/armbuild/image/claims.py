@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
 from armbuild import debian
+from armbuild.audit.floor import built_in_guards, parse_floor
 from armbuild.audit.report import one_line
-from armbuild.errors import CheckFailed
+from armbuild.audit.verdict import judge
+from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import config, reader
 from armbuild.image.content import Content
 from armbuild.image.entrypoint import FACTS
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 SBOM = f"{SHARE}/sbom.cdx.json"
 STATUS = ("var/lib/dpkg/status", "var/lib/dpkg/status.d")
 """A file of the system's packages, and a folder with a file for each."""
+BUILD_INFO = "/armllm/build_info.json"
 DEBIAN, PYTHON = "pkg:deb/", "pkg:pypi/"
 SHOWN = {DEBIAN: "of Debian", PYTHON: "of Python"}
 
@@ -82,6 +86,7 @@ def keep(name: str) -> bool:
         name in (SBOM, FACTS, STATUS[0])
         or (folder == STATUS[1] and not base.endswith(".md5sums"))
         or (base == "METADATA" and folder.endswith(".dist-info"))
+        or name.endswith(BUILD_INFO)
         or re.search(r"(^|/)armllm-[^/]*\.dist-info/WHEEL$", name) is not None
     )
 
@@ -114,7 +119,7 @@ def read(report: AuditReport) -> Claims:
 
 def _found(claims: Claims, report: AuditReport, present: set[str]) -> dict[str, set[str]]:
     """Return what the labels (``armllm.`` is left out) may say, by what the audit found in the image."""
-    code = Content(needs=report.needs_everywhere)
+    code = Content(needs=report.needs_everywhere | _by_baseline(report))
     tags = re.findall(
         rb"^Tag: cp(\d)(\d+)-\w+-(\S+)$",
         b"\n".join(text for name, text in report.texts.items() if name.endswith("/WHEEL")),
@@ -125,11 +130,25 @@ def _found(claims: Claims, report: AuditReport, present: set[str]) -> dict[str, 
         "kernels": {_joined(report.kernel_targets)},
         "floor": {_joined(code.floor)},
         "lowest-core": {config.lowest(code, MACHINES.get(claims.architecture, ""))},
-        "dispatched": {_joined((report.needs_dispatched | report.needs_guarded) - report.needs_everywhere)},
+        "dispatched": {_joined((report.needs_dispatched | report.needs_guarded) - code.needs)},
         "torch": {item.removeprefix(torch) for item in present if item.startswith(torch)},
         "python": {f"{major.decode()}.{minor.decode()}" for major, minor, _ in tags},
         "manylinux": {platform.decode() for *_, platform in tags},
     }
+
+
+def _by_baseline(report: AuditReport) -> frozenset[str]:
+    """Return what the engine needs for certain by the baseline that its own file states."""
+    needs: frozenset[str] = frozenset()
+    for name, text in report.texts.items():
+        if name.endswith(BUILD_INFO):
+            files = [
+                file for file in report.files if file.name.startswith(name.removesuffix("build_info.json"))
+            ]
+            with suppress(UsageError, *BROKEN):  # of nonsense the wheel's own audit tells
+                baseline = parse_floor(json.loads(text)["baseline"])
+                needs |= judge(files, None, built_in_guards(), baseline)[0].everywhere
+    return needs
 
 
 def _joined(names: Iterable[str]) -> str:
