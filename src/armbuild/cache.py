@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
+LOCKED_WITHIN_SECONDS = 60
 KEPT = ".kept"
 
 
@@ -83,12 +84,16 @@ def work_folder(label: str) -> Iterator[Path]:
     parent.mkdir(exist_ok=True)
     _remove_old(parent)
     folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=parent))
+    descriptor = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # not every file system locks: a killed command's folder then stays
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield folder
     except Exception:
         keep(folder)
         raise
     finally:
+        os.close(descriptor)
         if not (folder / KEPT).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -123,7 +128,7 @@ def remove(part: str) -> int:
     """
     folder, freed = root() / part, 0
     for entry in sorted(folder.iterdir()):
-        if entry.suffix == ".lock" or (part == "work" and not (entry / KEPT).exists()):
+        if entry.suffix == ".lock" or (part == "work" and not ((entry / KEPT).exists() or _abandoned(entry))):
             continue
         with lock(entry):
             freed += _size(entry)
@@ -172,5 +177,19 @@ def _umask() -> int:
 def _remove_old(parent: Path) -> None:
     for folder in parent.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > KEEP_FAILED_SECONDS:
+            if time.time() - folder.stat().st_mtime > KEEP_FAILED_SECONDS or _abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _abandoned(folder: Path) -> bool:
+    """Whether the command that worked in ``folder`` was killed: while it lives, it holds a lock."""
+    if (folder / KEPT).exists() or time.time() - folder.stat().st_mtime < LOCKED_WITHIN_SECONDS:
+        return False
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it lives, or the file system does not lock
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -189,7 +189,9 @@ def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
 
 def control(package: Path) -> dict[str, str]:
     """Return the control fields of a .deb file by name, continuation lines included."""
-    with subprocess.Popen(["dpkg-deb", "-f", package], stdout=subprocess.PIPE, text=True) as child:
+    command = ["dpkg-deb", "-f", str(package)]
+    scratch = {**os.environ, "TMPDIR": str(package.parent)}  # killed, it leaves what it unpacks
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=scratch) as child:
         text = cast("IO[str]", child.stdout).read()
     if child.returncode:
         raise BuildError(f"dpkg-deb cannot read {package.name}")

@@ -133,6 +133,33 @@ def test_failures_of_last_month_are_swept_away():
         assert not old.exists()
 
 
+def _work_until_told(pipe, how):
+    with cache.work_folder("image") as folder:
+        (folder / "layer").write_text("large")
+        long_ago = time.time() - 3600
+        os.utime(folder, (long_ago, long_ago))
+        pipe.send(str(folder))
+        pipe.recv()
+        os.kill(os.getpid(), how)
+
+
+def test_the_folder_of_a_killed_command_goes_with_the_next_one_and_that_of_a_living_stays():
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(
+        target=_work_until_told, args=(theirs, signal.SIGKILL)
+    )
+    other.start()
+    folder = Path(ours.recv())
+    with cache.work_folder("next"):
+        assert folder.is_dir()
+    assert cache.remove("work") == 0
+    ours.send("go")
+    other.join()
+    assert (folder / "layer").read_text() == "large"
+    with cache.work_folder("next"):
+        assert not folder.exists()
+
+
 def test_a_moved_file_replaces_an_older_one_and_leaves_no_scratch(tmp_path):
     out = tmp_path / "dist"
     out.mkdir()
