@@ -61,7 +61,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         case ClickException():
             return error.format_message(), 2
         case KeyboardInterrupt() | typer.Abort():
-            return "interrupted; nothing was written to the output folder", INTERRUPTED
+            return "interrupted; nothing half-written is left", INTERRUPTED
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = error.filename or "a file"
             return (

@@ -71,8 +71,8 @@ def refusal(facts: Mapping[str, Any], isa: Isa) -> str:
     core = next((core.label for core in isa.cores), "this core")
     level = facts["floor"]["lowest_core"]
     return (
-        f"this image needs a core of {level}: {core} lacks {', '.join(missing)}, and torch {facts['torch']}"
-        " would be killed by an illegal instruction"
+        f"this image needs a core of {level}: {core} lacks {', '.join(missing)}, and its code would be killed"
+        " by an illegal instruction"
     )
 
 
