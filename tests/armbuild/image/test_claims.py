@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
+from tests.armbuild.audit.conftest import RET, make_elf
 from tests.armbuild.cli.test_detect import check
 from tests.armbuild.image import small
 
@@ -180,6 +181,26 @@ def test_a_base_with_dpkgs_own_list_agrees_with_the_bill(tmp_path):
     made[1] = small.layer(tmp_path, PYTHON | bill(libc6=None), name="other")
     path = archive.write([small.image(made)], tmp_path / "x.tar", name="localhost/x:1").path
     assert "leaves out, and the image has: pkg:deb/libc6@" in read(path).errors[0]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "lies"),
+    [("armv8.2-a+dotprod", []), ("armv8-a", ["floor", "lowest-core"]), ("warp9", ["floor", "lowest-core"])],
+)
+def test_the_engine_needs_what_its_own_baseline_says(tmp_path, baseline, lies):
+    """Of an image built with --baseline only the engine's own file tells that nothing checks for dotprod."""
+    files = {
+        **DEBIAN,
+        **PYTHON,
+        **bill(),
+        f"{SITE}/armllm/_kernels.so": make_elf([("f", ".text", [0x4E829420, RET])]),  # sdot
+        f"{SITE}/armllm/build_info.json": json.dumps({"baseline": baseline}),
+    }
+    floor = {"armllm.floor": "asimddp,atomics", "armllm.lowest-core": "armv8.1-a or newer with dotprod"}
+    made = small.layer(tmp_path, files)
+    images = [small.image([made], Labels={**LABELS, **floor})]
+    errors = read(archive.write(images, tmp_path / "x.tar", name="localhost/x:1").path).errors
+    assert [error.partition("=")[0] for error in errors] == [f"label armllm.{name}" for name in lies]
 
 
 def test_every_platform_of_an_index_is_audited_and_held_to_its_own_claims(tmp_path, capsys):
