@@ -9,7 +9,7 @@ from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
-from armllm.engine.placement import place
+from armllm.engine.placement import place, torch_threads
 from armllm.engine.pooling import read_default_pooling
 from armllm.engine.processor import Processor
 from armllm.engine.reporting import report
@@ -142,7 +142,7 @@ class LLMEngine:
             sequence.num_scheduled_tokens = 0
         if not ready:
             return []
-        with self._stopwatch.of("sample"):
+        with self._stopwatch.of("sample"), torch_threads(logits.numel()):
             if sampling:
                 self._sample(logits, sampling)
         with self._stopwatch.of("detokenize"):

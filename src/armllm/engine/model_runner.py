@@ -12,6 +12,7 @@ from torch import Tensor
 
 from armllm import environment, kernels
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
+from armllm.engine.placement import torch_threads
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.layers.linear import has_own_products
@@ -153,7 +154,8 @@ class ModelRunner:
         """
         counts = [_num_rows(sequence) for sequence in sequences]
         step = self._prepare(sequences, counts)
-        hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
+        with torch_threads():
+            hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
         sampling = []
         row = 0
         for sequence, count in zip(sequences, counts, strict=True):
@@ -163,7 +165,8 @@ class ModelRunner:
             row += count
             if sequence.samples_next:
                 sampling.append(row - 1)
-        return self.model.logits(hidden if len(sampling) == len(hidden) else hidden[sampling])
+        with torch_threads(len(sampling) * self.model_config.vocab_size):
+            return self.model.logits(hidden if len(sampling) == len(hidden) else hidden[sampling])
 
     def _prepare(self, sequences: Sequences[Sequence], num_rows: Sequences[int]) -> StepInput:
         """The tensors of a step; of each sequence the last ``num_rows`` tokens' states are wanted."""

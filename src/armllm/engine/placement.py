@@ -7,6 +7,7 @@ the others wait at the barrier.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -18,15 +19,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from armbuild.isa import host, tables
-from armllm import environment
+from armllm import environment, kernels
 from armllm.engine.memory import available_on_node
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 logger = logging.getLogger("armllm")
 
+# Elements from which on it pays to wake torch's threads for an operation beside the kernels.
+LARGE = 1 << 22
 # Of cores whose type is unknown, those below this share of the fastest one's capacity are little ones.
 LITTLE = 0.6
 
@@ -56,6 +59,22 @@ def place() -> Placement:
     if placement.num_threads != torch.get_num_threads():
         torch.set_num_threads(placement.num_threads)
     return placement
+
+
+@contextlib.contextmanager
+def torch_threads(elements: int = 0) -> Iterator[None]:
+    """Where kernels have threads of their own, let torch use one for operations on fewer than many elements.
+
+    After each operation OpenMP's threads look for the next one, for milliseconds, on the cores that the
+    kernels' threads want.
+    """
+    before = torch.get_num_threads()
+    if elements < LARGE and kernels.thread_backend() == "pool":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) -> Placement:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 import torch
 
-from armllm import LLM, SamplingParams
-from armllm.engine import placement
-from armllm.engine.placement import decide, place
+from armllm import LLM, SamplingParams, kernels
+from armllm.engine import llm_engine, placement
+from armllm.engine.placement import LARGE, decide, place, torch_threads
 from armllm.errors import RequestError
 
 NAMES = ("OMP_THREADS_BIND", "NUM_OF_RESERVED_CPU")
@@ -183,3 +184,46 @@ def test_the_calling_thread_is_confined(monkeypatch):
         assert torch.get_num_threads() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("backend", "elements", "threads"), [("pool", 0, 1), ("pool", LARGE, 3), ("openmp", 0, 3)]
+)
+def test_torch_leaves_the_cores_to_the_kernels_own_threads(monkeypatch, backend, elements, threads):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(kernels, "thread_backend", lambda: backend)
+    torch.set_num_threads(3)
+    try:
+        with contextlib.suppress(KeyError), torch_threads(elements):
+            assert torch.get_num_threads() == threads
+            raise KeyError
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, make_checkpoint):
+    """OpenMP's threads look for work for milliseconds after an operation: sampling cost half the speed."""
+    seen = {}
+
+    def watched(name, function):
+        def call(*given):
+            seen[name] = torch.get_num_threads()
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(kernels, "thread_backend", lambda: "pool")
+    llm = LLM(make_checkpoint().folder, dtype="float32")
+    model = llm.llm_engine.runner.model
+    monkeypatch.setattr(model.layers[0], "mlp", watched("layer", model.layers[0].mlp))
+    monkeypatch.setattr(model, "lm_head", watched("head", model.lm_head))
+    monkeypatch.setattr(llm_engine, "sample", watched("sample", llm_engine.sample))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        llm.generate([5], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"layer": 1, "head": 1, "sample": 1}
