@@ -55,6 +55,19 @@ def facts(found: Content, *, machine: str, version: str, python: str, torch: str
     }
 
 
+def description(version: str, created: str, revision: str | None) -> dict[str, str]:
+    """Return the labels that are known before anything is built (OCI image specification, annotations.md)."""
+    said = {
+        "title": "armllm",
+        "description": "LLM inference for Arm CPUs: OpenAI-compatible server",
+        "version": version,
+        "revision": revision,
+        "created": created,
+        "licenses": LICENSE,
+    }
+    return {f"org.opencontainers.image.{name}": value for name, value in said.items() if value is not None}
+
+
 def labels(
     known: Mapping[str, Any],
     foundation: Foundation,
@@ -67,12 +80,7 @@ def labels(
 ) -> dict[str, str]:
     """Return the image's labels, which are its annotations too; ``own`` are the user's and win."""
     said = {
-        "org.opencontainers.image.title": "armllm",
-        "org.opencontainers.image.description": "LLM inference for Arm CPUs: OpenAI-compatible server",
-        "org.opencontainers.image.version": known["version"],
-        "org.opencontainers.image.revision": revision,
-        "org.opencontainers.image.created": created,
-        "org.opencontainers.image.licenses": LICENSE,
+        **description(known["version"], created, revision),
         "org.opencontainers.image.base.name": foundation.name,
         "org.opencontainers.image.base.digest": foundation.digest,
         "armllm.kernels": ",".join(known["kernels"]),

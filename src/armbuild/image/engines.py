@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild import process
 from armbuild.errors import MissingError, UsageError
-from armbuild.image import reference, root
+from armbuild.image import config, reference, root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,7 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
     if not (folder / DOCKERFILE).is_file():
         raise UsageError(f"{folder}: there is no {DOCKERFILE}")
     (architecture,) = plan.architectures
+    labels = {**config.description(plan.version, config.stamp(plan.epoch), plan.revision), **plan.labels}
     command = [
         plan.builder, "build", *BUILD_FORMATS[plan.builder],
         "--file", str(folder / DOCKERFILE), "--tag", plan.tag,
@@ -79,7 +80,7 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
         "--build-arg", f"SOURCE_DATE_EPOCH={plan.epoch}",
         # podman 4.3 doesn't set it by itself in a FROM line.
         "--build-arg", f"BUILDPLATFORM=linux/{reference.architecture_here()}",
-        *(part for key, value in plan.labels.items() for part in ("--label", f"{key}={value}")),
+        *(part for key, value in labels.items() for part in ("--label", f"{key}={value}")),
         *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
         str(folder),
     ]  # fmt: skip

@@ -54,6 +54,10 @@ def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
     assert arguments["VLLM_CPU_ARM_BF16"] == "0"
     assert arguments["ARMBUILD_OPTIONS"] == "--no-sve"
     assert arguments["BUILD_IMAGE"] == "docker.io/library/python:3.11-bookworm"
+    labels = dict(build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--label")
+    known = {name.rpartition(".")[2]: value for name, value in labels.items()}
+    assert known.keys() >= {"title", "version", "revision", "created", "licenses"}
+    assert known["title"] == "armllm"
     assert save[-1] == "r.example/x:1"
     assert output.read_text() == "image\n"
     declared = (ROOT / "docker/Dockerfile").read_text()
