@@ -40,6 +40,8 @@ SUITES = frozenset(
         "unstable",
     }
 )
+GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
+"""Releases whose packages go into images, and their C library: the newest that wheels made there need."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
 LISTS_FRESH_SECONDS = 24 * 3600

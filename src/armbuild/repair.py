@@ -14,6 +14,8 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from armbuild import process, pythons, sbom, variant, wheelfile
 from armbuild.errors import BuildError, CheckFailed, MissingError
 from armbuild.isa import Isa
@@ -76,10 +78,10 @@ def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
 
 def check_glibc(wheel: Path, newest: str | None) -> None:
     """Raise CheckFailed for a repaired wheel whose tag promises nothing about glibc ``newest``."""
-    needed = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel.name)]
-    if newest and needed and min(needed) > int(newest.partition(".")[2]):
+    needed = wheelfile.needed_glibc(wheel.name)
+    if newest and needed and needed > Version(newest):
         raise CheckFailed(
-            f"the wheel needs glibc 2.{min(needed)}, --glibc allows {newest}: zig and packages of an older "
+            f"the wheel needs glibc {needed}, --glibc allows {newest}: zig and packages of an older "
             f"Debian (--with), or an older image, need less\n  the wheel stays in {wheel}"
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from armbuild import variant
 from armbuild.errors import UsageError
@@ -36,6 +37,12 @@ MACHINES = {
 EXTENSION = re.compile(
     r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
 )
+
+
+def needed_glibc(name: str) -> Version | None:
+    """Return the glibc that a wheel of this name needs by its tags (PEP 600), None where they name none."""
+    needed = re.findall(r"manylinux_(\d+)_(\d+)_", name)
+    return min((Version(f"{major}.{minor}") for major, minor in needed), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

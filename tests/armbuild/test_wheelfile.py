@@ -158,3 +158,14 @@ def test_a_pure_wheel_is_pure(tmp_path):
     assert wheel.is_pure
     assert wheel.python is None
     assert wheelfile.mismatches(wheel) == []
+
+
+def test_the_least_of_a_wheels_tags_says_its_glibc():
+    for tags, needed in (
+        ("manylinux2014_aarch64.manylinux_2_17_aarch64", "2.17"),
+        ("manylinux_2_34_aarch64.manylinux_2_5_aarch64", "2.5"),
+        ("manylinux_2_34_aarch64", "2.34"),
+        ("musllinux_1_2_aarch64", "None"),
+        ("linux_aarch64", "None"),
+    ):
+        assert str(wheelfile.needed_glibc(f"thing-1-cp311-cp311-{tags}.whl")) == needed

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 OLDEST_GLIBC = "2.28"
 """Of torch and of the packages chosen: manylinux_2_28."""
-GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
-"""Debian's releases, whose packages are added to a base of another distribution."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -155,9 +153,9 @@ def _suite(tree: Path, glibc: str, name: str) -> str:
     codename = _release(tree).get("VERSION_CODENAME", "")
     if codename in debian.SUITES:
         return codename
-    fitting = [suite for suite, own in GLIBC.items() if not glibc or Version(own) <= Version(glibc)]
+    fitting = [suite for suite, own in debian.GLIBC.items() if not glibc or Version(own) <= Version(glibc)]
     if not fitting:
-        oldest = next(iter(GLIBC.values()))
+        oldest = next(iter(debian.GLIBC.values()))
         raise UsageError(
             f"--base {name}: its glibc {glibc} is older than {oldest}, which the Debian packages of tini,"
             " tcmalloc and libstdc++ need: take a newer base, or one that has these"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import zipfile
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from armbuild import audit, debian, process, pythons, repair
+from armbuild import audit, debian, process, pythons, repair, wheelfile
 from armbuild import build as wheel_build
 from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.image import (
@@ -41,9 +39,6 @@ if TYPE_CHECKING:
     from armbuild.image.plan import ImagePlan
     from armbuild.image.recipes import Recipe
     from armbuild.pythons import HostPython
-
-
-MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 
 
 class Step(Protocol):
@@ -210,13 +205,12 @@ class _Maker:
 
     def _check_c_library(self, glibc: str) -> None:
         """Raise UsageError when the wheel needs another C library than the image has (PEP 600, PEP 656)."""
-        tags = [tag.platform for tag in parse_wheel_filename(self.wheel.name)[3]]
-        if all(tag.startswith("musllinux") for tag in tags):
+        if "manylinux" not in self.wheel.name and "musllinux" in self.wheel.name:
             raise UsageError(f"{self.wheel.name} is for musl, and the image has the GNU C library")
-        needed = [Version(f"{found[1]}.{found[2]}") for tag in tags if (found := MANYLINUX.match(tag))]
-        if glibc and needed and min(needed) > Version(glibc):
+        needed = wheelfile.needed_glibc(self.wheel.name)
+        if glibc and needed and needed > Version(glibc):
             raise UsageError(
-                f"{self.wheel.name} needs glibc {min(needed)}, and the image has {glibc}: build it with"
+                f"{self.wheel.name} needs glibc {needed}, and the image has {glibc}: build it with"
                 " `armbuild wheel --lane cross`, or take a newer --base"
             )
 
@@ -228,7 +222,7 @@ class _Maker:
             found = base.Foundation(
                 layers=(), content=content.Content(), python=f"/usr/bin/python{plan.python}",
                 site=f"usr/local/lib/python{plan.python}/dist-packages", environment={}, suite=suite,
-                glibc=base.GLIBC.get(suite, ""),
+                glibc=debian.GLIBC.get(suite, ""),
             )  # fmt: skip
             return found, [self._debian_layer(plan.python, suite, root.WITH_DEPENDENCIES)]
         with self.step("base", plan.base):

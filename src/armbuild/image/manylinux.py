@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "arm64"
 TRIPLET = root.TRIPLETS[ARCHITECTURE]
-SUITES = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
-"""Debian release -> its glibc (packages.debian.org), which is the highest floor that wheels can get."""
 TOOLS = (
     "bash", "bzip2", "ca-certificates", "coreutils", "curl", "dash", "debianutils", "diffutils", "file",
     "findutils", "g++", "gcc", "git", "grep", "gzip", "libc-bin", "make", "mawk", "patch", "pkg-config",
@@ -114,7 +112,7 @@ class BuildImage:
             "schema": 1,
             "platform": f"linux/{ARCHITECTURE}",
             "suite": self.suite,
-            "glibc": SUITES[self.suite],
+            "glibc": debian.GLIBC[self.suite],
             "policy": self.policy,
             "pythons": {version: f"/opt/python/{tag(version)}" for version in self.pythons},
             "packages": [*TOOLS, *self.packages],
@@ -125,7 +123,7 @@ class BuildImage:
 
 def policy(suite: str) -> str:
     """Return the manylinux name of a Debian release's glibc."""
-    return f"manylinux_{SUITES[suite].replace('.', '_')}_aarch64"
+    return f"manylinux_{debian.GLIBC[suite].replace('.', '_')}_aarch64"
 
 
 def tag(version: str) -> str:
@@ -144,9 +142,9 @@ def plan(
 ) -> BuildImage:
     """Check every choice and return what will be made; raises UsageError for one that cannot be honoured."""
     chosen = suite or "bullseye"
-    if chosen not in SUITES:
-        near = difflib.get_close_matches(chosen, SUITES, 1)
-        there = ", ".join(f"{name} (glibc {glibc})" for name, glibc in SUITES.items())
+    if chosen not in debian.GLIBC:
+        near = difflib.get_close_matches(chosen, debian.GLIBC, 1)
+        there = ", ".join(f"{name} (glibc {glibc})" for name, glibc in debian.GLIBC.items())
         raise UsageError(
             f"--suite {chosen}: there are {there}" + (f"; did you mean {near[0]}?" if near else "")
         )
