@@ -23,9 +23,9 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from armllm import LLM, RequestOutputKind, SamplingParams, kernels  # isort: skip - tells torch how to wait
 import torch
 
-from armllm import LLM, RequestOutputKind, SamplingParams, kernels
 from armllm.kernels._extension import extension
 from armllm.layers import linear, moe, norm, rotary
 
