@@ -142,7 +142,8 @@ class LLMEngine:
             sequence.num_scheduled_tokens = 0
         if not ready:
             return []
-        with self._stopwatch.of("sample"), torch_threads(logits.numel()):
+        few_threads = torch_threads(few=self.runner.own_products, elements=logits.numel())
+        with self._stopwatch.of("sample"), few_threads:
             if sampling:
                 self._sample(logits, sampling)
         with self._stopwatch.of("detokenize"):

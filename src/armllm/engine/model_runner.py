@@ -74,7 +74,8 @@ class ModelRunner:
         self.dtype = config.torch_dtype
         self.cache_dtype = config.cache_dtype
         kernels.set_num_threads(torch.get_num_threads())
-        kernels.use_own_threads(has_own_products(self.dtype))
+        self.own_products = has_own_products(self.dtype)
+        kernels.use_own_threads(self.own_products)
         self.quantization = choose_format(config.quantization, model_config.quantization)
         checkpoint = open_checkpoint(config.model_folder)
         layouts = self._check(config, architecture, checkpoint)
@@ -154,7 +155,7 @@ class ModelRunner:
         """
         counts = [_num_rows(sequence) for sequence in sequences]
         step = self._prepare(sequences, counts)
-        with torch_threads():
+        with torch_threads(few=self.own_products):
             hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
         sampling = []
         row = 0
@@ -165,7 +166,8 @@ class ModelRunner:
             row += count
             if sequence.samples_next:
                 sampling.append(row - 1)
-        with torch_threads(len(sampling) * self.model_config.vocab_size):
+        elements = len(sampling) * self.model_config.vocab_size
+        with torch_threads(few=self.own_products, elements=elements):
             return self.model.logits(hidden if len(sampling) == len(hidden) else hidden[sampling])
 
     def _prepare(self, sequences: Sequences[Sequence], num_rows: Sequences[int]) -> StepInput:

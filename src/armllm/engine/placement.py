@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from armbuild.isa import host, tables
-from armllm import environment, kernels
+from armllm import environment
 from armllm.engine.memory import available_on_node
 from armllm.errors import RequestError
 
@@ -62,14 +62,14 @@ def place() -> Placement:
 
 
 @contextlib.contextmanager
-def torch_threads(elements: int = 0) -> Iterator[None]:
-    """Where kernels have threads of their own, let torch use one for operations on fewer than many elements.
+def torch_threads(*, few: bool, elements: int = 0) -> Iterator[None]:
+    """Let torch use one thread where it has ``few`` operations, unless this one is on many elements.
 
-    After each operation OpenMP's threads look for the next one, for milliseconds, on the cores that the
-    kernels' threads want.
+    It has few where all products are the kernels' own, on threads of their own: after each operation OpenMP's
+    threads look for the next one, for milliseconds, on the cores that the kernels' threads want.
     """
     before = torch.get_num_threads()
-    if elements < LARGE and kernels.thread_backend() == "pool":
+    if few and elements < LARGE:
         torch.set_num_threads(1)
     try:
         yield

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from armllm import LLM, SamplingParams, kernels
+from armllm import LLM, SamplingParams
 from armllm.engine import llm_engine, placement
 from armllm.engine.placement import LARGE, decide, place, torch_threads
 from armllm.errors import RequestError
@@ -187,14 +187,13 @@ def test_the_calling_thread_is_confined(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "elements", "threads"), [("pool", 0, 1), ("pool", LARGE, 3), ("openmp", 0, 3)]
+    ("few", "elements", "threads"), [(True, 0, 1), (True, LARGE, 3), (False, 0, 3), (False, LARGE, 3)]
 )
-def test_torch_leaves_the_cores_to_the_kernels_own_threads(monkeypatch, backend, elements, threads):
+def test_torch_leaves_the_cores_to_the_kernels_own_threads(few, elements, threads):
     before = torch.get_num_threads()
-    monkeypatch.setattr(kernels, "thread_backend", lambda: backend)
     torch.set_num_threads(3)
     try:
-        with contextlib.suppress(KeyError), torch_threads(elements):
+        with contextlib.suppress(KeyError), torch_threads(few=few, elements=elements):
             assert torch.get_num_threads() == threads
             raise KeyError
         assert torch.get_num_threads() == 3
@@ -202,7 +201,8 @@ def test_torch_leaves_the_cores_to_the_kernels_own_threads(monkeypatch, backend,
         torch.set_num_threads(before)
 
 
-def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, make_checkpoint):
+@pytest.mark.parametrize(("own", "threads"), [(True, 1), (False, 2)])
+def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, make_checkpoint, own, threads):
     """OpenMP's threads look for work for milliseconds after an operation: sampling cost half the speed."""
     seen = {}
 
@@ -213,8 +213,9 @@ def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, mak
 
         return call
 
-    monkeypatch.setattr(kernels, "thread_backend", lambda: "pool")
     llm = LLM(make_checkpoint().folder, dtype="float32")
+    assert not llm.llm_engine.runner.own_products, "torch has products in float32"
+    llm.llm_engine.runner.own_products = own
     model = llm.llm_engine.runner.model
     monkeypatch.setattr(model.layers[0], "mlp", watched("layer", model.layers[0].mlp))
     monkeypatch.setattr(model, "lm_head", watched("head", model.lm_head))
@@ -226,4 +227,4 @@ def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, mak
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert seen == {"layer": 1, "head": 1, "sample": 1}
+    assert seen == dict.fromkeys(("layer", "head", "sample"), threads)
