@@ -11,119 +11,15 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "armllm/dispatch.h"
 #include "armllm/layouts.h"
 #include "armllm/ops.h"
-#include "dlpack.h"
+#include "views.h"
 
 namespace armllm {
 
 namespace {
-
-// The types whose instances are plain, torch.Tensor and torch.nn.Parameter: another, derived from them, may
-// mean something else by its numbers. And how torch lets one be read; without that nothing is plain.
-PyTypeObject* types[2] = {};
-int (*read)(void* object, dlpack::Tensor* out) = nullptr;
-
-struct View {
-  Storage storage;
-  int64_t rows, columns;  // a vector has one row
-  int32_t dimensions;
-  void* data;
-};
-
-bool storage_of(const dlpack::Tensor& tensor, Storage& storage) {
-  if (tensor.code == dlpack::kFloat && tensor.bits == 32) {
-    storage = Storage::f32;
-  } else if (tensor.code == dlpack::kFloat && tensor.bits == 16) {
-    storage = Storage::f16;
-  } else if (tensor.code == dlpack::kBfloat && tensor.bits == 16) {
-    storage = Storage::bf16;
-  } else {
-    return false;
-  }
-  return tensor.lanes == 1;
-}
-
-// May leave an error of Python's behind, which `not_plain` clears; so may those that follow.
-bool on_cpu(PyObject* object, dlpack::Tensor& tensor) {
-  return read != nullptr && (Py_TYPE(object) == types[0] || Py_TYPE(object) == types[1]) &&
-         read(object, &tensor) == 0 && tensor.device_type == dlpack::kCpu && tensor.strides != nullptr;
-}
-
-void* start(const dlpack::Tensor& tensor) { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
-
-bool plain(PyObject* object, View& view) {
-  dlpack::Tensor tensor;
-  if (!on_cpu(object, tensor) || !storage_of(tensor, view.storage) ||
-      (tensor.ndim != 1 && tensor.ndim != 2)) {
-    return false;
-  }
-  view.dimensions = tensor.ndim;
-  view.columns = tensor.shape[tensor.ndim - 1];
-  view.rows = tensor.ndim == 1 ? 1 : tensor.shape[0];
-  view.data = start(tensor);
-  return (view.columns <= 1 || tensor.strides[tensor.ndim - 1] == 1) &&
-         (view.rows <= 1 || tensor.strides[0] == view.columns);
-}
-
-// [tokens, heads, head_dim], the elements of a head side by side.
-struct Heads {
-  Storage storage;
-  void* data;
-  int64_t tokens, heads, head_dim, token_stride, head_stride;
-
-  // Whether no two of them share memory, with a token's heads between those of its neighbours.
-  bool apart() const {
-    const int64_t width = heads > 1 ? (heads - 1) * head_stride + head_dim : head_dim;
-    return (heads <= 1 || head_stride >= head_dim) && (tokens <= 1 || token_stride >= width);
-  }
-};
-
-bool plain(PyObject* object, Heads& view) {
-  dlpack::Tensor tensor;
-  if (!on_cpu(object, tensor) || !storage_of(tensor, view.storage) || tensor.ndim != 3) return false;
-  view.data = start(tensor);
-  view.tokens = tensor.shape[0];
-  view.heads = tensor.shape[1];
-  view.head_dim = tensor.shape[2];
-  view.token_stride = tensor.strides[0];
-  view.head_stride = tensor.strides[1];
-  return view.head_dim <= 1 || tensor.strides[2] == 1;
-}
-
-// Numbers of a known type: rows whose elements lie side by side; a vector is one row.
-template <class T>
-struct Numbers {
-  T* data;
-  int64_t rows, columns, stride;
-  int32_t dimensions;
-};
-
-template <class T>
-bool plain(PyObject* object, Numbers<T>& view) {
-  constexpr uint8_t kCode = std::is_floating_point<T>::value ? dlpack::kFloat
-                            : std::is_signed<T>::value       ? dlpack::kInt
-                                                             : dlpack::kUnsigned;
-  dlpack::Tensor tensor;
-  if (!on_cpu(object, tensor) || tensor.code != kCode || tensor.bits != 8 * sizeof(T) || tensor.lanes != 1 ||
-      (tensor.ndim != 1 && tensor.ndim != 2)) {
-    return false;
-  }
-  view.dimensions = tensor.ndim;
-  view.columns = tensor.shape[tensor.ndim - 1];
-  view.rows = tensor.ndim == 1 ? 1 : tensor.shape[0];
-  view.stride = tensor.ndim == 1 ? view.columns : tensor.strides[0];
-  view.data = static_cast<T*>(start(tensor));
-  return view.columns <= 1 || tensor.strides[tensor.ndim - 1] == 1;
-}
-
-template <class T>
-bool is_vector(const Numbers<T>& view, int64_t length) {
-  return view.dimensions == 1 && view.columns == length;
-}
 
 PyObject* not_plain() {
   PyErr_Clear();
@@ -166,15 +62,6 @@ bool described(PyObject* object, int64_t (&values)[count], PyObject*& text) {
 
 bool is(PyObject* text, const std::string& wanted) {
   return PyUnicode_CompareWithASCIIString(text, wanted.c_str()) == 0;
-}
-
-// Matrices of one shape and storage type, and vectors of their columns.
-bool same_matrix(const View& a, const View& b) {
-  return a.dimensions == 2 && b.dimensions == 2 && a.storage == b.storage && a.rows == b.rows &&
-         a.columns == b.columns;
-}
-bool is_row_of(const View& vector, const View& matrix) {
-  return vector.dimensions == 1 && vector.storage == matrix.storage && vector.columns == matrix.columns;
 }
 
 // (out, x, weight, eps, weight_offset)
@@ -301,9 +188,9 @@ PyObject* plain_rotary_embedding(PyObject*, PyObject* const* given, Py_ssize_t n
   const bool interleaved = given[4] == Py_True;
   return run([&] {
     rotary_embedding(chosen().table, query.storage,
-                     {positions.data, query.data, key.data, cache.data, query.tokens, query.heads, key.heads,
-                      query.head_dim, cache.columns, query.token_stride, query.head_stride, key.token_stride,
-                      key.head_stride, cache.stride, interleaved},
+                     {positions.values, query.data, key.data, cache.values, query.tokens, query.heads,
+                      key.heads, query.head_dim, cache.columns, query.token_stride, query.head_stride,
+                      key.token_stride, key.head_stride, cache.stride, interleaved},
                      cache.rows);
   });
 }
@@ -360,7 +247,7 @@ PyObject* plain_write_kv_cache(PyObject*, PyObject* const* given, Py_ssize_t n) 
   }
   return run([&] {
     write_kv_cache(chosen().table, cache.storage, cache.type,
-                   {key.data, value.data, cache.blocks.data, slots.data, cache.shape, cache.layout,
+                   {key.data, value.data, cache.blocks.data, slots.values, cache.shape, cache.layout,
                     key.tokens, key.token_stride, key.head_stride, value.token_stride, value.head_stride},
                    cache.blocks.rows);
   });
@@ -372,7 +259,7 @@ bool per_head(PyObject* object, int64_t heads, const float*& data) {
   data = nullptr;
   if (object == Py_None) return true;
   if (!plain(object, view) || !is_vector(view, heads)) return false;
-  data = view.data;
+  data = view.values;
   return true;
 }
 
@@ -403,9 +290,9 @@ PyObject* plain_paged_attention(PyObject*, PyObject* const* given, Py_ssize_t n)
                     {out.data,
                      query.data,
                      cache.blocks.data,
-                     tables.data,
-                     starts.data,
-                     lengths.data,
+                     tables.values,
+                     starts.values,
+                     lengths.values,
                      cache.shape,
                      cache.layout,
                      tables.rows,
@@ -458,26 +345,6 @@ PyObject* plain_matmul(PyObject*, PyObject* const* given, Py_ssize_t n) {
            {out.data, x.data, has_bias ? bias.data : nullptr, weight.data, nullptr, shape, x.rows,
             out.columns, x.columns, x_scale});
   });
-}
-
-// (torch.Tensor, torch.nn.Parameter)
-PyObject* plain_types(PyObject*, PyObject* const* given, Py_ssize_t n) {
-  if (n != 2 || !PyType_Check(given[0]) || !PyType_Check(given[1])) {
-    PyErr_SetString(PyExc_TypeError, "plain_types takes two types");
-    return nullptr;
-  }
-  for (int i = 0; i < 2; ++i) {
-    Py_INCREF(given[i]);
-    Py_XDECREF(types[i]);
-    types[i] = reinterpret_cast<PyTypeObject*>(given[i]);
-  }
-  PyObject* capsule = PyObject_GetAttrString(given[0], dlpack::kAttribute);
-  const void* api = capsule == nullptr ? nullptr : PyCapsule_GetPointer(capsule, dlpack::kCapsule);
-  Py_XDECREF(capsule);
-  PyErr_Clear();
-  const auto known = static_cast<const dlpack::ExchangeApi*>(api);
-  read = known != nullptr && known->major_version == dlpack::kMajorVersion ? known->read : nullptr;
-  return PyBool_FromLong(read != nullptr);
 }
 
 template <class F>

@@ -168,15 +168,9 @@ def plain_matmul_w4a8(
     x_scale: float | None,
     /,
 ) -> bool: ...
-def plain_matmul_w8a8(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    data: torch.Tensor,
-    weight: tuple[int | str, ...],
-    bias: torch.Tensor | None,
-    x_scale: float | None,
-    /,
-) -> bool: ...
+
+plain_matmul_w8a8 = plain_matmul_w4a8
+
 def kv_cache_layout(
     storage: Storage, cache_type: KvCacheType, num_kv_heads: int, head_dim: int, block_size: int, /
 ) -> tuple[int, int, int, str]: ...
