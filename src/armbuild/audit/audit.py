@@ -207,10 +207,11 @@ class _Run:
             self.warnings.append(f"{name}: writable by everybody")
         if member.mode & 0o6000:
             self.warnings.append(f"{name}: set-user or set-group bit")
-        content = temporary.read_bytes() if keep else b""
         if keep:
-            self.kept[name] = content
-        if content.startswith(ELF) if keep else temporary.stat().st_size:
+            self.kept[name] = temporary.read_bytes()
+        with temporary.open("rb") as file:
+            is_elf = file.read(len(ELF)) == ELF
+        if is_elf:
             self._elf(name, temporary, size)
             if self.wheel:
                 kept.write(temporary, name)
