@@ -31,7 +31,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from armbuild import fetch, project, source
+from armbuild.wheel import fetch, project, source
 
 LANES = ("native", "cross", "container")
 IMAGE = "localhost/manylinux_2_31_aarch64:latest"
@@ -39,8 +39,8 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 RUNTIME = """
 import sys
 from pathlib import Path
-from armbuild import plan
-from armbuild.lanes import LANES
+from armbuild.wheel import plan
+from armbuild.wheel.lanes import LANES
 chosen = plan.plan(Path(sys.argv[1]), lane="cross", out=Path(sys.argv[2]), cpus=())
 setup = LANES[chosen.lane].prepare(chosen, chosen.pythons[0], Path(sys.argv[2]), mirror=None)
 if setup.runtime:

@@ -23,9 +23,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from armbuild import qemu
 from armbuild.errors import ArmbuildError, BuildError, MissingError
-from armbuild.smoke import QEMU
+from armbuild.target import qemu
+from armbuild.wheel.smoke import QEMU
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a core must choose is seen from these; where another runs the same kernels whole, they are enough.

@@ -25,9 +25,9 @@ from elftools.elf.sections import SymbolTableSection
 
 import conformance
 import qemu_trace
-from armbuild import qemu
 from armbuild.errors import ArmbuildError, BuildError
-from armbuild.smoke import QEMU
+from armbuild.target import qemu
+from armbuild.wheel.smoke import QEMU
 
 LAYERS = {
     "0.5B": ((1152, 896), (896, 896), (9728, 896), (896, 4864)),

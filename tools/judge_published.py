@@ -19,10 +19,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from armbuild import arm64_root, pythons, qemu, target_packages
 from armbuild.audit import audit
 from armbuild.errors import ArmbuildError
-from armbuild.isa.tables import Product, find_target
+from armbuild.host import pythons
+from armbuild.target import arm64_root, qemu, target_packages
+from armisa.tables import Product, find_target
 
 PYTHON = "3.11"
 CPUS = ("cortex-a53", "cortex-a72", "cortex-a76", "neoverse-n1", "neoverse-v1", "a64fx", "max")

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from armbuild import cache, provenance, smoke, variant, wheelfile
+from armbuild.artifact import variant, wheelfile
 from armbuild.errors import UsageError
+from armbuild.host import cache
+from armbuild.wheel import provenance, smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild.isa import host
+from armisa import host
 from armllm.engine.memory import available_memory, readable
 from armllm.errors import RequestError
 

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from armbuild import arm64_root, qemu, target_packages, wheelfile
+from armbuild.artifact import wheelfile
+from armbuild.target import arm64_root, qemu, target_packages
 
 COMPILER = ("g++", "libpython3.11-dev", "binutils")
 TOOLS = [

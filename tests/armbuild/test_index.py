@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.armbuild import wheels
 
-from armbuild import index, isolation
+from armbuild import index
 from armbuild.cli import main
 from armbuild.errors import UsageError
+from armbuild.host import isolation
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,8 +9,8 @@ import lark
 import pytest
 from groovy_parser import parser as groovy_parser
 
-from armbuild import matrix
 from armbuild.cli import main
+from armbuild.wheel import matrix
 
 ROOT = Path(__file__).parents[2]
 CI = ROOT / "ci"

@@ -3,7 +3,7 @@
 import struct
 import zipfile
 
-from armbuild.repair import record_of
+from armbuild.wheel.repair import record_of
 
 MACHINES = {"aarch64": 183, "x86_64": 62, "arm": 40}
 

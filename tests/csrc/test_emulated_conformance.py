@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 import conformance as tool
-from armbuild import qemu
+from armbuild.target import qemu
 
 
 @pytest.fixture(scope="session")

@@ -159,7 +159,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mutants")
     for name in ("csrc", "cmake", "tests/csrc"):
         shutil.copytree(ROOT / name, folder / "source" / name)
-    for name in ("CMakeLists.txt", "pyproject.toml", "src/armbuild/data/kernels.toml"):
+    for name in ("CMakeLists.txt", "pyproject.toml", "src/armisa/data/kernels.toml"):
         target = folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import variant
+from armbuild.artifact import variant
 from armbuild.audit import code, wheel
 from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, read_elf
@@ -22,6 +22,7 @@ from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport, one_line
 from armbuild.audit.verdict import judge, lowest_core, verdicts
 from armbuild.errors import UsageError
+from armisa.errors import IsaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +145,7 @@ class _Run:
         stated = self.variant_floor or stated  # which may allow less: properties don't name every feature
         try:
             baseline = parse_floor(stated) if stated else frozenset[str]()
-        except UsageError as error:
+        except (UsageError, IsaError) as error:
             self.errors.append(f"build_info.json states a baseline that is none: {error}")
             baseline, stated = frozenset(), ""
         floor = self.floor or stated or None

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from armbuild.errors import UsageError
-from armbuild.isa import Isa, kernel_targets
-from armbuild.isa.tables import (
+from armisa import Isa, kernel_targets
+from armisa.tables import (
     architectures,
     extension_name,
     extensions_of,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from armbuild.isa.tables import extensions, load
+from armisa.tables import extensions, load
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,7 +44,7 @@ class _Table:
 def table() -> tuple[Row, ...]:
     """Return the rows of instructions.toml; the first that matches a word decides. Row 0 matches nothing."""
     rows = [Row(extensions=frozenset(), mask=0, value=1, instructions="")]
-    for group in load("instructions").values():
+    for group in load("instructions", "armbuild").values():
         for needs, encoding, instructions in group["rows"]:
             bits = encoding.replace(" ", "")
             names = frozenset() if needs == "none" else frozenset(needs.split("+"))

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from armbuild.artifact.untrusted import BROKEN
 from armbuild.audit.archive import Archive, BrokenArchive, Member
 from armbuild.errors import CheckFailed
 from armbuild.image import reader
-from armbuild.untrusted import BROKEN
 
 if TYPE_CHECKING:
     import tarfile

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from armbuild.artifact.untrusted import MAX_FILES
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip
 from armbuild.errors import UsageError
-from armbuild.untrusted import MAX_FILES
 
 if TYPE_CHECKING:
     from pathlib import Path

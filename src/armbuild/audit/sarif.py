@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from armbuild import __doc__ as _about
-from armbuild.isa.tables import extensions
+from armisa.tables import extensions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

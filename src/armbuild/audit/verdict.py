@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from armbuild.audit.report import CoreVerdict, ElfReport, Offence
-from armbuild.isa.tables import core_types, extensions_of, implied
+from armisa.tables import core_types, extensions_of, implied
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

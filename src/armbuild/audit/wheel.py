@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from armbuild import variant
+from armbuild.artifact import variant
 from armbuild.errors import UsageError
-from armbuild.isa import Isa
-from armbuild.isa.tables import key
+from armisa import Isa
+from armisa.errors import IsaError
+from armisa.tables import key
 
 if TYPE_CHECKING:
     from packaging.tags import Tag
@@ -175,7 +176,7 @@ def tells_baseline(wheel: FileName, baseline: str) -> bool:
         return key(wheel.version.local or "armv8-a") == key(baseline)
     try:
         return wheel.variant == variant.label(baseline, variant.properties(Isa.from_target(baseline)))
-    except UsageError:
+    except IsaError:
         return False
 
 

@@ -7,8 +7,8 @@ import zipfile
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
+from armbuild.artifact.untrusted import BROKEN, is_bomb
 from armbuild.audit.archive import Archive, BrokenArchive, Member, unsafe
-from armbuild.untrusted import BROKEN, is_bomb
 
 if TYPE_CHECKING:
     from pathlib import Path

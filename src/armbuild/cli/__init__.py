@@ -12,6 +12,7 @@ import typer
 
 from armbuild.cli import audit, cache, detect, docker, doctor, index, manylinux_image, matrix, smoke, wheel
 from armbuild.errors import ArmbuildError
+from armisa.errors import IsaError
 
 try:  # typer carries its own click since 0.26
     from typer._click.exceptions import ClickException
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 def explain(error: BaseException) -> tuple[str, int]:
     """What to tell the user about ``error``, and the exit status that goes with it."""
     match error:
-        case ArmbuildError():
+        case ArmbuildError() | IsaError():
             return str(error), error.status
         case ClickException():
             return error.format_message(), 2

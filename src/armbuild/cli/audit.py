@@ -92,7 +92,7 @@ def audit(  # noqa: PLR0917 - the options of the command line
 
 def _settings(config: Path | None) -> dict[str, Any]:
     """Return ``floor`` and ``guards`` from [tool.armbuild.audit], checked; empty without that table."""
-    from armbuild.isa.tables import parse_toml  # noqa: PLC0415
+    from armisa.tables import parse_toml  # noqa: PLC0415
 
     path = config or Path("pyproject.toml")
     if config is None and not path.is_file():

@@ -23,7 +23,7 @@ def cache(
     verbose: Traceback = False,
 ) -> int:
     """Show what the cache holds, or remove parts of it. A part that a build is using waits for it."""
-    from armbuild import cache as caching  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host import cache as caching  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # cli.main looks for it
     freed = {name: caching.remove(name) for name in caching.expand(clear or ())}

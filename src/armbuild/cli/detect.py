@@ -43,39 +43,39 @@ def detect(  # noqa: PLR0917 - the options of the command line
 
     Without options it describes this machine.
     """
-    from armbuild import isa as api  # noqa: PLC0415 - only when the command runs
-    from armbuild.isa.explain import explain  # noqa: PLC0415
+    import armisa  # noqa: PLC0415 - only when the command runs
+    from armisa.explain import explain  # noqa: PLC0415
 
     words = {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3}
     if sum((listing, target is not None, cpuinfo is not None)) > 1:
         raise UsageError("--target, --cpuinfo and --list exclude each other")
     if any(words.values()) and cpuinfo is None:
         raise UsageError("--hwcap, --hwcap2 and --hwcap3 go with --cpuinfo")
-    if flags is not None and flags not in api.COMPILERS:
-        raise UsageError(f"--flags {flags}: choose from {', '.join(api.COMPILERS)}")
+    if flags is not None and flags not in armisa.COMPILERS:
+        raise UsageError(f"--flags {flags}: choose from {', '.join(armisa.COMPILERS)}")
     if listing:
-        names = api.target_names()
+        names = armisa.target_names()
         print(json.dumps({"schema": 1, "targets": list(names)}) if as_json else "\n".join(names))
         return 0
     if target is not None:
-        found = api.Isa.from_target(target)
+        found = armisa.Isa.from_target(target)
     elif cpuinfo is not None:
-        found = api.Isa.from_cpuinfo(
+        found = armisa.Isa.from_cpuinfo(
             _read(cpuinfo), **{name: _hex(name, value) for name, value in words.items()}
         )
     else:
-        found = api.detect()
+        found = armisa.detect()
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     elif flags is not None:
-        print(api.compiler_flags(found, flags))
+        print(armisa.compiler_flags(found, flags))
     else:
         print("\n".join(explain(found)))
     return 0
 
 
 def _read(name: str) -> str:
-    from armbuild.isa.cpuinfo import MAX_SIZE  # noqa: PLC0415
+    from armisa.cpuinfo import MAX_SIZE  # noqa: PLC0415
 
     if name == "-":
         content = sys.stdin.buffer.read(MAX_SIZE + 1)

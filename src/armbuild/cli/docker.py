@@ -73,11 +73,12 @@ def docker(
     verbose: Verbose = False,
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
-    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
+    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import engines  # noqa: PLC0415
     from armbuild.image import plan as planning  # noqa: PLC0415
     from armbuild.image.build import build  # noqa: PLC0415
+    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
 
     if mirror:
         debian.check_address(mirror)

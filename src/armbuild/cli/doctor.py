@@ -21,7 +21,7 @@ def doctor(
     verbose: Traceback = False,
 ) -> int:
     """Say what is missing on this machine, and the one command that installs it."""
-    from armbuild.doctor import diagnose  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host.doctor import diagnose  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # read by the command line's error handler
     diagnosis = diagnose(mirror=mirror)

@@ -47,9 +47,10 @@ def manylinux_image(
     verbose: Verbose = False,
 ) -> int:
     """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
-    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
+    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import manylinux  # noqa: PLC0415
+    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
 
     if mirror:
         debian.check_address(mirror)

@@ -32,9 +32,9 @@ def matrix(
     verbose: Traceback = False,
 ) -> int:
     """Print one job per project, Python and core, in the form that a CI system reads."""
-    from armbuild import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild import smoke  # noqa: PLC0415
     from armbuild.errors import UsageError  # noqa: PLC0415
+    from armbuild.wheel import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import smoke  # noqa: PLC0415
 
     del verbose  # cli.main looks for it
     if form not in making.FORMATS:
@@ -55,7 +55,7 @@ def settings(
     """Print every setting of a build: its key, its variable, what it means."""
     import json  # noqa: PLC0415
 
-    from armbuild import settings as known  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import settings as known  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # cli.main looks for it
     print(json.dumps(known.schema(), indent=2) if as_json else known.reference(), end="\n" if as_json else "")

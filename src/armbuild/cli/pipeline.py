@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
+    from armbuild.artifact.wheelfile import WheelFile
     from armbuild.audit import AuditReport
-    from armbuild.build import BuiltWheel
-    from armbuild.plan import Plan
-    from armbuild.pythons import HostPython
-    from armbuild.repair import RepairedWheel
-    from armbuild.smoke import SmokeReport
-    from armbuild.verdict import CpuResult
-    from armbuild.wheelfile import WheelFile
+    from armbuild.host.pythons import HostPython
+    from armbuild.wheel.build import BuiltWheel
+    from armbuild.wheel.plan import Plan
+    from armbuild.wheel.repair import RepairedWheel
+    from armbuild.wheel.smoke import SmokeReport
+    from armbuild.wheel.verdict import CpuResult
 
 
 class Pipeline:
@@ -50,7 +50,7 @@ class Pipeline:
 
     def _build_all(self) -> list[dict[str, Any]]:
         """Build for each Python, but a wheel that serves later ones too only once."""
-        from armbuild import wheelfile  # noqa: PLC0415
+        from armbuild.artifact import wheelfile  # noqa: PLC0415
 
         results: list[dict[str, Any]] = []
         done: WheelFile | None = None
@@ -81,12 +81,13 @@ class Pipeline:
 
     def one(self, python: HostPython) -> dict[str, Any]:
         """Take one wheel through all steps; it reaches the output folder only when none said no."""
-        from armbuild import cache, provenance, reproduce  # noqa: PLC0415
         from armbuild.audit import audit  # noqa: PLC0415
-        from armbuild.build import build  # noqa: PLC0415
         from armbuild.errors import CheckFailed  # noqa: PLC0415
-        from armbuild.repair import repair  # noqa: PLC0415
-        from armbuild.smoke import explain_failure  # noqa: PLC0415
+        from armbuild.host import cache  # noqa: PLC0415
+        from armbuild.wheel import provenance, reproduce  # noqa: PLC0415
+        from armbuild.wheel.build import build  # noqa: PLC0415
+        from armbuild.wheel.repair import repair  # noqa: PLC0415
+        from armbuild.wheel.smoke import explain_failure  # noqa: PLC0415
 
         plan, progress = self.plan, self.progress
         before = _cpu_seconds()
@@ -130,8 +131,8 @@ class Pipeline:
 
     def _smoke(self, repaired: RepairedWheel, work: Path) -> tuple[SmokeReport | None, str]:
         """Return the report, or None and why the wheel could not be run here."""
-        from armbuild import smoke  # noqa: PLC0415
         from armbuild.errors import MissingError  # noqa: PLC0415
+        from armbuild.wheel import smoke  # noqa: PLC0415
 
         if not self.plan.project.is_armllm and not self.plan.tests:
             return None, "no test named (--import NAME or --command TEXT)"
@@ -162,7 +163,7 @@ class Pipeline:
         proof: SmokeReport | None,
         why: str,
     ) -> dict[str, Any]:
-        from armbuild.provenance import SUFFIX  # noqa: PLC0415
+        from armbuild.wheel.provenance import SUFFIX  # noqa: PLC0415
 
         verdict = "proven" if proof else "audited, not proven"
         size = path.stat().st_size

@@ -9,7 +9,7 @@ import typer
 from armbuild.cli.options import AsJson, Mirror, Verbose
 
 if TYPE_CHECKING:
-    from armbuild.smoke import SmokeReport
+    from armbuild.wheel.smoke import SmokeReport
 
 
 def register(app: typer.Typer) -> None:
@@ -48,12 +48,13 @@ def smoke(
     verbose: Verbose = False,
 ) -> int:
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
-    from armbuild import cache, debian, process  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild import smoke as smoking  # noqa: PLC0415
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
+    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
-    from armbuild.user_tests import UserTests  # noqa: PLC0415
+    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import smoke as smoking  # noqa: PLC0415
+    from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
     tests = UserTests(
         imports=tuple(imports or ()), command=command, requires=tuple(requires or ()), project=Path.cwd()

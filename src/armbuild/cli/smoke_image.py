@@ -19,8 +19,8 @@ def smoke_image(
     verbose: bool,
 ) -> int:
     """Serve from an image on each core and print the verdicts; the rest of `armbuild smoke`."""
-    from armbuild import cache  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
+    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import smoke  # noqa: PLC0415
 
     progress = Progress()

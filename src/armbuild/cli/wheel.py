@@ -12,8 +12,8 @@ import typer
 from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
 
 if TYPE_CHECKING:
-    from armbuild.container import Container
-    from armbuild.plan import Plan
+    from armbuild.wheel.container import Container
+    from armbuild.wheel.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -133,14 +133,16 @@ def wheel(
     verbose: Verbose = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild import process  # noqa: PLC0415
+    from armbuild.host import process  # noqa: PLC0415
 
     process.interrupt_on_termination()
-    from armbuild import debian, fetch, pythons, settings, smoke  # noqa: PLC0415
-    from armbuild import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.cli.pipeline import Pipeline  # noqa: PLC0415
-    from armbuild.project import read as read_project  # noqa: PLC0415
-    from armbuild.user_tests import UserTests  # noqa: PLC0415
+    from armbuild.host import pythons  # noqa: PLC0415
+    from armbuild.target import debian  # noqa: PLC0415
+    from armbuild.wheel import fetch, settings, smoke  # noqa: PLC0415
+    from armbuild.wheel import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel.project import read as read_project  # noqa: PLC0415
+    from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
     if no_smoke and (cpu or imports or command):
         raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from armbuild import cache, debian
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import cache
 from armbuild.image import content, engines, kept, layers, reader, reference, root, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
+from armbuild.target import debian
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from packaging.version import Version
 
-from armbuild import audit, debian, process, pythons, repair, wheelfile
-from armbuild import build as wheel_build
+from armbuild import audit
+from armbuild.artifact import wheelfile
 from armbuild.errors import CheckFailed, MissingError, UsageError
+from armbuild.host import process, pythons
 from armbuild.image import (
     archive,
     base,
@@ -30,15 +31,18 @@ from armbuild.image import (
     side_by_side,
 )
 from armbuild.image.reference import MACHINES
+from armbuild.target import debian
+from armbuild.wheel import build as wheel_build
+from armbuild.wheel import repair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from armbuild.audit import AuditReport
+    from armbuild.host.pythons import HostPython
     from armbuild.image.plan import ImagePlan
     from armbuild.image.recipes import Recipe
-    from armbuild.pythons import HostPython
 
 
 class Step(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from armbuild import debian
+from armbuild.artifact.untrusted import BROKEN
 from armbuild.audit.floor import built_in_guards, parse_floor
 from armbuild.audit.report import one_line
 from armbuild.audit.verdict import judge
@@ -21,7 +21,7 @@ from armbuild.image.content import Content
 from armbuild.image.entrypoint import FACTS
 from armbuild.image.recipes import SHARE
 from armbuild.image.reference import MACHINES
-from armbuild.untrusted import BROKEN
+from armbuild.target import debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

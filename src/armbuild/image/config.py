@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from armbuild.image import root
-from armbuild.isa.tables import architectures, implied
+from armisa.tables import architectures, implied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

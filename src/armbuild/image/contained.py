@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import process
 from armbuild.errors import MissingError, UsageError
-from armbuild.lanes import container
+from armbuild.host import process
+from armbuild.wheel.lanes import container
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ def loaded(
     if several and engine == "podman":
         command = [engine, "pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]
     process.run(command, log=log, what=f"{engine} load", error=MissingError)
-    label = f"armbuild.smoke={os.getpid()}"
+    label = f"armbuild.wheel.smoke={os.getpid()}"
     try:
         yield Contained(engine=engine, image=name, root=root, user=user, label=label)
     finally:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from armbuild import audit
 from armbuild.image import unpack
-from armbuild.isa.tables import extensions
+from armisa.tables import extensions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

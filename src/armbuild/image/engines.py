@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import process
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import process
 from armbuild.image import config, reference, root
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from armbuild.isa import Isa, detect, host
+from armisa import Isa, detect, host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

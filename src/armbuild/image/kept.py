@@ -10,7 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild import audit, cache
+from armbuild import audit
+from armbuild.host import cache
 from armbuild.image import content, layers, packages, recipes, root
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild import arm64_root, debian, process, pythons, target_packages
-from armbuild.container import ENGINES
 from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.host import process, pythons
 from armbuild.image import archive, layers, root
+from armbuild.target import arm64_root, debian, target_packages
 from armbuild.toolchain import sysroot
+from armbuild.wheel.container import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -315,7 +316,7 @@ def _config(image: BuildImage, made: Sequence[layers.Layer]) -> dict[str, Any]:
             "Env": [f"{name}={value}" for name, value in environment.items()],
             "Cmd": ["/bin/bash"],
             "WorkingDir": "/",
-            "Labels": {"armbuild.suite": image.suite, "armbuild.pythons": ",".join(image.pythons)},
+            "Labels": {"armbuild.suite": image.suite, "armbuild.host.pythons": ",".join(image.pythons)},
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in made]},
         "history": [{"created_by": "armbuild manylinux-image", "comment": layer.comment} for layer in made],

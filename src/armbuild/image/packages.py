@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from armbuild import isolation, process
 from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.host import isolation, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from armbuild.pythons import HostPython
+    from armbuild.host.pythons import HostPython
 
 PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"}
 NEWEST = {"arm64": "aarch64-manylinux_2_40", "amd64": "x86_64-manylinux_2_40"}

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, Specifier
 
-from armbuild import arm64_root, choices, process, provenance, pythons, wheelfile
-from armbuild import plan as wheel_plan
+from armbuild.artifact import wheelfile
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import process, pythons
 from armbuild.image import model, packages, reference, root
+from armbuild.target import arm64_root
+from armbuild.wheel import choices, provenance
+from armbuild.wheel import plan as wheel_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from armbuild.artifact.untrusted import Budget, ZstdFile
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
-from armbuild.untrusted import Budget, ZstdFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

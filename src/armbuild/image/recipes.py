@@ -17,8 +17,8 @@ from armbuild.image import content, packages, root
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from armbuild import debian
-    from armbuild.pythons import HostPython
+    from armbuild.host.pythons import HostPython
+    from armbuild.target import debian
 
 SHARE = "usr/local/share/armllm"
 PROGRAM = """#!{python}

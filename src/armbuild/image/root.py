@@ -8,8 +8,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import arm64_root, cache, debian
 from armbuild.errors import BuildError, UsageError
+from armbuild.host import cache
+from armbuild.target import arm64_root, debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from armbuild import process
 from armbuild.errors import MissingError
+from armbuild.host import process
 from armbuild.image import unpack
 
 if TYPE_CHECKING:

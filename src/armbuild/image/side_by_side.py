@@ -16,8 +16,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from armbuild import process
 from armbuild.errors import MissingError
+from armbuild.host import process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,17 +9,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild import process, qemu
-from armbuild import smoke as wheel_smoke
 from armbuild.errors import ArmbuildError, CheckFailed, UsageError
+from armbuild.host import process
 from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import Client, free_port
+from armbuild.target import qemu
+from armbuild.wheel import smoke as wheel_smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from armbuild.verdict import Cpu
+    from armbuild.wheel.verdict import Cpu
 
 MODEL = "armllm/smoke/model"
 READY_SECONDS = 600.0

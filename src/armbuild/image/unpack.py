@@ -13,12 +13,12 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
+from armbuild.artifact.untrusted import ZstdError
 from armbuild.errors import CheckFailed
-from armbuild.untrusted import ZstdError
 
 if TYPE_CHECKING:
+    from armbuild.artifact.untrusted import Budget
     from armbuild.image.reader import ImageFile, LayerBlob, Manifest
-    from armbuild.untrusted import Budget
 
 OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from armbuild import cache, process
-from armbuild.compile_cache import LAUNCHER
 from armbuild.errors import MissingError
+from armbuild.host import cache, process
 from armbuild.toolchain import zig_driver
+from armbuild.toolchain.compile_cache import LAUNCHER
 from armbuild.toolchain.sysroot import TRIPLET
 
 if TYPE_CHECKING:

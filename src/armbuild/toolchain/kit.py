@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armbuild import arm64_headers, arm64_root, cache, process, qemu
 from armbuild.errors import MissingError
+from armbuild.host import cache, process
+from armbuild.target import arm64_headers, arm64_root, qemu
 from armbuild.toolchain import compilers, sysconfig_data, sysroot
 from armbuild.toolchain.compilers import World, program
 from armbuild.toolchain.sysroot import TRIPLET
@@ -20,7 +21,7 @@ from armbuild.toolchain.sysroot import TRIPLET
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from armbuild.pythons import HostPython
+    from armbuild.host.pythons import HostPython
     from armbuild.toolchain.compilers import Compiler
     from armbuild.toolchain.sysroot import Sysroot
 

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from armbuild import cache, debian
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import cache
+from armbuild.target import debian
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from armbuild import cache, target_packages
 from armbuild.errors import MissingError
+from armbuild.host import cache
+from armbuild.target import target_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from armbuild.pythons import HostPython
+    from armbuild.host.pythons import HostPython
 
 LAST_CPU_ONLY = "<2.11"
 """From 2.11 on, the AArch64 package on the Python index is a CUDA build."""

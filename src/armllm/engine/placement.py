@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from armbuild.isa import host, tables
+from armisa import host, tables
 from armllm import environment
 from armllm.engine.memory import available_on_node
 from armllm.errors import RequestError

@@ -8,8 +8,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from armbuild.errors import UsageError
-from armbuild.isa import Isa
+from armisa import Isa
+from armisa.errors import IsaError
 from armllm import kernels
 from armllm.engine.config import cpu_computes_bfloat16
 from armllm.errors import CheckpointError, RequestError
@@ -134,7 +134,7 @@ def kernel_targets(name: str) -> dict[str, str]:
         return {bits: kernels.weight_target(int(bits)) for bits in ("4", "8")}
     try:
         chosen = Isa.from_target(name).kernels()
-    except UsageError as error:
+    except IsaError as error:
         raise RequestError(f"--target: {error}") from None
     return {bits: chosen[f"matmul_w{bits}a8_f32"] for bits in ("4", "8")}
 

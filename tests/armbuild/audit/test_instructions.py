@@ -7,8 +7,8 @@ import pytest
 
 from armbuild.audit import audit, parse_floor
 from armbuild.audit.instructions import UNDEFINED, classify, table
-from armbuild.isa import Isa
-from armbuild.isa.tables import extensions
+from armisa import Isa
+from armisa.tables import extensions
 
 # Encodings by LLVM 19's assembler.
 WORDS = [

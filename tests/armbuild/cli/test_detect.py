@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from armbuild.cli import main
-from armbuild.isa import target_names
+from armisa import target_names
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "schema" / "detect.json").read_text())
 KINDS = {

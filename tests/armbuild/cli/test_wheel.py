@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
-from armbuild import cache, cli, pythons
+from armbuild import cli
 from armbuild.cli import main
 from armbuild.errors import MissingError
+from armbuild.host import cache, pythons
 
 ROOT = Path(__file__).parents[3]
 PROJECTS = ROOT / "tests/armbuild/projects"
@@ -125,7 +126,7 @@ def test_smoke_refuses_another_projects_wheel_and_unknown_cpus(capsys, tmp_path)
 
 
 def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
-    from armbuild import doctor  # noqa: PLC0415 - the module under test is patched
+    from armbuild.host import doctor  # noqa: PLC0415 - the module under test is patched
 
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(doctor.pythons, "tool", lambda _name: None)
@@ -137,7 +138,7 @@ def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
 
 
 def test_doctor_names_what_the_container_lane_lacks_and_asks_for_nothing(capsys, monkeypatch):
-    from armbuild import doctor  # noqa: PLC0415 - the module under test is patched
+    from armbuild.host import doctor  # noqa: PLC0415 - the module under test is patched
 
     monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
     _, out, _ = run(capsys, "doctor", "--json")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from armbuild import process
+from armbuild.host import process
 from armbuild.image import engines
-from armbuild.lanes import container
+from armbuild.wheel.lanes import container
 
 CONFIGURATION = """
 [containers]

@@ -4,8 +4,8 @@ import dataclasses
 import gzip
 import hashlib
 
+from armbuild.artifact.untrusted import zstd
 from armbuild.image import archive, layers
-from armbuild.untrusted import zstd
 
 
 def tree(folder, files):

@@ -9,10 +9,11 @@ import pytest
 from tests.armbuild import wheels
 from tests.armbuild.image import small
 
-from armbuild import audit, debian
+from armbuild import audit
 from armbuild.audit import AuditReport
 from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.image import build, packages, plan, reader, root, side_by_side, unpack
+from armbuild.target import debian
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 BASE = {

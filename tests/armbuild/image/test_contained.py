@@ -10,7 +10,7 @@ from tests.armbuild.image import small
 from armbuild.cli import main
 from armbuild.errors import ArmbuildError, MissingError, UsageError
 from armbuild.image import contained
-from armbuild.lanes import container
+from armbuild.wheel.lanes import container
 
 
 @pytest.fixture

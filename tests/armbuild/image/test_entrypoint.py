@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from armbuild import isa
+import armisa
 from armbuild.image import entrypoint, health
 
 FACTS = {
@@ -31,7 +31,7 @@ def machine(folder, *, facts=None, files=None):
 
 
 def test_a_core_below_the_floor_is_told_so_in_a_sentence():
-    reason = entrypoint.refusal(FACTS, isa.Isa.from_target("cortex-a72"))
+    reason = entrypoint.refusal(FACTS, armisa.Isa.from_target("cortex-a72"))
     assert "Cortex-A72 lacks atomics" in reason
     assert "armv8.1-a or newer" in reason
     assert "\n" not in reason
@@ -39,11 +39,11 @@ def test_a_core_below_the_floor_is_told_so_in_a_sentence():
 
 @pytest.mark.parametrize("core", ["neoverse-n1", "neoverse-v1", "cortex-a76"])
 def test_a_core_at_the_floor_or_above_is_let_through(core):
-    assert not entrypoint.refusal(FACTS, isa.Isa.from_target(core))
+    assert not entrypoint.refusal(FACTS, armisa.Isa.from_target(core))
 
 
 def test_features_that_nobody_knows_do_not_keep_the_server_from_starting():
-    blind = isa.Isa.from_target("cortex-a72")
+    blind = armisa.Isa.from_target("cortex-a72")
     unknown = type(blind)(machine="aarch64", cores=(), products=(), features=frozenset())
     assert not entrypoint.refusal(FACTS, unknown)
 
@@ -118,16 +118,16 @@ def test_the_images_own_model_is_served_unless_another_is_named(arguments, expec
 def test_the_limits_of_the_container_are_told_in_five_lines(tmp_path, files, said):
     root = machine(tmp_path, files={"proc/meminfo": f"MemTotal: {256 << 20} kB\n", **files})
     (root / "sys/fs/cgroup/a.slice/b").mkdir(parents=True, exist_ok=True)
-    lines = entrypoint.report(FACTS, isa.detect(root), ["serve", "/my model"], root)
+    lines = entrypoint.report(FACTS, armisa.detect(root), ["serve", "/my model"], root)
     assert len(lines) == 5
     assert any(said in line for line in lines), lines
     assert lines[4] == "  armllm serve '/my model'"
 
 
 def test_what_the_machine_does_not_tell_is_not_claimed(tmp_path):
-    blind = isa.Isa(machine="aarch64", cores=(), products=(), features=frozenset())
+    blind = armisa.Isa(machine="aarch64", cores=(), products=(), features=frozenset())
     assert "needs atomics: this machine does not tell" in entrypoint.report(FACTS, blind, [], tmp_path)[0]
-    able = isa.Isa.from_target("neoverse-n1")
+    able = armisa.Isa.from_target("neoverse-n1")
     assert entrypoint.report(FACTS, able, [], tmp_path)[0].endswith("needs atomics: there")
 
 

@@ -15,8 +15,9 @@ import openai
 import pytest
 from tests.armbuild.image import containers
 
-from armbuild import audit, cache
+from armbuild import audit
 from armbuild.audit.elf import read_elf
+from armbuild.host import cache
 from armbuild.image import claims, reader
 from armbuild.image.client import Client, free_port
 

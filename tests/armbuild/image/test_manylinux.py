@@ -2,9 +2,9 @@
 
 import pytest
 
-from armbuild import container
 from armbuild.errors import MissingError, UsageError
 from armbuild.image import manylinux
+from armbuild.wheel import container
 
 
 def test_its_name_says_what_its_wheels_can_be():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
-from armbuild import provenance
 from armbuild.errors import ArmbuildError, MissingError, UsageError
 from armbuild.image import engines, model, plan, reference
+from armbuild.wheel import provenance
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 ENTRY = {plan.ENTRY_POINT: b"", "armllm/build_info.json": b"{}"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from armbuild import debian
 from armbuild.image import reader
+from armbuild.target import debian
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 from tests.armbuild.image import containers, registry, small
 
-from armbuild import debian
 from armbuild.cli import main
 from armbuild.errors import MissingError
 from armbuild.image import archive, engines, layers, reader, reference, root
+from armbuild.target import debian
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network]

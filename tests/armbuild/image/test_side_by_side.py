@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from armbuild import cache
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import cache
 from armbuild.image import side_by_side
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from armbuild import process
 from armbuild.errors import MissingError
+from armbuild.host import process
 from armbuild.toolchain import compilers
 from armbuild.toolchain.sysroot import TRIPLET, Sysroot
 from armbuild.toolchain.sysroot import make as make_sysroot

@@ -4,8 +4,8 @@ import os
 import subprocess
 import sys
 
-from armbuild import hints
 from armbuild.toolchain import kit
+from armbuild.wheel import hints
 
 
 def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):

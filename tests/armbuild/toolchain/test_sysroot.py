@@ -1,7 +1,7 @@
 import pytest
 
-from armbuild import debian
 from armbuild.errors import MissingError, UsageError
+from armbuild.target import debian
 from armbuild.toolchain import sysroot
 
 

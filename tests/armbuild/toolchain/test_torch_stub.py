@@ -1,7 +1,7 @@
 import subprocess
 import sys
 
-from armbuild import pythons
+from armbuild.host import pythons
 from armbuild.toolchain import torch_stub
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from armbuild.isa import kernel_targets
+from armisa import kernel_targets
 from armllm import kernels
 
 

@@ -1,0 +1,1 @@
+"""What was built, read: wheels, shared objects, tags, archives of strangers."""

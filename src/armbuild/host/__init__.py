@@ -1,0 +1,1 @@
+"""The machine that builds: its Pythons, its cache, how programs are started, what it lacks."""

@@ -1,0 +1,168 @@
+"""Isolated build environments (PEP 517), made with uv and kept: equal requirements share one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from armbuild.errors import MissingError, UsageError
+from armbuild.host import cache, process
+from armbuild.host.pythons import tool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from armbuild.host.pythons import HostPython
+
+INSTALLED = """\
+import json
+from importlib.metadata import distributions
+print(json.dumps({found.name: found.version for found in distributions() if found.name}))
+"""
+HOST_ONLY = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CMAKE_TOOLCHAIN_FILE",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+)
+"""Variables of the caller's shell that would leak another environment into the build."""
+
+
+@dataclass(frozen=True)
+class BuildEnvironment:
+    """A virtual environment with a project's build requirements; the interface that ``build`` expects."""
+
+    folder: Path
+    interpreter: Path | None = None
+    """Where it is not ``bin/python``."""
+
+    @property
+    def python_executable(self) -> str:
+        """Return its interpreter."""
+        return str(self.interpreter or self.folder / "bin/python")
+
+    def installed(self) -> dict[str, str]:
+        """Return its packages' names and versions."""
+        said = process.succeeds([self.python_executable, "-I", "-c", INSTALLED]) or "{}"
+        return {canonicalize_name(name): version for name, version in json.loads(said).items()}
+
+    def make_extra_environ(self) -> Mapping[str, str]:
+        """Return what puts its programs first."""
+        return {"PATH": os.pathsep.join((str(self.folder / "bin"), os.environ.get("PATH", os.defpath)))}
+
+
+def environment(
+    python: HostPython, requires: Iterable[str], *, log: Path, lock: Path | None = None
+) -> BuildEnvironment:
+    """Return an environment of ``python`` with ``requires`` installed; raises BuildError with uv's reason.
+
+    ``lock``: a requirements file with a hash for each file; then it says what is installed, and nothing else.
+    """
+    wanted = sorted(requires)
+    pinned = lock.read_text(encoding="utf-8") if lock else ""
+
+    def fill(folder: Path) -> None:
+        venv: list[str | Path] = [
+            "venv",
+            "-q",
+            "--relocatable",
+            "--no-project",
+            "--python",
+            python.executable,
+        ]
+        process.run(
+            [uv_program(), *venv, folder / "venv"],
+            log=log,
+            what=f"virtual environment of Python {python.version}",
+            env=clean(),
+        )
+        exact: list[str | Path] = ["--require-hashes", "--no-deps", "-r", lock] if lock else ["--", *wanted]
+        if wanted or lock:
+            process.run(
+                [uv_program(), "pip", "install", "-q", "--python", folder / "venv/bin/python", *exact],
+                log=log,
+                what="installing the build requirements" + (f" of {lock.name}" if lock else ""),
+                env=clean(),
+            )
+
+    what = pinned if lock else wanted
+    key = cache.digest([str(python.executable), python.version, python.magic, what])
+    return BuildEnvironment(cache.fill(cache.root() / "environments" / key, fill) / "venv")
+
+
+def existing(python: HostPython) -> BuildEnvironment:
+    """Return the environment that an interpreter itself is, for builds without isolation."""
+    return BuildEnvironment(python.executable.parent.parent, python.executable)
+
+
+def write_lock(lock: Path, python: HostPython, requires: Iterable[str], *, log: Path) -> None:
+    """Write ``lock``: every build requirement, at one version, with the hashes of its files."""
+    with cache.work_folder("lock") as work:
+        (work / "requires.in").write_text("".join(f"{line}\n" for line in sorted(requires)))
+        made = work / lock.name
+        options: list[str | Path] = [
+            "-q",
+            "--universal",
+            "--generate-hashes",
+            "--no-header",
+            "--python",
+            python.executable,
+        ]
+        process.run(
+            [uv_program(), "pip", "compile", *options, "-o", made, work / "requires.in"],
+            log=log,
+            what="locking the build requirements",
+            env=clean(),
+        )
+        text = re.sub(r"(?m)^\s*#.*\n", "", made.read_text())  # where each came from: our own folders
+        made.write_text("# Build requirements, as `armbuild wheel --lock` resolved them.\n" + text)
+        cache.move_into(made, lock.absolute().parent)
+
+
+def check_locked(lock: Path, made: BuildEnvironment, requires: Iterable[str]) -> None:
+    """Raise UsageError when a locked environment lacks what the project asks for."""
+    missing = unsatisfied(made, requires)
+    if missing:
+        raise UsageError(
+            f"--lock {lock}: lacks {', '.join(missing)}: remove the file to have it written anew"
+        )
+
+
+def unsatisfied(made: BuildEnvironment, requires: Iterable[str]) -> list[str]:
+    """Return those of ``requires`` that an environment does not satisfy, on this machine."""
+    installed = made.installed()
+    missing = []
+    for line in requires:
+        wanted = Requirement(line)
+        version = installed.get(canonicalize_name(wanted.name))
+        if wanted.marker and not wanted.marker.evaluate():
+            continue
+        if version is None or not wanted.specifier.contains(version, prereleases=True):
+            missing.append(line)
+    return missing
+
+
+def uv_program() -> Path:
+    """Return uv; raises MissingError when it is not installed."""
+    found = tool("uv")
+    if found is None:
+        raise MissingError("uv is not installed: pip install 'armllm[build]'")
+    return found
+
+
+def clean() -> dict[str, str]:
+    """Return this process's environment without what belongs to another Python environment."""
+    return {name: value for name, value in os.environ.items() if name not in HOST_ONLY}

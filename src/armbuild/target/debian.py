@@ -1,0 +1,385 @@
+"""Packages from the Debian archive this machine already uses, without root rights.
+
+Any suite and architecture: ``apt-get`` runs with a private configuration and only downloads; packages are
+unpacked as plain archives, so no maintainer script runs and the host's own package state stays untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, cast
+
+from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.host import cache, process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUITES = frozenset(
+    {
+        "bullseye",
+        "bookworm",
+        "trixie",
+        "forky",
+        "duke",
+        "sid",
+        "oldoldstable",
+        "oldstable",
+        "stable",
+        "testing",
+        "unstable",
+    }
+)
+GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
+"""Releases whose packages go into images, and their C library: the newest that wheels made there need."""
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
+LISTS_FRESH_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A Debian package archive: its address and what its signature is checked with."""
+
+    uri: str
+    signed_by: str = ""
+    """A keyring's path or the key itself; empty: the keys that apt trusts on this machine."""
+    trusted: bool = False
+    """The host's own entry says ``trusted=yes``: its signature is not checked."""
+
+
+def check_address(mirror: str) -> None:
+    """Raise UsageError for an address that apt cannot read."""
+    if not re.match(r"(?:https?|mirror|mirror\+https?)://[^/\s]\S*$|(?:mirror\+)?file:/\S+$", mirror):
+        raise UsageError(
+            f"--mirror {mirror}: not an address of a Debian archive, such as http://archive.example/debian"
+        )
+
+
+def archive(mirror: str | None = None) -> Archive:
+    """Return the archive named by ``mirror``, else by ``ARMBUILD_MIRROR``, else by the host's apt sources.
+
+    Raises MissingError when there is none or apt is not there, UsageError for an address apt cannot read.
+    """
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise MissingError(
+                f"{tool} is not there: Debian packages are read with apt and dpkg, on Debian, Ubuntu or in a "
+                "container of either; here install both (`dnf install apt dpkg`, `pacman -S apt dpkg`, ...)"
+            )
+    named = mirror or os.environ.get("ARMBUILD_MIRROR")
+    found = [
+        entry
+        for path in _source_files()
+        for entry in parse_sources(path.read_text(errors="replace"), path.suffix)
+    ]
+    if named:
+        check_address(named)
+        same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
+        return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
+    if not found:
+        raise MissingError(
+            "no Debian archive in this machine's apt sources: name one with --mirror or ARMBUILD_MIRROR "
+            "(on Ubuntu `apt-get install debian-archive-keyring` brings its keys)"
+        )
+    return found[0]
+
+
+def parse_sources(text: str, suffix: str) -> list[Archive]:
+    """Return the Debian archives that a ``.list`` (one-line) or ``.sources`` (deb822) file names."""
+    entries = _parse_deb822(text) if suffix == ".sources" else _parse_one_line(text)
+    return [
+        Archive(uri=uri, signed_by=options.get("signed-by", ""), trusted=options.get("trusted") == "yes")
+        for uri, suites, components, options in entries
+        if "main" in components and SUITES.intersection(suites) and not uri.startswith("cdrom:")
+    ]
+
+
+Entry = tuple[str, list[str], list[str], dict[str, str]]
+
+
+def _parse_one_line(text: str) -> list[Entry]:
+    entries: list[Entry] = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s+([^#]+)", line)
+        if match:
+            options = dict(option.split("=", 1) for option in (match[1] or "").split() if "=" in option)
+            entries.append((match[2], [match[3]], match[4].split(), options))
+    return entries
+
+
+def _parse_deb822(text: str) -> list[Entry]:
+    entries: list[Entry] = []
+    for stanza in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
+        fields: dict[str, str] = {}
+        name = ""
+        for line in stanza.splitlines():
+            if line[:1].isspace() and name:
+                fields[name] += "\n" + line
+            elif ":" in line:
+                name, value = line.split(":", 1)
+                name = name.strip().lower()
+                fields[name] = value.strip()
+        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in (
+            "no",
+            "false",
+            "0",
+        ):
+            options = {key: value for key, value in fields.items() if key in ("signed-by", "trusted")}
+            suites, components = fields.get("suites", "").split(), fields.get("components", "").split()
+            entries += [(uri, suites, components, options) for uri in fields.get("uris", "").split()]
+    return entries
+
+
+def _source_files() -> list[Path]:
+    folder = Path("/etc/apt/sources.list.d")
+    parts = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = [Path("/etc/apt/sources.list"), *(part for part in parts if part.suffix in (".list", ".sources"))]
+    return [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+
+
+def download(
+    packages: tuple[str, ...],
+    *,
+    suite: str,
+    architecture: str,
+    source: Archive,
+    into: Path,
+    dependencies: bool,
+    log: Path,
+) -> list[Path]:
+    """Download ``packages`` of ``suite``, with all they depend on if asked, and return the .deb files.
+
+    Raises MissingError when the archive cannot be reached, does not hold the suite or lacks a package.
+    """
+    with _lists(suite, architecture, source, log) as (apt, command, what):
+        archives = apt / "archives"
+        shutil.rmtree(archives, ignore_errors=True)
+        (archives / "partial").mkdir(parents=True)
+        install = ["install", "--download-only", "--no-install-recommends", "--yes", *packages]
+        ask = install if dependencies else ["download", *packages]
+        try:
+            _apt([*command, *ask], what, log, cwd=archives)
+        except MissingError:  # the lists name files that have been replaced since: read them again, once
+            _update(apt, command, what, log)
+            _apt([*command, *ask], what, log, cwd=archives)
+        files = sorted(archives.glob("*.deb"))
+        if not files:
+            raise MissingError(f"{what}: nothing was downloaded for {', '.join(packages)} (log: {log})")
+        return [Path(shutil.move(file, into / file.name)) for file in files]
+
+
+def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
+    """Return a digest of the archive's package lists, read anew each day: the same one, the same packages."""
+    with _lists(suite, architecture, source, log) as (apt, _, _):
+        seen = hashlib.sha256()
+        for path in sorted((apt / "lists").iterdir()):
+            if path.is_file() and path.name != "lock":
+                seen.update(f"{path.name}\0".encode() + path.read_bytes())
+        return seen.hexdigest()
+
+
+def control(package: Path) -> dict[str, str]:
+    """Return the control fields of a .deb file by name, continuation lines included."""
+    command = ["dpkg-deb", "-f", str(package)]
+    scratch = {**os.environ, "TMPDIR": str(package.parent)}  # killed, it leaves what it unpacks
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=scratch) as child:
+        text = cast("IO[str]", child.stdout).read()
+    if child.returncode:
+        raise BuildError(f"dpkg-deb cannot read {package.name}")
+    found = re.findall(r"^([A-Za-z][A-Za-z0-9-]*):[ \t]*(.*(?:\n[ \t].*)*)", text, re.MULTILINE)
+    return dict(found)
+
+
+def installed(status: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of the packages that dpkg's status file, or one of status.d, says are there."""
+    for stanza in status.split("\n\n"):
+        fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", stanza, re.MULTILINE))
+        if "Package" in fields and "Version" in fields and "deinstall" not in fields.get("Status", ""):
+            yield fields
+
+
+@contextlib.contextmanager
+def _lists(
+    suite: str, architecture: str, source: Archive, log: Path
+) -> Iterator[tuple[Path, list[str], str]]:
+    """Hold the private apt folder of a suite with fresh lists: (folder, command, what to call it)."""
+    apt = cache.root() / "apt" / f"{suite}-{architecture}-{cache.digest(source.__dict__)}"
+    what = f"Debian {suite} ({architecture}) from {source.uri}"
+    with cache.lock(apt):
+        command = [*_configure(apt, suite, architecture, source), "-qq"]
+        stamp = apt / "updated"
+        if not stamp.exists() or time.time() - stamp.stat().st_mtime > LISTS_FRESH_SECONDS:
+            _update(apt, command, what, log)
+        yield apt, command, what
+
+
+def _update(apt: Path, command: list[str], what: str, log: Path) -> None:
+    stamp = apt / "updated"
+    stamp.unlink(missing_ok=True)
+    _apt([*command, "update", "--error-on=any"], what, log)
+    stamp.touch()
+
+
+def _apt(command: list[str], what: str, log: Path, cwd: Path | None = None) -> None:
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    process.run(command, log=log, what=what, env=environment, cwd=cwd, error=MissingError)
+
+
+def _configure(apt: Path, suite: str, architecture: str, source: Archive) -> list[str]:
+    """Write our own configuration; return the apt-get that reads it after the host's (proxies stay)."""
+    for name in ("lists/partial", "archives/partial", "empty"):
+        (apt / name).mkdir(parents=True, exist_ok=True)
+    (apt / "status").touch()
+    options = [f"arch={architecture}"]
+    if source.trusted:
+        options.append("trusted=yes")
+    if source.signed_by.startswith("/"):
+        options.append(f"signed-by={source.signed_by}")
+    elif source.signed_by:  # the key itself, as deb822 allows: blank lines are written as a dot
+        key = apt / "key.asc"
+        lines = (line.strip() for line in source.signed_by.splitlines())
+        key.write_text("\n".join("" if line == "." else line for line in lines) + "\n")
+        options.append(f"signed-by={key}")
+    (apt / "sources.list").write_text(f"deb [{' '.join(options)}] {source.uri} {suite} main\n")
+    settings = {
+        "APT::Architecture": architecture,
+        "APT::Sandbox::User": "root",  # as root, apt would else read our private folder as the user _apt
+        "Dir::State": apt,
+        "Dir::State::Lists": apt / "lists",
+        "Dir::State::status": apt / "status",
+        "Dir::Cache": apt,
+        "Dir::Cache::archives": apt / "archives",
+        "Dir::Etc::sourcelist": apt / "sources.list",
+        "Dir::Etc::sourceparts": apt / "empty",
+        "Dir::Etc::preferences": apt / "empty/none",
+        "Dir::Etc::preferencesparts": apt / "empty",
+        "Acquire::Languages": "none",
+        "Acquire::Retries": "3",
+        "Debug::NoLocking": "true",
+    }
+    text = "".join(f'{name} "{value}";\n' for name, value in settings.items())
+    for name in (
+        "APT::Architectures",
+        "APT::Update",
+        "DPkg::Post-Invoke",
+        "DPkg::Pre-Install-Pkgs",
+        "DPkg::Pre-Invoke",
+    ):
+        text += f"#clear {name};\n"
+    text += f'APT::Architectures {{ "{architecture}"; }};\n'
+    (apt / "apt.conf").write_text(text)
+    return ["apt-get", "-c", str(apt / "apt.conf")]
+
+
+def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset()) -> None:
+    """Unpack .deb files over one another into ``root``, with /usr merged and absolute links made relative.
+
+    Owners and device files are left out, as an ordinary user must; modes are kept. ``only`` names the files
+    wanted (``usr/bin/x``), all when empty. Raises BuildError for a damaged package or one that writes
+    outside ``root``.
+    """
+    for name in MERGED:
+        (root / "usr" / name).mkdir(parents=True, exist_ok=True)
+        if not (root / name).is_symlink():
+            (root / name).symlink_to(f"usr/{name}")
+    for package in packages:
+        with subprocess.Popen(
+            ["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as child:
+            try:
+                with tarfile.open(fileobj=cast("IO[bytes]", child.stdout), mode="r|") as tar:
+                    for member in tar:
+                        if not only or str(merged(member.name)) in only:
+                            _unpack_member(tar, member, root)
+            except tarfile.TarError as error:
+                raise BuildError(f"{package.name} is damaged: {error}") from error
+        if child.returncode:
+            raise BuildError(f"dpkg-deb cannot read {package.name}")
+
+
+def install(
+    packages: tuple[str, ...],
+    root: Path,
+    *,
+    suite: str,
+    architecture: str = "arm64",
+    mirror: str | None = None,
+    dependencies: bool = True,
+    skip: re.Pattern[str] | None = None,
+    only: frozenset[str] = frozenset(),
+) -> None:
+    """Download ``packages`` of ``suite`` and unpack them into ``root``.
+
+    Packages whose file name matches ``skip`` are left out; ``only`` is as for ``unpack``. Raises
+    MissingError and BuildError as ``download`` and ``unpack`` do.
+    """
+    with cache.work_folder("debian") as work:
+        files = download(
+            packages,
+            suite=suite,
+            architecture=architecture,
+            source=archive(mirror),
+            into=work,
+            dependencies=dependencies,
+            log=work / "apt.log",
+        )
+        unpack([file for file in files if not (skip and skip.match(file.name))], root, only=only)
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
+    path = merged(member.name)
+    if not path.parts:
+        return  # ./, the root itself
+    target = root / path
+    if ".." in path.parts or not target.parent.resolve().is_relative_to(root.resolve()):
+        raise BuildError(f"a package writes outside its root: {shlex.quote(member.name)}")
+    if member.isdir():
+        if not target.is_dir():
+            target.mkdir(parents=True)
+    elif member.issym():
+        if path == merged(member.linkname) or str(path) in MERGED:
+            return  # base-files' own lib -> usr/lib, which is there
+        _replace(target)
+        target.symlink_to(relative_link(path, member.linkname))
+    elif member.islnk():
+        _replace(target)
+        target.hardlink_to(root / merged(member.linkname))
+    elif member.isreg():
+        _replace(target)
+        content = cast("IO[bytes]", tar.extractfile(member))  # a regular file has content
+        with target.open("wb") as sink:
+            shutil.copyfileobj(content, sink, 1 << 20)
+        target.chmod(member.mode & 0o777)
+
+
+def _replace(target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+
+
+def merged(name: str) -> PurePosixPath:
+    """Return a package's path below the root as it is with /usr merged: ``./lib/x`` is ``usr/lib/x``."""
+    path = PurePosixPath(name.lstrip("/"))
+    return (
+        PurePosixPath("usr") / path
+        if path.parts[:1] and path.parts[0] in MERGED and len(path.parts) > 1
+        else path
+    )
+
+
+def relative_link(path: PurePosixPath, target: str) -> str:
+    """Return ``target`` of the link at ``path`` so that it stays inside the root wherever that lies."""
+    if not target.startswith("/"):
+        return target
+    return os.path.relpath(merged(target), path.parent)

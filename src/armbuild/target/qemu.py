@@ -1,0 +1,106 @@
+"""An emulator that knows the CPUs asked for: the system's own, else one from the Debian archive."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from armbuild.errors import MissingError
+from armbuild.host import cache
+from armbuild.target import debian
+
+NAMES = ("qemu-aarch64", "qemu-aarch64-static")
+SUITES = ("bookworm-backports", "trixie")
+"""Where ``qemu-user`` is 10.0 or newer and one static program, which runs on any Linux. QEMU 7.2 of
+bookworm itself knows three CPUs and shows the host's /proc/cpuinfo to the guest."""
+MODELS = frozenset(
+    {
+        "a64fx", "cortex-a35", "cortex-a53", "cortex-a55", "cortex-a57", "cortex-a710", "cortex-a72",
+        "cortex-a76", "max", "neoverse-n1", "neoverse-n2", "neoverse-v1",
+    }
+)  # fmt: skip
+"""The AArch64 CPUs of QEMU 10.0 (`qemu-aarch64 -cpu help`), to name before any emulator is there."""
+NEWER = "neoverse-v1"
+"""Known to QEMU 8.1 and newer, which show /proc/cpuinfo of the emulated CPU."""
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64", "ppc64le": "ppc64el"}
+
+
+def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
+    """Return a ``qemu-aarch64`` that knows all of ``cpus``, downloaded if the system has none.
+
+    Raises MissingError when there is none and none can be had, with what to do.
+    """
+    seen = []
+    for program in _present():
+        missing = set(cpus) - known_cpus(program)
+        if not missing:
+            return program
+        seen.append(f"{program} does not know {', '.join(sorted(missing))}")
+    architecture = DEBIAN_ARCHITECTURES.get(platform.machine())
+    reasons = []
+    if architecture is None:
+        reasons.append(f"Debian has no QEMU for {platform.machine()}")
+    else:
+        for suite in SUITES:
+            try:
+                program = _fetch(suite, architecture, mirror)
+            except MissingError as error:
+                reasons.append(str(error).splitlines()[0])
+                continue
+            missing = set(cpus) - known_cpus(program)
+            if not missing:
+                return program
+            reasons.append(f"QEMU of {suite} does not know {', '.join(sorted(missing))}")
+    raise MissingError(
+        f"no QEMU for {', '.join(cpus) or 'aarch64'}: {'; '.join([*seen, *reasons])}\n"
+        "  install qemu-user 8.2 or newer, or name a Debian archive with --mirror"
+    )
+
+
+def known_cpus(program: Path) -> frozenset[str]:
+    """Return the names that ``program -cpu help`` lists; empty when it does not run."""
+    try:
+        said = subprocess.run(
+            [program, "-cpu", "help"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+    except OSError:
+        return frozenset()
+    return frozenset(re.findall(r"^\s+(\S+)$", said.stdout, re.MULTILINE))  # it lists them and exits with 1
+
+
+def installed(cpus: tuple[str, ...] = ()) -> Path | None:
+    """Return the emulator that ``find`` would take without downloading anything, or None."""
+    return next((path for path in _present() if set(cpus) <= known_cpus(path)), None)
+
+
+def _present() -> list[Path]:
+    """The system's emulators, then those fetched; behind all of them, ones that show the host's cpuinfo."""
+    return sorted((*_installed(), *_cached()), key=lambda program: NEWER not in known_cpus(program))
+
+
+def _installed() -> list[Path]:
+    return [Path(path) for name in NAMES if (path := shutil.which(name))]
+
+
+def _cached() -> list[Path]:
+    return sorted((cache.root() / "qemu").glob("*/usr/bin/qemu-aarch64"))
+
+
+def _fetch(suite: str, architecture: str, mirror: str | None) -> Path:
+    def make(folder: Path) -> None:
+        debian.install(
+            ("qemu-user",),
+            folder,
+            suite=suite,
+            architecture=architecture,
+            mirror=mirror,
+            dependencies=False,
+            only=frozenset({"usr/bin/qemu-aarch64"}),
+        )
+        if not known_cpus(folder / "usr/bin/qemu-aarch64"):
+            raise MissingError(f"QEMU of {suite} does not run here")
+
+    return cache.fill(cache.root() / "qemu" / f"{suite}-{architecture}", make) / "usr/bin/qemu-aarch64"

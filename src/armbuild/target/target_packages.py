@@ -1,0 +1,117 @@
+"""Python packages for AArch64, installed on any machine: uv unpacks them, none of their code runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from armbuild.errors import MissingError
+from armbuild.host import cache, isolation, process, pythons
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from armbuild.artifact.wheelfile import WheelFile
+    from armbuild.host.pythons import HostPython
+
+PLATFORM = "aarch64-manylinux_2_28"
+"""The floor of torch's AArch64 wheels; Debian's roots are newer."""
+NEWEST = "aarch64-manylinux_2_40"
+"""For a wheel that is at hand: whether it runs is for the run to say, not for its tag."""
+
+
+def requirements(wheel: WheelFile, python: str, extras: Iterable[str]) -> list[str]:
+    """Return what a wheel needs on AArch64 Linux with ``extras``, which may name further ones of its own."""
+    lines = [Requirement(line) for line in wheel.requires]
+    wanted, done, found = ["", *extras], set[str](), set[str]()
+    while wanted:
+        extra = wanted.pop()
+        if extra in done:
+            continue
+        done.add(extra)
+        for line in lines:
+            if line.marker and not line.marker.evaluate({**marker_environment(python), "extra": extra}):
+                continue
+            if canonicalize_name(line.name) == wheel.name:
+                wanted += line.extras
+            else:
+                line_extras = f"[{','.join(sorted(line.extras))}]" if line.extras else ""
+                found.add(
+                    f"{line.name}{line_extras} @ {line.url}"
+                    if line.url
+                    else f"{line.name}{line_extras}{line.specifier}"
+                )
+    return sorted(found)
+
+
+def marker_environment(python: str) -> dict[str, str]:
+    """Return the environment markers (PEP 508) of CPython ``python`` on AArch64 Linux."""
+    python = pythons.number(python)
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": f"{python}.0",
+        "os_name": "posix",
+        "platform_machine": "aarch64",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": f"{python}.0",
+        "platform_python_implementation": "CPython",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
+
+def cached(packages: list[str], python: str, *, host: HostPython | None, log: Path) -> Path:
+    """Return a folder with ``packages`` and all they need, installed once, compiled by ``host`` if given."""
+
+    def fill(folder: Path) -> None:
+        install(packages, python, folder, log=log)
+        if host:
+            compile_all(host, folder, log=log)
+
+    return cache.fill(cache.root() / "target-packages" / cache.digest([PLATFORM, python, packages]), fill)
+
+
+def install(
+    packages: Iterable[str | Path],
+    python: str,
+    folder: Path,
+    *,
+    log: Path,
+    dependencies: bool = True,
+    platform: str = PLATFORM,
+) -> None:
+    """Install ``packages`` (requirements or files) into ``folder``; raises MissingError with uv's reason."""
+    target = ["--python-platform", platform, "--python-version", pythons.number(python)]
+    target += ["--only-binary", ":all:"]
+    if python.endswith("t"):  # a version has no letter: what tags fit is the interpreter's to say
+        target += ["--python", str(pythons.find(python).executable)]
+    if not dependencies:
+        target.append("--no-deps")
+    wanted = [os.fspath(package) for package in packages]
+    if not wanted:
+        return
+    process.run(
+        [isolation.uv_program(), "pip", "install", "-q", *target, "--target", folder, "--", *wanted],
+        log=log,
+        what=f"installing packages for AArch64, Python {python}",
+        env=isolation.clean(),
+        error=MissingError,
+    )
+
+
+def compile_all(host: HostPython, folder: Path, *, log: Path) -> None:
+    """Compile the Python files below ``folder`` here, natively: bytecode is the same on every machine."""
+    command = f"-I -m compileall -q -j 0 --invalidation-mode unchecked-hash {shlex.quote(str(folder))}"
+    # packages ship a few files of other Python versions that do not compile: no reason to stop
+    process.run(
+        ["sh", "-c", f"{shlex.quote(str(host.executable))} {command} || true"],
+        log=log,
+        what="compiling Python",
+    )

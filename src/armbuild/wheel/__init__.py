@@ -1,0 +1,1 @@
+"""From a project to a wheel that was built, repaired, audited and run."""

@@ -1,0 +1,143 @@
+"""The project's own PEP 517 hooks, in an isolated environment; only they see the target's world."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+
+from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
+from armbuild.host import isolation, process
+from armbuild.toolchain import torch_stub
+from armbuild.wheel import hints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from build import ProjectBuilder
+
+    from armbuild.host.pythons import HostPython
+    from armbuild.wheel.lanes.setup import Settings
+    from armbuild.wheel.plan import Plan
+
+
+def build_wheel(
+    plan: Plan,
+    python: HostPython,
+    sources: Path,
+    out: Path,
+    *,
+    settings: Settings,
+    hooks: Mapping[str, str],
+    log: Path,
+) -> tuple[Path, isolation.BuildEnvironment]:
+    """Return the wheel that the back end makes of ``sources`` in ``out``, and the environment it ran in.
+
+    ``hooks`` are the variables that its hooks see. Raises BuildError with its first error, MissingError for
+    build requirements that cannot be had, UsageError for a project without a usable back end.
+    """
+    try:
+        from build import BuildBackendException, BuildException  # noqa: PLC0415 - the extra `build`
+    except ImportError as error:
+        raise MissingError("build is not installed: pip install 'armllm[build]'") from error
+
+    log.touch()
+
+    def run_hook(
+        cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
+    ) -> None:
+        env = {**isolation.clean(), **(extra_environ or {}), **hooks}
+        process.run(cmd, log=log, what="the project's build", cwd=Path(cwd) if cwd else None, env=env)
+
+    try:
+        with warnings.catch_warnings(record=True) as said:  # the back end's, not ours
+            warnings.simplefilter("always")
+            environment, builder = _environment(
+                plan, python, sources, settings=settings, runner=run_hook, log=log
+            )
+            with _as_pep_517_says(log):
+                made = Path(builder.build("wheel", out, settings))
+        with log.open("a") as sink:
+            sink.writelines(f"{warning.message}\n" for warning in said)
+    except BuildBackendException as error:
+        if isinstance(error.exception, ArmbuildError):
+            raise error.exception from None
+        raise BuildError(f"the project's build failed: {error}\n  log: {log}") from error
+    except BuildException as error:
+        raise UsageError(f"{plan.project.folder}: {error}") from error
+    return made, environment
+
+
+def _environment(
+    plan: Plan,
+    python: HostPython,
+    sources: Path,
+    *,
+    settings: Settings,
+    runner: Callable[..., None],
+    log: Path,
+) -> tuple[isolation.BuildEnvironment, ProjectBuilder]:
+    """Make the environment in two steps: the back end itself says what else it needs."""
+    from build import ProjectBuilder  # noqa: PLC0415
+
+    cross = plan.lane == "cross"
+    if not plan.isolation:
+        environment = isolation.existing(python)
+        with _as_pep_517_says(log):
+            builder = ProjectBuilder(sources, python_executable=str(python.executable), runner=runner)
+        _check_installed(plan, python, builder, settings, log)
+        return environment, builder
+    requires = set(torch_stub.split(plan.project.requires)[0] if cross else plan.project.requires)
+    locked = plan.lock if plan.lock and plan.lock.is_file() else None
+    environment = isolation.environment(python, requires, log=log, lock=locked)
+    with _as_pep_517_says(log):
+        builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
+    extra = _asked_for(builder, settings, log)
+    if cross:
+        hints.check_languages(plan.project.name, extra)
+        extra = set(torch_stub.split(extra)[0])
+    if plan.lock and not locked:
+        isolation.write_lock(plan.lock, python, requires | extra, log=log)
+        environment = isolation.environment(python, requires | extra, log=log, lock=plan.lock)
+        builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
+    elif locked:
+        isolation.check_locked(locked, environment, requires | extra)
+    elif not extra <= requires:
+        environment = isolation.environment(python, requires | extra, log=log)
+        builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
+    return environment, builder
+
+
+def _asked_for(builder: ProjectBuilder, settings: Settings, log: Path) -> set[str]:
+    """Return the requirements that the back end itself names."""
+    with _as_pep_517_says(log):
+        return {str(Requirement(line)) for line in builder.get_requires_for_build("wheel", settings)}
+
+
+@contextlib.contextmanager
+def _as_pep_517_says(log: Path) -> Iterator[None]:
+    """Blame the back end for what its hooks must not return, and the project for a wrong backend-path."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(" ^~")
+        raise BuildError(f"the project's build back end breaks PEP 517: {reason}\n  log: {log}") from error
+
+
+def _check_installed(
+    plan: Plan, python: HostPython, builder: ProjectBuilder, settings: Settings, log: Path
+) -> None:
+    wanted = torch_stub.split(plan.project.requires)[0]
+    missing = isolation.unsatisfied(isolation.existing(python), wanted)
+    if not missing:
+        missing = isolation.unsatisfied(
+            isolation.existing(python),
+            torch_stub.split(_asked_for(builder, settings, log))[0],
+        )
+    if missing:
+        raise MissingError(
+            f"--no-isolation: {python.executable} lacks {', '.join(missing)}: install it there first"
+        )

@@ -1,0 +1,203 @@
+"""What a user calls a project, made a folder: a source tree, an sdist file, or a requirement's sdist."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import re
+import shutil
+import sys
+import tarfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from armbuild.errors import MissingError, UsageError
+from armbuild.host import cache, process, pythons
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+"""What unpacking raises for broken archives; RuntimeError for encrypted ones and unknown methods."""
+PLATFORM = "aarch64-manylinux_2_28"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the sources of an sdist came from."""
+
+    uri: str
+    """The address it was downloaded from, or its file name."""
+    sha256: str
+    epoch: int
+    """When its newest file was written, in seconds since 1970: the SOURCE_DATE_EPOCH of its wheels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Located:
+    """A project's folder, and its sdist when it came as one."""
+
+    folder: Path
+    origin: Origin | None = None
+
+
+def locate(text: str, *, python: str | None = None, hashes: Sequence[str] = ()) -> Located:
+    """Return the sources that ``text`` names: a folder, an sdist file, an address, or a requirement.
+
+    A requirement is resolved by uv, with the user's own index settings, for Python ``python`` ("3.11"); its
+    sdist must match the hash that the index states and one of ``hashes`` ("sha256:HEX") where these are
+    given. Raises UsageError for what names nothing or does not match, MissingError for an index that does
+    not answer.
+    """
+    wanted = [_checked_hash(item) for item in hashes]
+    path = Path(text)
+    if path.is_dir():
+        if wanted:
+            raise UsageError(f"--hash: {text} is a folder; only an sdist has a hash")
+        return Located(folder=path)
+    if path.is_file():
+        return _unpacked(path, path.name, wanted)
+    if re.match(r"(?:https?|file)://", text):
+        address, _, fragment = text.partition("#")
+        stated = re.search(r"sha256=([0-9a-fA-F]{64})", fragment)
+        return _downloaded(address, stated[1].lower() if stated else None, wanted)
+    if _looks_like_a_path(text):
+        raise UsageError(f"{text}: no such folder or file")
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise UsageError(
+            f"{text}: neither a folder, nor an sdist, nor a requirement ({str(error).splitlines()[0]})"
+        ) from error
+    if requirement.url:
+        return locate(requirement.url, hashes=hashes)
+    return _resolved(requirement, python or pythons.number(pythons.running()), wanted)
+
+
+def _checked_hash(text: str) -> str:
+    match = re.fullmatch(r"(?:sha256[:=])?([0-9a-fA-F]{64})", text)
+    if match is None:
+        raise UsageError(f"--hash {text}: not sha256: and 64 hexadecimal digits")
+    return match[1].lower()
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return (
+        text.startswith((".", "/", "~")) or text.endswith((*SDIST, ".whl")) or "/" in text.partition("@")[0]
+    )
+
+
+def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Located:
+    """Ask uv which file it would take. It reads metadata only; nothing of the project runs."""
+    from armbuild.host import isolation  # noqa: PLC0415 - a folder needs no installer
+
+    with cache.work_folder("resolve") as work:
+        (work / "wanted.in").write_text(f"{requirement}\n")
+        lock = work / "pylock.toml"
+        try:
+            process.run(
+                [
+                    isolation.uv_program(),
+                    "pip",
+                    "compile",
+                    "-q",
+                    "--no-deps",
+                    "--python-version",
+                    python,
+                    "--python-platform",
+                    PLATFORM,
+                    "--format",
+                    "pylock.toml",
+                    "-o",
+                    lock,
+                    work / "wanted.in",
+                ],
+                log=work / "resolve.log",
+                what=f"resolving {requirement}",
+                env=isolation.clean(),
+                error=MissingError,
+            )
+        except MissingError as error:
+            cause = re.search(r"(?m)^\s*(?:cause: )?(Because .*)$", (work / "resolve.log").read_text())
+            if cause is None:
+                raise
+            plain = str(requirement) == requirement.name
+            folder = f" (and no folder here is called {requirement})" if plain else ""
+            raise MissingError(f"{requirement}: {cause[1]}{folder}") from error
+        packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
+    if not packages:
+        raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")
+    package = packages[0]
+    sdist = package.get("sdist")
+    if not sdist:
+        raise UsageError(
+            f"{requirement}: {package['name']} {package.get('version', '')} has no sdist on the index: "
+            "ask for a version that has one, or give the project's folder"
+        )
+    where = sdist.get("url") or Path(sdist["path"]).absolute().as_uri()
+    return _downloaded(where, sdist.get("hashes", {}).get("sha256"), wanted)
+
+
+def _downloaded(address: str, stated: str | None, wanted: list[str]) -> Located:
+    name = urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2])
+    if not name.endswith(SDIST):
+        raise UsageError(f"{name or address}: not an sdist ({', '.join(SDIST)})")
+    with cache.work_folder("sdist") as work:
+        file = work / name
+        try:
+            with urllib.request.urlopen(address, timeout=120) as answer, file.open("wb") as sink:  # noqa: S310 - http, https or file, as checked
+                shutil.copyfileobj(answer, sink, 1 << 20)
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise MissingError(f"{name} cannot be downloaded: {reason}") from error
+        return _unpacked(file, address, wanted, stated)
+
+
+def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None) -> Located:
+    """Unpack an sdist into the cache, under its own hash."""
+    if not file.name.endswith(SDIST):
+        raise UsageError(f"{file.name}: not an sdist ({', '.join(SDIST)})")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    for what, expected in (("the index states", [stated] if stated else []), ("--hash asks for", wanted)):
+        if expected and digest not in expected:
+            raise UsageError(
+                f"{file.name}: its sha256 is {digest}, {what} {' or '.join(expected)}: not the file meant"
+            )
+    folder = cache.fill(cache.root() / "sdists" / digest[:24], lambda empty: _unpack(file, empty))
+    (inside,) = [entry for entry in folder.iterdir() if entry.is_dir()]
+    times = (int(entry.lstat().st_mtime) for entry in inside.rglob("*") if not entry.is_dir())
+    return Located(folder=inside, origin=Origin(uri=uri, sha256=digest, epoch=max(times, default=0)))
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    try:
+        if file.name.endswith(".zip"):
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(folder)  # noqa: S202 - zipfile keeps members inside
+        else:
+            with tarfile.open(file) as tar:
+                tar.extractall(folder, filter="data")
+                while tar.fileobj and tar.fileobj.read(1 << 20):
+                    pass  # to the end, where the check sum is compared
+    except (*DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, tarfile.TarError) and error.errno:
+            raise
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise UsageError(f"{file.name}: damaged, or not an sdist ({reason})") from error
+    entries = list(folder.iterdir())
+    if len(entries) != 1 or not entries[0].is_dir():
+        raise UsageError(f"{file.name}: not an sdist: it must hold one folder, NAME-VERSION")

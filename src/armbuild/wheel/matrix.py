@@ -1,0 +1,114 @@
+"""One job per project, Python and core, in the form a CI system reads, so that a fleet shares the work."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from armbuild.errors import UsageError
+from armbuild.host import pythons
+from armbuild.wheel import project, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+SMOKE_CPUS = ("neoverse-n1", "neoverse-v1", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of ``armbuild wheel``."""
+
+    name: str
+    project: str
+    python: str
+    cpu: str
+    """Empty: nothing is run, for the wheel has no test."""
+    command: str
+
+
+def jobs(
+    folders: Sequence[Path],
+    environ: Mapping[str, str],
+    *,
+    versions: Sequence[str] = (),
+    cpus: Sequence[str] = (),
+) -> list[Job]:
+    """Return the jobs of projects, from their ``[tool.armbuild]``, ``environ`` and what is named here.
+
+    Raises UsageError for a folder without a project, or one that allows none of the Pythons.
+    """
+    found = []
+    for folder in folders:
+        described = project.read(folder)
+        chosen = settings.load(
+            {"python": tuple(versions) or None, "cpu": tuple(cpus) or None},
+            described.tool.get("armbuild", {}),
+            environ,
+            where=folder / "pyproject.toml",
+        )
+        asked = described.pythons if chosen.python in ((), ("all",)) else chosen.python
+        for version in asked:
+            if version not in pythons.KNOWN:
+                raise UsageError(f"--python {version}: there are {', '.join(pythons.KNOWN)}")
+        fitting = list(filter(described.supports, asked))
+        if not fitting:
+            raise UsageError(f"{described.name} needs Python {described.requires_python}: no job fits")
+        tested = described.is_armllm or chosen.imports or chosen.command
+        cores = (chosen.cpu or SMOKE_CPUS) if chosen.smoke and tested else ("",)
+        found += [_job(described, folder, version, cpu) for version in fitting for cpu in cores]
+    return found
+
+
+def _job(described: project.Project, folder: Path, version: str, cpu: str) -> Job:
+    command = ["armbuild", "wheel", str(folder), "--python", version]
+    command += ["--cpu", cpu] if cpu else ["--no-smoke"]
+    name = " ".join(filter(None, (described.name, version, cpu)))
+    return Job(name=name, project=str(folder), python=version, cpu=cpu, command=shlex.join(command))
+
+
+def _github(found: Sequence[Job]) -> Any:
+    return {"include": [asdict(job) for job in found]}
+
+
+def _gitlab(found: Sequence[Job]) -> Any:
+    start = 'python -m pip install --quiet "${ARMBUILD:-armllm[build]}"'
+    return {"default": {"image": "python:3.13", "before_script": [start]}} | {
+        job.name: {"script": [job.command], "artifacts": {"paths": ["dist/"], "expire_in": "1 week"}}
+        for job in found
+    }
+
+
+def _buildkite(found: Sequence[Job]) -> Any:
+    # $$: the agent, not the upload, reads the variable
+    start = 'python3 -m venv .venv && .venv/bin/pip install --quiet "$${ARMBUILD:-armllm[build]}"'
+    return {
+        "steps": [
+            {
+                "label": job.name,
+                "command": [start, f".venv/bin/{job.command}"],
+                "artifact_paths": ["dist/*.whl", "dist/*.json"],
+            }
+            for job in found
+        ]
+    }
+
+
+def _json(found: Sequence[Job]) -> Any:
+    return {"schema": 1, "jobs": [asdict(job) for job in found]}
+
+
+FORMATS: dict[str, Callable[[Sequence[Job]], Any]] = {
+    "github": _github,
+    "gitlab": _gitlab,
+    "buildkite": _buildkite,
+    "json": _json,
+}
+
+
+def render(found: Sequence[Job], form: str) -> str:
+    """Return the jobs in one of FORMATS; all are JSON, which GitLab's and Buildkite's YAML readers take."""
+    return json.dumps(FORMATS[form](found), indent=None if form == "github" else 2)

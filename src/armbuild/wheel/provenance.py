@@ -1,0 +1,123 @@
+"""Where a wheel came from: an in-toto statement with a SLSA provenance predicate, beside the wheel.
+
+Formats: in-toto Attestation Framework v1 and SLSA Provenance v1, both unsigned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from armbuild.host import process
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.wheel.repair import RepairedWheel
+
+SUFFIX = ".provenance.json"
+
+
+def write(repaired: RepairedWheel, folder: Path) -> Path:
+    """Write the statement of a finished wheel into ``folder`` and return its path."""
+    path = folder / (repaired.path.name + SUFFIX)
+    path.write_text(json.dumps(statement(repaired), indent=2, sort_keys=True) + "\n")
+    return path
+
+
+def revision(wheel: Path) -> str | None:
+    """Return the commit that ``wheel`` was made of, with "-dirty" after it for changed sources.
+
+    None where no statement about these bytes lies beside it, or its sources were in no repository.
+    """
+    try:
+        told = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
+        digest = told["subject"][0]["digest"]["sha256"]
+        source = told["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+        commit = source["digest"]["gitCommit"]
+        is_changed = source["annotations"]["uncommitted_changes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if digest != hashlib.sha256(wheel.read_bytes()).hexdigest() or not re.fullmatch(
+        "[0-9a-f]{40}", str(commit)
+    ):
+        return None
+    return f"{commit}-dirty" if is_changed else str(commit)
+
+
+def statement(repaired: RepairedWheel) -> dict[str, Any]:
+    """Return the statement as a JSON value."""
+    built, plan = repaired.built, repaired.built.plan
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {
+                "name": repaired.path.name,
+                "digest": {"sha256": hashlib.sha256(repaired.path.read_bytes()).hexdigest()},
+            }
+        ],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "https://packaging.python.org/specifications/binary-distribution-format/",
+                "externalParameters": {
+                    "project": plan.project.name,
+                    "python": built.python.version,
+                    "lane": plan.lane,
+                    "toolchain": plan.toolchain if plan.lane == "cross" else None,
+                    "glibc": plan.glibc,
+                    "kernels": list(plan.targets),
+                    "baseline": plan.baseline,
+                    "flags": list(plan.flags),
+                    "config_settings": [f"{name}={value}" for name, value in plan.config_settings],
+                    "packages": list(plan.packages),
+                    "source_date_epoch": plan.epoch,
+                },
+                "internalParameters": {"backend": plan.project.backend, "defines": plan.defines()},
+                "resolvedDependencies": [
+                    _source(repaired),
+                    *(
+                        {"uri": f"pkg:pypi/{name}@{release}", "name": name}
+                        for name, release in sorted(built.tools.items())
+                    ),
+                    {"name": "compiler", "annotations": {"version": built.compiler}},
+                ],
+            },
+            "runDetails": {
+                "builder": {
+                    "id": "pkg:pypi/armllm",
+                    "version": {"armbuild": _own_version(), "python": platform.python_version()},
+                },
+            },
+        },
+    }
+
+
+def _own_version() -> str:
+    try:
+        return version("armllm")
+    except PackageNotFoundError:  # run from a source tree
+        return "unknown"
+
+
+def _source(repaired: RepairedWheel) -> dict[str, Any]:
+    described = repaired.built.plan.project
+    if described.origin:
+        uri = described.origin.uri
+        return {"name": "source", "uri": uri, "digest": {"sha256": described.origin.sha256}}
+    git: list[str | Path] = ["git", "-C", described.folder]
+    commit = process.succeeds([*git, "rev-parse", "HEAD"])
+    if commit is None:
+        return {"name": "source", "uri": described.folder.as_uri()}
+    remote = process.succeeds([*git, "config", "--get", "remote.origin.url"])
+    changed = process.succeeds([*git, "status", "--porcelain", "--untracked-files=no"])
+    return {
+        "name": "source",
+        "uri": f"git+{remote}" if remote else described.folder.as_uri(),
+        "digest": {"gitCommit": commit},
+        "annotations": {"uncommitted_changes": bool(changed)},
+    }

@@ -1,0 +1,312 @@
+"""Run a built wheel on each CPU asked for: natively on AArch64, under QEMU elsewhere.
+
+The engine's wheel does real inference; any other runs the tests that the user names.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import shutil
+import time
+import zipfile
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import armisa
+from armbuild.artifact import symbols, variant, wheelfile
+from armbuild.errors import MissingError, UsageError
+from armbuild.host import process, pythons
+from armbuild.target import arm64_root, qemu, target_packages
+from armbuild.wheel import user_tests
+from armbuild.wheel.user_tests import UserTests
+from armbuild.wheel.verdict import TIMEOUT, Cpu, CpuResult, Run, judge, judge_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+NATIVE = "native"
+"""The CPU name that stands for this machine itself."""
+EXTRAS = ("engine",)
+NO_TESTS = UserTests()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmokeReport:
+    """The smoke test of one wheel."""
+
+    wheel: str
+    python: str
+    torch: str | None
+    results: tuple[CpuResult, ...]
+    tests: tuple[str, ...] = ()
+    """What was run, where the user named it; empty: the engine's own test."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every CPU passed."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON value."""
+        return {"schema": 1, "ok": self.ok, **asdict(self)}
+
+
+def check_names(names: Sequence[str]) -> tuple[Cpu, ...]:
+    """Return the CPUs named; raises UsageError for a name that nobody knows or that QEMU has no model of."""
+    chosen = []
+    for name in dict.fromkeys(names):
+        if name == NATIVE:
+            if platform.machine() != "aarch64":
+                raise UsageError(
+                    f"--cpu native: this is {platform.machine()}; name a core, such as neoverse-n1"
+                )
+            chosen.append(Cpu(name=name, model=None, isa=armisa.detect()))
+            continue
+        core = armisa.Isa.from_target(name)
+        model = (core.cores[0].name or name).lower().removeprefix("qemu ").replace(" ", "-")
+        if model not in qemu.MODELS:
+            listed = ", ".join(sorted(qemu.MODELS))
+            raise UsageError(f"--cpu {name}: QEMU has no model of {model}; it has {listed}")
+        chosen.append(Cpu(name=name, model=model, isa=core))
+    return tuple(chosen)
+
+
+def default_cpus() -> tuple[str, ...]:
+    """Return this machine on AArch64; elsewhere an old and a new server core and all that QEMU can do."""
+    return (NATIVE,) if platform.machine() == "aarch64" else ("neoverse-n1", "neoverse-v1", "max")
+
+
+def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
+    """Return the wheel if the smoke test can run it; raises UsageError that says in a line why not."""
+    wheel = wheelfile.read(path)
+    wrong = wheelfile.mismatches(wheel)
+    if wrong:
+        raise UsageError(f"{path.name} is for another machine or misnamed: {wrong[0]}")
+    tests.check()
+    if wheel.name != "armllm" and not tests:
+        raise UsageError(
+            f"{path.name}: only armllm carries a smoke test of its own: say --import NAME or --command TEXT"
+        )
+    return wheel
+
+
+def python_for(wheel: wheelfile.WheelFile) -> str:
+    """Return the Python to run a wheel with: its own, or for one that serves several, one that is there."""
+    if wheel.is_free_threaded and platform.machine() != "aarch64":
+        raise MissingError(f"{wheel.path.name}: no Debian release carries a free-threaded Python to emulate")
+    if wheel.python:
+        return wheel.python
+    running = pythons.running()
+    there = [running, *arm64_root.SUITES]
+    fitting = [version for version in there if wheel.serves(version) and (version in arm64_root.SUITES)]
+    if platform.machine() == "aarch64" and wheel.serves(running):
+        return running
+    if not fitting:
+        raise MissingError(f"{wheel.path.name}: it needs a Python that no Debian release carries")
+    return fitting[0]
+
+
+def smoke(
+    path: Path,
+    names: Sequence[str],
+    work: Path,
+    *,
+    tests: UserTests = NO_TESTS,
+    mirror: str | None = None,
+    timeout: float = TIMEOUT,
+    on_step: Callable[[str], None] = lambda _what: None,
+    on_result: Callable[[CpuResult], None] = lambda _result: None,
+) -> SmokeReport:
+    """Install the wheel at ``path`` for AArch64 and run ``tests``, or the engine's own, on each CPU named.
+
+    Raises UsageError for a wheel, CPU or test it cannot use, MissingError when QEMU, the root or a package
+    that the wheel requires cannot be had. A run that lasts longer than ``timeout`` seconds has failed.
+    """
+    wheel = check(path, tests)
+    chosen = check_names(names)
+    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    emulator = qemu.find(models, mirror=mirror) if models else None
+    python = python_for(wheel)
+    log = work / "smoke-install.log"
+    host = _host(python)
+    packages = target_packages.requirements(wheel, python, () if tests else EXTRAS)
+    on_step(f"AArch64 packages for Python {python}")
+    site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
+    own = work / "site"
+    target_packages.install(
+        [_installable(path, work)], python, own, log=log, dependencies=False, platform=target_packages.NEWEST
+    )
+    if host:
+        target_packages.compile_all(host, own, log=log)
+    if emulator:
+        on_step(f"AArch64 root with Python {python}")
+        needed = symbols.libraries(path) & arm64_root.SYSTEM_LIBRARIES.keys()
+        system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
+        root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
+        _compile_root(root, python, host, log)
+        prefix: list[str | Path] = [emulator, "-L", root]
+        interpreter = arm64_root.interpreter(root, python)
+    else:
+        prefix, interpreter = [], pythons.find(python).executable
+    starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in chosen}
+    env = environment(own, site, work, emulated=bool(models))
+    if tests:
+        if emulator:
+            env["PYTHONHOME"] = str(root / "usr")
+        programs = {cpu.name: work / "programs" / cpu.name for cpu in chosen}
+        for name, start in starts.items():
+            user_tests.programs(programs[name], start, start[:-1], (own, site))
+        runs = {
+            name: _Test(
+                [user_tests.script(tests, folder, own)],
+                {**env, "PATH": f"{folder}:{env['PATH']}"},
+                functools.partial(judge_status, timeout=timeout),
+            )
+            for name, folder in programs.items()
+        }
+    else:
+        available = kernel_targets(path)
+        words = ("-m", "armllm.smoke", "--json")
+        runs = {
+            cpu.name: _Test(
+                [*starts[cpu.name], *words, *(("--emulated",) if cpu.model else ())],
+                env,
+                lambda run, status: judge(run, status, available),
+            )
+            for cpu in chosen
+        }
+    results = _run_all(chosen, runs, work=work, timeout=timeout, on_result=on_result)
+    return SmokeReport(
+        wheel=path.name,
+        python=python,
+        torch=_installed_torch(site),
+        results=results,
+        tests=tests.labels(),
+    )
+
+
+@dataclass(frozen=True)
+class _Test:
+    """What is started on one CPU, and who says whether it went well."""
+
+    command: Sequence[str | Path]
+    env: Mapping[str, str]
+    judge: Callable[[Run, int], CpuResult]
+
+
+EMULATED = {
+    # Emulated threads that spin keep others from running; OpenBLAS's, which numpy starts, never stop.
+    "OMP_WAIT_POLICY": "passive",
+    "OPENBLAS_NUM_THREADS": "1",
+    # QEMU runs SVE code some ten times slower than NEON code. What torch computes by itself is not what the
+    # smoke test proves, so torch's NEON code does it; oneDNN has no switch but --emulated.
+    "OPENBLAS_CORETYPE": "ARMV8",
+    "ATEN_CPU_CAPABILITY": "default",
+}
+# For QEMU's own C library: a memset without AVX-512 ends with the VZEROUPPER that --emulated counts on.
+QEMU = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW"}
+
+
+def environment(own: Path, site: Path, work: Path, *, emulated: bool) -> dict[str, str]:
+    """Return the whole environment of the program under test: nothing of the caller's shell reaches it."""
+    home = work / "home"
+    home.mkdir(exist_ok=True)
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "TMPDIR": str(home),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": os.pathsep.join((str(own), str(site))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "2",
+        **(EMULATED | QEMU if emulated else {}),
+    }
+
+
+def kernel_targets(path: Path) -> frozenset[str] | None:
+    """Return the kernel targets that the wheel says it holds, None if it does not say."""
+    with zipfile.ZipFile(path) as archive:
+        try:
+            return frozenset(json.loads(archive.read("armllm/build_info.json"))["targets"])
+        except (KeyError, ValueError):
+            return None
+
+
+def _run_all(
+    chosen: Sequence[Cpu],
+    tests: Mapping[str, _Test],
+    *,
+    work: Path,
+    timeout: float,
+    on_result: Callable[[CpuResult], None],
+) -> tuple[CpuResult, ...]:
+    """Run the CPUs side by side, at most two and no more than there are cores: memory is limited too."""
+    waiting, running, results = list(chosen), list[Run](), dict[str, CpuResult]()
+    places = min(2, len(os.sched_getaffinity(0)))
+    try:
+        while waiting or running:
+            while waiting and len(running) < places:
+                cpu = waiting.pop(0)
+                running.append(_start(cpu, tests[cpu.name], work, timeout))
+            for run in list(running):
+                status = run.poll()
+                if status is not None:
+                    running.remove(run)
+                    result = tests[run.cpu.name].judge(run, status)
+                    results[run.cpu.name] = result
+                    on_result(result)
+            time.sleep(0.05)
+    finally:
+        process.stop_all()
+    return tuple(results[cpu.name] for cpu in chosen)
+
+
+def _start(cpu: Cpu, test: _Test, work: Path, timeout: float) -> Run:
+    output, log = work / f"smoke-{cpu.name}.out", work / f"smoke-{cpu.name}.log"
+    here = work / "run" / cpu.name  # empty: the wheel's modules are found where they are installed
+    here.mkdir(parents=True)
+    running = process.start(
+        test.command, output=output, log=log, cwd=here, env=test.env, timeout=timeout, what="smoke"
+    )
+    return Run(cpu=cpu, poll=running.poll, output=output, log=log, start=time.monotonic())
+
+
+def explain_failure(report: SmokeReport) -> str:
+    """Return which CPU failed, and why."""
+    failed = next(result for result in report.results if not result.passed)
+    return f"{failed.cpu}: {failed.reason}"
+
+
+def _installable(path: Path, work: Path) -> Path:
+    """Return the wheel under a name that installers take: a variant's copy without its label."""
+    plain, label = variant.split(path.name)
+    if label is None:
+        return path
+    copied = work / "plain" / plain
+    copied.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path, copied)
+    return copied
+
+
+def _host(python: str) -> pythons.HostPython | None:
+    """Return a host interpreter whose bytecode the target reads, if there is one."""
+    try:
+        return pythons.find(python)
+    except (MissingError, UsageError):
+        return None
+
+
+def _compile_root(root: Path, python: str, host: pythons.HostPython | None, log: Path) -> None:
+    done = root / "compiled"
+    if host and not done.exists():
+        target_packages.compile_all(host, root / f"usr/lib/python{python}", log=log)
+        done.touch()
+
+
+def _installed_torch(site: Path) -> str | None:
+    found = sorted(site.glob("torch-*.dist-info"))
+    return found[0].name.removeprefix("torch-").removesuffix(".dist-info") if found else None

@@ -1,0 +1,215 @@
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from armbuild.cli import main
+from armbuild.errors import BuildError, MissingError
+from armbuild.host import cache
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_the_cache_follows_its_variable_then_xdg_then_home(tmp_path, monkeypatch):
+    assert cache.root() == tmp_path / "cache"
+    monkeypatch.delenv("ARMBUILD_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.root() == tmp_path / "xdg/armbuild"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.root() == tmp_path / "home/.cache/armbuild"
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_the_way_out(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "file/cache"))
+    with pytest.raises(MissingError, match="set ARMBUILD_CACHE_DIR"):
+        cache.root()
+
+
+def test_equal_values_have_equal_keys_whatever_their_order():
+    assert cache.digest({"a": 1, "b": [2]}) == cache.digest({"b": [2], "a": 1})
+    assert cache.digest({"a": 1}) != cache.digest({"a": 2})
+
+
+def _fill_slowly(folder, counter):
+    def make(fresh):
+        with Path(counter).open("a") as sink:
+            sink.write("x")
+        time.sleep(0.3)
+        (fresh / "file").write_text("whole")
+
+    cache.fill(Path(folder), make)
+    if (Path(folder) / "file").read_text() != "whole":
+        raise SystemExit(1)
+
+
+def test_two_processes_fill_a_folder_once_and_both_see_it_whole(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_fill_slowly, args=(str(tmp_path / "folder"), str(tmp_path / "count")))
+        for _ in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert (tmp_path / "count").read_text() == "x"
+
+
+@pytest.mark.parametrize("error", [BuildError("no"), KeyboardInterrupt()])
+def test_a_fill_that_fails_leaves_nothing_and_can_be_repeated(tmp_path, error):
+    def broken(fresh):
+        (fresh / "half").touch()
+        raise error
+
+    with pytest.raises(type(error)):
+        cache.fill(tmp_path / "folder", broken)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.lock"]
+    assert cache.fill(tmp_path / "folder", lambda fresh: (fresh / "file").touch()) == tmp_path / "folder"
+
+
+def test_a_fill_that_was_killed_is_cleared_away_by_the_next(tmp_path):
+    def killed(fresh):
+        (fresh / "half").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    other = multiprocessing.get_context("fork").Process(target=cache.fill, args=(tmp_path / "folder", killed))
+    other.start()
+    other.join()
+    assert other.exitcode == -signal.SIGKILL
+    assert len(list(tmp_path.glob(".folder-*/content/half"))) == 1
+    cache.fill(tmp_path / "folder", lambda fresh: (fresh / "file").touch())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "folder.lock"]
+
+
+def test_waiting_for_another_build_is_told(tmp_path):
+    told = []
+    with cache.lock(tmp_path / "x"):
+        pid = os.fork()
+        if pid == 0:  # the child meets a lock that the parent holds, and says so by its exit status
+            try:
+                with cache.lock(tmp_path / "x", on_wait=lambda: os._exit(7)):
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    with cache.lock(tmp_path / "x", on_wait=lambda: told.append(1)):
+        pass
+    assert not told
+
+
+def test_a_work_folder_goes_on_success_and_interrupt_and_stays_on_failure():
+    with cache.work_folder("a") as done:
+        (done / "file").touch()
+    assert not done.exists()
+    with pytest.raises(KeyboardInterrupt), cache.work_folder("b") as interrupted:
+        raise KeyboardInterrupt
+    assert not interrupted.exists()
+    with pytest.raises(BuildError), cache.work_folder("c") as failed:
+        raise BuildError("no")
+    assert failed.is_dir()
+    with cache.work_folder("d") as kept:
+        cache.keep(kept)
+    assert kept.is_dir()
+
+
+def test_failures_of_last_month_are_swept_away():
+    with cache.work_folder("old") as old:
+        cache.keep(old)
+    past = time.time() - 30 * 24 * 3600
+    os.utime(old, (past, past))
+    with cache.work_folder("new"):
+        assert not old.exists()
+
+
+def _work_until_told(pipe, how):
+    with cache.work_folder("image") as folder:
+        (folder / "layer").write_text("large")
+        long_ago = time.time() - 3600
+        os.utime(folder, (long_ago, long_ago))
+        pipe.send(str(folder))
+        pipe.recv()
+        os.kill(os.getpid(), how)
+
+
+def test_the_folder_of_a_killed_command_goes_with_the_next_one_and_that_of_a_living_stays():
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("fork").Process(
+        target=_work_until_told, args=(theirs, signal.SIGKILL)
+    )
+    other.start()
+    folder = Path(ours.recv())
+    with cache.work_folder("next"):
+        assert folder.is_dir()
+    assert cache.remove("work") == 0
+    ours.send("go")
+    other.join()
+    assert (folder / "layer").read_text() == "large"
+    with cache.work_folder("next"):
+        assert not folder.exists()
+
+
+def test_a_moved_file_replaces_an_older_one_and_leaves_no_scratch(tmp_path):
+    out = tmp_path / "dist"
+    out.mkdir()
+    (out / "a.whl").write_text("old")
+    (tmp_path / "a.whl").write_text("new")
+    assert cache.move_into(tmp_path / "a.whl", out) == out / "a.whl"
+    assert [path.name for path in out.iterdir()] == ["a.whl"]
+    assert (out / "a.whl").read_text() == "new"
+    assert not (tmp_path / "a.whl").exists()
+
+
+def test_a_move_that_fails_leaves_the_output_folder_as_it_was(tmp_path, monkeypatch):
+    out = tmp_path / "dist"
+    out.mkdir()
+    (tmp_path / "a.whl").write_text("new")
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        cache.move_into(tmp_path / "a.whl", out)
+    assert list(out.iterdir()) == []
+    assert (tmp_path / "a.whl").exists()
+
+
+def test_no_space_in_the_output_folder_is_said_of_the_wheel_and_leaves_nothing_there(tmp_path, monkeypatch):
+    def full(_source, sink, _length):
+        sink.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "x.whl").write_bytes(b"whole")
+    monkeypatch.setattr(cache.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match=r"dist/x\.whl"):
+        cache.move_into(tmp_path / "x.whl", tmp_path / "dist")
+    assert not list((tmp_path / "dist").iterdir())
+    assert (tmp_path / "x.whl").read_bytes() == b"whole"
+
+
+def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    for name, size in (("kits/a/x", 3), ("roots/b/y", 5), ("work/running/z", 7), ("work/kept/z", 1)):
+        path = tmp_path / "cache" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"." * size)
+    cache.keep(tmp_path / "cache/work/kept")
+    assert cache.parts() == {"kits": 3, "roots": 5, "work": 8}
+    assert main(["cache", "--clear", "kits", "--clear", "work", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["removed"] == {"kits": 3, "work": 1}
+    assert told["parts"] == {"kits": 0, "roots": 5, "work": 7}
+    assert main(["cache", "--clear", "kit"]) == 2
+    assert "--clear kit: the cache has kits, roots, work" in capsys.readouterr().err

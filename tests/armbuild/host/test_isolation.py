@@ -1,0 +1,39 @@
+import sys
+
+import pytest
+
+from armbuild.errors import UsageError
+from armbuild.host import isolation, pythons
+from armbuild.host.isolation import BuildEnvironment
+
+
+@pytest.fixture
+def here():
+    return isolation.existing(pythons.find())
+
+
+def test_what_an_environment_lacks_is_named(here):
+    missing = isolation.unsatisfied(
+        here, ["pytest", "Packaging>=1", "packaging<1", "not-there-at-all", "not-there; python_version < '3'"]
+    )
+    assert missing == ["packaging<1", "not-there-at-all"]
+
+
+def test_the_running_environment_is_its_own_folder(here):
+    assert here.python_executable.startswith(sys.prefix)
+
+
+def test_a_lock_that_lacks_a_requirement_is_refused(here, tmp_path):
+    lock = tmp_path / "build.lock"
+    lock.touch()
+    isolation.check_locked(lock, here, ["pytest"])
+    with pytest.raises(UsageError, match=r"build\.lock: lacks not-there>=2"):
+        isolation.check_locked(lock, here, ["pytest", "not-there>=2"])
+
+
+def test_the_compilers_own_search_paths_do_not_leak_into_a_build(monkeypatch):
+    monkeypatch.setenv("CPATH", "/opt/include")
+    monkeypatch.setenv("LIBRARY_PATH", "/opt/lib")
+    monkeypatch.setenv("PYTHONPATH", "/opt/python")
+    assert not {"CPATH", "LIBRARY_PATH", "PYTHONPATH"} & isolation.clean().keys()
+    assert isinstance(isolation.existing(pythons.find()), BuildEnvironment)

@@ -1,0 +1,224 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from armbuild.errors import BuildError, MissingError
+from armbuild.host import process
+
+COMPILER = """\
+[1/3] Building CXX object a.o
+../src/a.cpp:7:3: error: use of undeclared identifier 'foo'
+ninja: build stopped: subcommand failed.
+*** CMake build failed
+"""
+SETUPTOOLS = """\
+src/core.c:1:10: fatal error: nothing.h: No such file or directory
+error: command '/kit/cc' failed with exit code 1
+"""
+CMAKE = """\
+-- Detecting CXX compile features - done
+CMake Error at CMakeLists.txt:12 (find_package):
+  Could not find a package configuration file provided by "Foo"
+
+*** CMake configuration failed
+"""
+PYTHON = """\
+Traceback (most recent call last):
+  File "setup.py", line 3, in <module>
+    raise RuntimeError("no version")
+RuntimeError: no version
+"""
+LINKER = """\
+ld.lld: error: undefined symbol: cblas_sgemm
+clang: error: linker command failed with exit code 1 (use -v to see invocation)
+"""
+
+
+PIP_IN_A_CONTAINER = """\
+  Traceback (most recent call last):
+    File x, line 1
+  Exception: HDF5 >= 1.10.7
+  error: subprocess-exited-with-error
+  ERROR: Failed building wheel for h5py
+ERROR: Failed to build one or more wheels
+cibuildwheel: error: Command ['pip'] failed with code 1.
+Failed to build h5py
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (COMPILER, "../src/a.cpp:7:3: error: use of undeclared identifier 'foo'"),
+        (SETUPTOOLS, "src/core.c:1:10: fatal error: nothing.h: No such file or directory"),
+        (
+            CMAKE,
+            (
+                "CMake Error at CMakeLists.txt:12 (find_package): "
+                'Could not find a package configuration file provided by "Foo"'
+            ),
+        ),
+        (PYTHON, "RuntimeError: no version"),
+        (LINKER, "ld.lld: error: undefined symbol: cblas_sgemm"),
+        (
+            '../meson.build:4:0: ERROR: Dependency "z" not found\n',
+            '../meson.build:4:0: ERROR: Dependency "z" not found',
+        ),
+        ("error: command 'cc' failed with exit code 1\n", "error: command 'cc' failed with exit code 1"),
+        ("one\ntwo\n\n", "two"),
+        ("", "it said nothing"),
+        (
+            'level=warning msg="Retrying. Error: no route"\nError: creating build container: no route',
+            "Error: creating build container: no route",
+        ),
+        ("Traceback (most recent call last):\n  File x, in <module>\nException: no way", "Exception: no way"),
+        (
+            "error: No solution found when resolving\n  cause: Because a was not found, we give up\n",
+            "Because a was not found, we give up",
+        ),
+        (PIP_IN_A_CONTAINER, "Exception: HDF5 >= 1.10.7"),
+    ],
+)
+def test_the_first_real_error_is_found_in_a_build_log(output, line):
+    assert process.first_error(output) == line
+
+
+def python(code):
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def test_a_success_returns_only_standard_output_and_logs_both(tmp_path):
+    log = tmp_path / "x.log"
+    said = process.run(python("import sys; print('out'); print('err', file=sys.stderr)"), log=log, what="it")
+    assert said == "out\n"
+    assert "out" in log.read_text()
+    assert "err" in log.read_text()
+
+
+def test_a_failure_names_what_failed_the_reason_and_the_log(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("a.c:1:1: error: of an earlier command\n")
+    with pytest.raises(BuildError, match=r"the step failed: ValueError: wrong\n  log: .*x\.log"):
+        process.run(python("raise ValueError('wrong')"), log=log, what="the step")
+
+
+def test_where_nothing_stands_out_the_last_word_is_that_of_standard_error(tmp_path):
+    code = "print('compiling a.c'); import sys; sys.exit('the licence server said no')"
+    with pytest.raises(BuildError, match="failed: the licence server said no"):
+        process.run(python(code), log=tmp_path / "x.log", what="it")
+
+
+def test_a_silent_death_is_described_by_its_signal(tmp_path):
+    with pytest.raises(BuildError, match="killed by SIGKILL"):
+        process.run(python("import os; os.kill(os.getpid(), 9)"), log=tmp_path / "x.log", what="it")
+
+
+@pytest.mark.parametrize("said", ["write: No space left on device", "unable to write: NoSpaceLeft"])
+def test_a_full_disk_is_not_blamed_on_the_build(tmp_path, said):
+    code = f"import sys; sys.exit({said!r})"
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python(code), log=tmp_path / "x.log", what="it")
+
+
+def test_a_disk_so_full_that_the_reason_was_not_written_is_still_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(process.shutil, "disk_usage", lambda _path: SimpleNamespace(free=4096))
+    with pytest.raises(MissingError, match="no space left"):
+        process.run(python("raise SystemExit('trunc')"), log=tmp_path / "x.log", what="it")
+
+
+def test_a_missing_program_is_named(tmp_path):
+    with pytest.raises(MissingError, match="no-such-program is not there"):
+        process.run(["no-such-program"], log=tmp_path / "x.log", what="it")
+
+
+def test_the_environment_given_is_the_whole_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEAK", "1")
+    code = "import os; print(os.environ.get('LEAK'), os.environ['OWN'])"
+    assert process.run(python(code), log=tmp_path / "x.log", what="it", env={"OWN": "2"}) == "None 2\n"
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "group", ["", ", preexec_fn=os.setpgrp", ", preexec_fn=os.setsid"], ids=["make", "ninja", "podman"]
+)
+def test_an_interrupt_kills_the_grandchildren_too_whatever_group_they_are_in(tmp_path, number, group):
+    pids = tmp_path / "pids"
+    child = (
+        f"import os, subprocess, time; p = subprocess.Popen(['sleep', '60']{group}); "
+        f"open({str(pids)!r}, 'w').write(f'{{p.pid}} '); time.sleep(60)"
+    )
+    code = f"""
+        import signal
+        from pathlib import Path
+        from armbuild.host import process
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test runs under
+        process.interrupt_on_termination()
+        process.run(["{sys.executable}", "-c", {child!r}], log=Path({str(tmp_path / "x.log")!r}), what="it")
+    """
+    with subprocess.Popen(python(code), stderr=subprocess.DEVNULL) as command:
+        deadline = time.monotonic() + 30
+        while not (pids.exists() and pids.read_text().endswith(" ")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        command.send_signal(number)
+        assert command.wait(timeout=30) != 0
+    grandchild = int(pids.read_text())
+    for _ in range(100):
+        if not alive(grandchild):
+            break
+        time.sleep(0.05)
+    assert not alive(grandchild)
+
+
+def test_observed_programs_run_side_by_side_and_tell_their_status(tmp_path):
+    polls = [
+        process.start(
+            python(f"import sys; print({status}); sys.exit({status})"),
+            output=tmp_path / f"{status}.out",
+            log=tmp_path / f"{status}.log",
+            timeout=60,
+            what="it",
+        ).poll
+        for status in (0, 3)
+    ]
+    while any(poll() is None for poll in polls):
+        time.sleep(0.01)
+    assert [poll() for poll in polls] == [0, 3]
+    assert (tmp_path / "3.out").read_text() == "3\n"
+
+
+def test_a_started_program_that_hangs_is_killed_and_says_so(tmp_path):
+    log = tmp_path / "x.log"
+    poll = process.start(["sleep", "60"], output=tmp_path / "out", log=log, timeout=0.2, what="it").poll
+    while poll() is None:
+        time.sleep(0.05)
+    assert poll() == -signal.SIGTERM
+    assert "killed after" in log.read_text()
+
+
+def test_stopping_all_ends_what_still_runs(tmp_path):
+    poll = process.start(
+        ["sleep", "60"], output=tmp_path / "out", log=tmp_path / "log", timeout=60, what="it"
+    ).poll
+    process.stop_all()
+    assert poll() is not None
+
+
+def test_a_question_that_fails_is_no_answer():
+    assert process.succeeds(["false"]) is None
+    assert process.succeeds(["no-such-program"]) is None
+    assert process.succeeds(["echo", "yes"]) == "yes"
+    assert os.environ.get("PATH")

@@ -1,0 +1,78 @@
+import pytest
+
+from armbuild.errors import MissingError
+from armbuild.target import qemu
+
+
+def emulator(path, cpus):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listed = "\n".join(f"  {cpu}" for cpu in cpus)
+    path.write_text(f"#!/bin/sh\ncat <<END\nAvailable CPUs:\n{listed}\nEND\nexit 1\n")  # as QEMU 10 does
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """A machine with an empty cache, nothing but a folder on PATH, and no Debian archive."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+
+    def unreachable(*_args, **_kwargs):
+        raise MissingError("no Debian archive in this machine's apt sources")
+
+    monkeypatch.setattr(qemu.debian, "archive", unreachable)
+    monkeypatch.setattr(qemu, "NAMES", ("test-qemu-aarch64", "test-qemu-aarch64-static"))
+    return tmp_path
+
+
+def test_the_systems_emulator_is_taken_if_it_knows_every_cpu(machine):
+    own = emulator(machine / "bin/test-qemu-aarch64-static", ["max", "neoverse-v1"])
+    assert qemu.find(("max", "neoverse-v1")) == own
+
+
+def test_an_emulator_that_lacks_a_cpu_is_passed_over(machine):
+    emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-n1"])
+    fetched = emulator(machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-v1"])
+    assert qemu.find(("neoverse-v1",)) == fetched
+    assert qemu.installed(("neoverse-v1",)) == fetched
+
+
+def test_an_old_emulator_that_shows_the_hosts_cpuinfo_is_the_last_choice(machine):
+    old = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-n1"])
+    assert qemu.find(("neoverse-n1",)) == old
+    newer = emulator(
+        machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-n1", "neoverse-v1"]
+    )
+    assert qemu.find(("neoverse-n1",)) == qemu.installed(("neoverse-n1",)) == newer
+
+
+def test_without_any_the_reasons_and_the_way_out_are_named(machine):
+    emulator(machine / "bin/test-qemu-aarch64", ["max"])
+    with pytest.raises(MissingError) as caught:
+        qemu.find(("neoverse-v1",))
+    message = str(caught.value)
+    assert "does not know neoverse-v1" in message
+    assert "no Debian archive" in message
+    assert "--mirror" in message
+
+
+def test_a_program_that_does_not_run_knows_nothing(machine):
+    broken = machine / "bin/test-qemu-aarch64"
+    broken.parent.mkdir()
+    broken.write_text("#!/nowhere\n")
+    broken.chmod(0o755)
+    assert qemu.known_cpus(broken) == frozenset()
+    assert qemu.installed(("max",)) is None
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.emulated
+def test_an_emulator_is_fetched_without_root_rights_and_knows_our_models(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(qemu, "_installed", list)
+    program = qemu.find(("neoverse-v1", "max"))
+    assert program.is_relative_to(tmp_path / "cache")
+    assert not qemu.MODELS - qemu.known_cpus(program)

@@ -1,0 +1,79 @@
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from armbuild.artifact.wheelfile import WheelFile
+from armbuild.host import isolation, pythons
+from armbuild.target import target_packages
+
+REQUIRES = (
+    "numpy>=1.26",
+    "tomli>=2; python_version < '3.11'",
+    "pywin32; sys_platform == 'win32'",
+    "safetensors>=0.4; extra == 'runtime'",
+    "armllm[runtime]; extra == 'engine'",
+    "torch<2.11,>=2.10; platform_machine == 'aarch64' and extra == 'engine'",
+    "torch>=2.10; platform_machine != 'aarch64' and extra == 'engine'",
+    "Armllm[engine]; extra == 'serve'",
+    "httpx[http2] @ https://example.org/httpx.whl ; extra == 'serve'",
+    "ruff; extra == 'dev'",
+)
+WHEEL = WheelFile(
+    path=Path("x"),
+    name="armllm",
+    version="1",
+    pythons=frozenset({"cp311"}),
+    abis=frozenset({"cp311"}),
+    platforms=frozenset({"any"}),
+    requires=REQUIRES,
+)
+
+
+@pytest.mark.parametrize(
+    ("python", "extras", "expected"),
+    [
+        ("3.11", [], ["numpy>=1.26"]),
+        ("3.10", [], ["numpy>=1.26", "tomli>=2"]),
+        ("3.11", ["engine"], ["numpy>=1.26", "safetensors>=0.4", "torch<2.11,>=2.10"]),
+        (
+            "3.11",
+            ["serve"],
+            [
+                "httpx[http2] @ https://example.org/httpx.whl",
+                "numpy>=1.26",
+                "safetensors>=0.4",
+                "torch<2.11,>=2.10",
+            ],
+        ),
+    ],
+)
+def test_requirements_are_those_of_the_target_not_of_this_machine(python, extras, expected):
+    assert target_packages.requirements(WHEEL, python, extras) == expected
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_packages_come_for_the_target_whatever_this_machine_is(tmp_path):
+    target_packages.install(["markupsafe"], "3.13", tmp_path / "site", log=tmp_path / "log")
+    extension = next((tmp_path / "site").glob("markupsafe/_speedups*.so"))
+    assert "cpython-313-aarch64" in extension.name
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("python", [pythons.SUPPORTED[0], pythons.SUPPORTED[-1]])
+def test_serving_on_arm_brings_a_cpu_torch_and_no_cuda_package(python):
+    project = Path(__file__).parents[3] / "pyproject.toml"
+    target = ["--python-platform", target_packages.PLATFORM, "--python-version", python]
+    resolve = [isolation.uv_program(), "pip", "compile", "-q", "--no-header", "--no-annotate", *target]
+    done = subprocess.run(
+        [*resolve, "--extra", "serve", project],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=isolation.clean(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^torch==2\.10\.\d+$", done.stdout, re.MULTILINE)
+    assert not re.findall(r"^.*(?:nvidia|cuda|triton|cupy).*$", done.stdout, re.MULTILINE)

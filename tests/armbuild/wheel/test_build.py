@@ -1,0 +1,238 @@
+"""Whole builds of small projects, one per back end; the wheels are imported under emulation."""
+
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from armbuild.artifact import wheelfile
+from armbuild.errors import BuildError, MissingError
+from armbuild.host import cache
+from armbuild.target import arm64_root, qemu, target_packages
+from armbuild.wheel import build, plan, repair
+
+PROJECTS = Path(__file__).parents[1] / "projects"
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    """One cache for the module: zig's runtime takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def make(project, work):
+    chosen = plan.plan(project, lane="cross", out=work)
+    built = build.build(chosen, chosen.pythons[0], work)
+    return repair.repair(built, work).path
+
+
+def under_emulation(wheel, code, work):
+    python = wheelfile.read(wheel).python or "3.11"
+    root = arm64_root.make(python)
+    target_packages.install([wheel], python, work / "site", log=work / "log", dependencies=False)
+    return subprocess.run(
+        [
+            qemu.find(("neoverse-n1",)),
+            "-L",
+            root,
+            "-cpu",
+            "neoverse-n1",
+            arm64_root.interpreter(root, python),
+            "-c",
+            code,
+        ],
+        env={"PYTHONPATH": str(work / "site"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(tmp_path):
+    said = "x.c:1:10: fatal error: 'rare/thing.h' file not found\nno rare things, going on\nerror: {}\n"
+    library = "unable to find dynamic system library 'z' using strategy 'paths_first'"
+    for cause, hint in (
+        (library, "z is not among the target's libraries: --with zlib1g-dev"),
+        ("it failed", "the target has no rare/thing.h: --with the Debian package that brings it"),
+    ):
+        error = build._with_hint(
+            BuildError(f"failed: {cause}\n  log: x"), said.format(cause), tmp_path / "log"
+        )
+        assert str(error) == f"failed: {cause}\n  {hint} (log: {tmp_path / 'log'})"
+
+
+def test_a_back_end_that_leaves_no_wheel_has_failed(tmp_path):
+    path = tmp_path / "thing-1-py3-none-any.whl"
+    for content in (None, b"no zip"):
+        if content:
+            path.write_bytes(content)
+        with pytest.raises(BuildError, match=r"the project's build left no wheel: .*\n  log: x"):
+            build.check(path, Path("x"))
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+@pytest.mark.parametrize(
+    ("project", "code", "said"),
+    [
+        ("setuptools", "import fixture_setuptools as f; print(f.answer())", "42"),
+        ("meson", "import fixture_meson as f; print(f.long_double_size())", "16"),
+        (
+            "scikit",
+            (
+                "import fixture_scikit as f\ntry: f.add(2**31 - 1, 1)\n"
+                "except OverflowError as e: print(f.add(2, 3), e)"
+            ),
+            "5 sum too large",
+        ),
+        ("hatch", "import fixture_hatch as f; print(f.answer())", "42"),
+        ("flit", "import fixture_flit as f; print(f.answer())", "42"),
+        ("nanobind", "import fixture_nanobind as f; print(f.join([1, 2]))", "1;2;"),
+    ],
+)
+def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, said):
+    wheel = make(PROJECTS / project, tmp_path)
+    assert "manylinux" in wheel.name
+    assert wheelfile.mismatches(wheelfile.read(wheel)) == []
+    assert under_emulation(wheel, code, tmp_path) == said
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_a_function_that_nobody_defines_fails_the_build_and_is_named(tmp_path):
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools"]\n')
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        'setup(name="x", version="1", ext_modules=[Extension("x", ["src/x.c"])])\n'
+    )
+    (project / "src/x.c").write_text("int nowhere(int);\nint PyInit_x(void) { return nowhere(1); }\n")
+    with pytest.raises(BuildError, match="nowhere"):
+        make(project, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_an_object_of_the_build_machine_in_the_wheel_fails_the_build_and_is_named(tmp_path):
+    project = tmp_path / "project"
+    (project / "thing").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "thing"\nversion = "1"\n'
+        '[tool.setuptools]\npackages = ["thing"]\n[tool.setuptools.package-data]\nthing = ["*"]\n'
+    )
+    (project / "thing/__init__.py").touch()
+    (project / "thing/helper").write_bytes(Path("/bin/true").read_bytes())
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\nsetup(ext_modules=[Extension('thing._x', ['x.c'])])\n"
+    )
+    (project / "x.c").write_text("int PyInit__x(void) { return 0; }\n")
+    with pytest.raises(BuildError, match="thing/helper is x86_64 machine code"):
+        make(project, tmp_path)
+    assert not list(cache.root().glob("work/*.whl"))
+
+
+@pytest.fixture
+def compressing(tmp_path):
+    """A C extension that calls lz4."""
+    project = tmp_path / "compressing"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\n[project]\nname = "compressing"\nversion = "1"\n'
+    )
+    (project / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        "lz4 = {'libraries': ['lz4'], 'include_dirs': ['/usr/include']}\n"
+        "setup(ext_modules=[Extension('compressing', ['c.c'], **lz4)])\n"
+    )
+    (project / "c.c").write_text(
+        "#include <Python.h>\n#include <lz4.h>\n"
+        "static PyObject* version(PyObject* m, PyObject* a)\n"
+        "{ return PyUnicode_FromString(LZ4_versionString()); }\n"
+        'static PyMethodDef methods[] = {{"version", version, METH_NOARGS, ""}, {0}};\n'
+        'static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "compressing", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit_compressing(void) { return PyModule_Create(&module); }\n"
+    )
+    return project
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+def test_a_library_is_named_when_it_is_absent_and_bundled_when_its_package_is_given(tmp_path, compressing):
+    chosen = plan.plan(compressing, lane="cross", out=tmp_path)
+    advice = r"lz4\.h' file not found\n  the target has no lz4\.h: --with liblz4-dev"
+    with pytest.raises(BuildError, match=advice):
+        build.build(chosen, chosen.pythons[0], tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    chosen = plan.plan(compressing, lane="cross", out=tmp_path, packages=["liblz4-dev"])
+    wheel = repair.repair(build.build(chosen, chosen.pythons[0], work), work).path
+    with zipfile.ZipFile(wheel) as archive:
+        assert any(name.startswith("compressing.libs/liblz4") for name in archive.namelist())
+    assert under_emulation(wheel, "import compressing as c; print(c.version()[:2])", work) == "1."
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.usefixtures("shared_cache")
+def test_gcc_builds_against_an_old_glibc_and_the_targets_libstdcxx(tmp_path):
+    chosen = plan.plan(PROJECTS / "scikit", lane="cross", out=tmp_path, toolchain="gcc")
+    wheel = repair.repair(build.build(chosen, chosen.pythons[0], tmp_path), tmp_path).path
+    glibc = int(wheel.name.rpartition("manylinux_2_")[2].split("_")[0])
+    assert glibc <= 31
+    code = (
+        "import fixture_scikit as f\ntry: f.add(2**31 - 1, 1)\n"
+        "except OverflowError as e: print(f.add(2, 3), e)"
+    )
+    assert under_emulation(wheel, code, tmp_path) == "5 sum too large"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the_target(tmp_path):
+    before = sorted(cache.root().glob("environments/*"))
+    chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, isolation=False)
+    built = build.build(chosen, chosen.pythons[0], tmp_path)
+    assert wheelfile.mismatches(wheelfile.read(built.path)) == []
+    assert "pytest" in built.tools, "the environment is the one of these tests"
+    assert sorted(cache.root().glob("environments/*")) == before
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools", "not-there-at-all"]\n[project]\nname = "x"\n'
+    )
+    chosen = plan.plan(project, lane="cross", out=tmp_path, isolation=False)
+    with pytest.raises(MissingError, match=r"--no-isolation: .* lacks not-there-at-all: install it"):
+        build.build(chosen, chosen.pythons[0], project)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_a_lock_is_written_once_obeyed_and_its_hashes_checked(tmp_path):
+    def built(name):
+        (tmp_path / name).mkdir()
+        chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, lock=tmp_path / "build.lock")
+        return build.build(chosen, chosen.pythons[0], tmp_path / name)
+
+    assert "setuptools" in built("one").tools
+    lock = tmp_path / "build.lock"
+    text = lock.read_text()
+    assert "--hash=sha256:" in text
+    assert str(tmp_path) not in text
+    digest = text.partition("--hash=sha256:")[2][:64]
+    lock.write_text(re.sub(r"--hash=sha256:[0-9a-f]{64}", f"--hash=sha256:{digest[::-1]}", text))
+    with pytest.raises(BuildError, match=r"build requirements of build\.lock"):
+        built("two")

@@ -1,0 +1,109 @@
+"""What can be asked of a build and what is refused: lanes, outputs, baselines, Pythons."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from armbuild.errors import MissingError, UsageError
+from armbuild.host import pythons
+from armbuild.wheel import choices, project
+from armisa.errors import IsaError
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(IsaError, match="neoverse-v9"):
+        choices.baseline("neoverse-v9", as_variant=False)
+
+
+@pytest.mark.parametrize(
+    ("lane", "machine", "chosen"),
+    [
+        (None, "x86_64", "cross"),
+        (None, "aarch64", "native"),
+        ("cross", "aarch64", "cross"),
+        (None, "riscv64", "cross"),
+    ],
+)
+def test_the_lane_follows_the_machine_unless_named(lane, machine, chosen):
+    assert choices.lane(lane, machine) == chosen
+
+
+@pytest.mark.parametrize(
+    ("lane", "reason"),
+    [
+        ("crsos", "did you mean cross"),
+        ("continer", "did you mean container"),
+        ("native", "builds on an AArch64 machine, and this is x86_64"),
+    ],
+)
+def test_a_lane_that_cannot_be_is_refused(lane, reason):
+    with pytest.raises(UsageError, match=reason):
+        choices.lane(lane, "x86_64")
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "dist").touch()
+    with pytest.raises(UsageError, match="--out"):
+        choices.check_writable(tmp_path / "dist", "--out dist")
+
+
+@pytest.mark.parametrize("out", ["/proc/dist", "/sys/kernel/dist/deeper", "/dev/null/dist"])
+def test_an_output_that_takes_no_files_is_found_before_the_build_even_by_root(out):
+    with pytest.raises(UsageError, match=f"--out {out}: .*(cannot be written to|is not a folder)"):
+        choices.check_writable(Path(out), f"--out {out}")
+
+
+def test_looking_at_the_output_leaves_nothing_there(tmp_path):
+    choices.check_writable(tmp_path / "dist", "--out dist")
+    assert not list(tmp_path.iterdir())
+
+
+def fake_find(*here):
+    def find(version):
+        if version in here:
+            return replace(pythons.find(), version=version)
+        raise MissingError(f"no Python {version}\nmore")
+
+    return find
+
+
+def described(folder, *lines):
+    text = "\n".join(('[project]\nname = "x"\nversion = "1"', *lines))
+    (folder / "pyproject.toml").write_text(text)
+    return project.read(folder, None)
+
+
+def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_be_had(tmp_path):
+    read = described(tmp_path, 'requires-python = ">=3.10,<3.14"')
+    found, missing = choices.interpreters(read, ["all"], fake_find("3.11", "3.13"))
+    assert [python.version for python in found] == ["3.11", "3.13"]
+    assert missing == (("3.10", "no Python 3.10"), ("3.12", "no Python 3.12"))
+    with pytest.raises(MissingError, match="can be built for none here"):
+        choices.interpreters(read, ["all"], fake_find())
+    with pytest.raises(UsageError, match="name no other"):
+        choices.interpreters(read, ["all", "3.11"], fake_find("3.11"))
+
+
+def test_all_says_so_where_a_project_allows_no_python_that_there_is(tmp_path):
+    read = described(tmp_path, 'requires-python = ">=3.99"')
+    with pytest.raises(UsageError, match=r"x needs Python >=3\.99: none fits"):
+        choices.interpreters(read, ["all"], fake_find("3.11"))
+
+
+@pytest.mark.parametrize(
+    ("classifiers", "tried"),
+    [
+        ('["Programming Language :: Python :: Free Threading :: 2 - Beta"]', ["3.13", "3.14", "3.14t"]),
+        ('["Programming Language :: Python :: Free Threading"]', ["3.13", "3.14", "3.14t"]),
+        ('["Programming Language :: Python :: 3"]', ["3.13", "3.14"]),
+    ],
+)
+def test_all_includes_the_free_threaded_python_where_the_project_says_that_it_supports_it(
+    tmp_path, classifiers, tried
+):
+    read = described(tmp_path, 'requires-python = ">=3.13"', f"classifiers = {classifiers}")
+    found, _ = choices.interpreters(read, ["all"], fake_find(*tried))
+    assert [python.version for python in found] == tried
+    _, missing = choices.interpreters(read, ["all"], fake_find("3.13", "3.14"))
+    assert [version for version, _ in missing] == tried[2:]

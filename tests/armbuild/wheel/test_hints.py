@@ -1,0 +1,94 @@
+import pytest
+
+from armbuild.errors import MissingError
+from armbuild.wheel import hints
+
+
+@pytest.mark.parametrize(
+    ("requirement", "instead"),
+    [
+        ("maturin>=1,<2", "maturin build --target .* --zig` does"),
+        ("Setuptools_Rust", "--lane container, where the image has Rust"),
+        ("puccinialin", "--lane container, where the image has Rust"),
+    ],
+)
+def test_rust_is_told_before_anything_is_built_with_what_works_for_its_back_end(requirement, instead):
+    with pytest.raises(MissingError, match=rf"^thing needs Rust.*{instead}") as caught:
+        hints.check_languages("thing", ["setuptools", requirement])
+    assert "\n" not in str(caught.value)
+    hints.check_languages("thing", ["setuptools", "rustworkx-like-name"])
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("meson.build:88:0: ERROR: 'fortran' compiler binary not defined in cross file", "needs Fortran"),
+        ("No CMAKE_Fortran_COMPILER could be found.", "gfortran-aarch64-linux-gnu"),
+        ("ERROR: Unknown compiler(s): [['gfortran'], ['flang']]", "needs Fortran"),
+        ("error: can't find Rust compiler", "needs Rust"),
+        ("x.c:1:10: fatal error: 'omp.h' file not found", "needs OpenMP"),
+        ("x.c:15:10: fatal error: 'ffi.h' file not found", "--with libffi-dev"),
+        ("x.c:1:10: fatal error: openssl/ssl.h: No such file or directory", "--with libssl-dev"),
+        ("src/display.c:893:10: fatal error: 'xcb/xcb.h' file not found", "--with libxcb1-dev"),
+        ('Dependency "geos" not found, tried pkgconfig', "--with libgeos-dev"),
+        (
+            "x.c:1:10: fatal error: 'rare/thing.h' file not found",
+            "no rare/thing.h: --with the Debian package",
+        ),
+        (
+            "error: unable to find dynamic system library 'z' using strategy",
+            "z is not among .* --with zlib1g-dev",
+        ),
+        ("ld: cannot find -lrare: No such file", "rare is not among .* --with the Debian package"),
+        ("-- Could NOT find ZLIB (missing: ZLIB_LIBRARY)", "--with zlib1g-dev"),
+        (
+            'File "/env/nanobind/stubgen.py", line 1760, in <module>\nModuleNotFoundError: No module named x',
+            "generator of stubs imports .* --lane container can",
+        ),
+        ("OSError: [Errno 8] Exec format error: './configure-check'", "runs an AArch64 program"),
+        ("configure: error: cannot run test program while cross compiling", "runs an AArch64 program"),
+        ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
+        ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
+        ("Error: pg_config executable not found.", "besides --with, install .*, or --lane container"),
+        (
+            "Could not run curl-config: [Errno 2] No such file or directory: 'curl-config'",
+            "asks a program of",
+        ),
+        ("/bin/sh: 1: mysql_config: not found", "asks a program of a library's"),
+        ('src/x.h:100:4: error: "THING requires MPC 1.2.1 or later."', "--with NAME/bookworm"),
+        ("Exception: This version of thing requires HDF5 >= 1.10.7 and", "--with NAME/bookworm"),
+        ("src/x.h:9:2: error: #error Thing requires mpfr 4.0 or newer", "--with NAME/bookworm"),
+        ('Could NOT find GEOS: Found unsuitable version "3.9.0", but required is', "--with NAME/bookworm"),
+        ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
+        (
+            "error: Unable to load dependency HDF5, make sure HDF5 is installed",
+            "loads a library of the target",
+        ),
+        (
+            "fc/download-bundled_libsodium.cmake:163 (message):\n\n  Each download failed!",
+            "--with the library's",
+        ),
+        (
+            "OSError: libhdf5.so: cannot open shared object file: No such file",
+            "loads a library of the target",
+        ),
+    ],
+)
+def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
+    import re  # noqa: PLC0415
+
+    assert re.search(hint, hints.explain(f"lines before\n{said}\nlines after"))
+    assert "\n" not in hints.explain(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "src/x.c:3:1: error: use of undeclared identifier 'oops'",
+        'Could NOT find Python: Found unsuitable version "3.11.2", but required is at least "3.12"',
+        "  Exception: thing requires Python >= 3.12",
+        "x requires Python 3.12 or later, see docs/x.rst:12: errors",
+    ],
+)
+def test_an_ordinary_error_of_the_project_gets_no_hint(said):
+    assert hints.explain(said) == ""

@@ -1,0 +1,57 @@
+import json
+
+import pytest
+
+from armbuild.cli import main
+from armbuild.errors import UsageError
+from armbuild.wheel import matrix
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "thing"\nversion = "1"\nrequires-python = ">=3.12"\n'
+        '[tool.armbuild]\nimport = ["thing"]\ncpu = ["neoverse-n1", "max"]\n'
+    )
+    return tmp_path
+
+
+def test_there_is_one_job_per_allowed_python_and_core(project):
+    found = matrix.jobs([project], {})
+    assert [(job.python, job.cpu) for job in found] == [
+        (version, cpu) for version in ("3.12", "3.13", "3.14") for cpu in ("neoverse-n1", "max")
+    ]
+    assert found[0].command == f"armbuild wheel {project} --python 3.12 --cpu neoverse-n1"
+    assert len({job.name for job in found}) == len(found)
+
+
+def test_a_project_without_a_test_is_built_once_per_python_and_not_run(tmp_path):
+    (tmp_path / "setup.py").touch()
+    found = matrix.jobs([tmp_path], {}, versions=["3.11"])
+    assert [job.command for job in found] == [f"armbuild wheel {tmp_path} --python 3.11 --no-smoke"]
+
+
+@pytest.mark.parametrize("form", sorted(matrix.FORMATS))
+def test_each_form_names_every_command(project, form):
+    found = matrix.jobs([project], {})
+    text = matrix.render(found, form)
+    assert json.loads(text)
+    assert all(json.dumps(job.command)[1:-1] in text for job in found)
+    assert ("\n" in text) == (form != "github")
+
+
+def test_gitlab_jobs_have_a_name_each(project):
+    found = matrix.jobs([project], {})
+    assert set(json.loads(matrix.render(found, "gitlab"))) == {"default", *(job.name for job in found)}
+
+
+def test_what_fits_no_job_is_an_error(project, capsys):
+    with pytest.raises(UsageError, match="no job fits"):
+        matrix.jobs([project], {}, versions=["3.10"])
+    for words, reason in (
+        (["--format", "jenkins"], "there are github"),
+        (["--python", "2.7"], "--python 2.7"),
+        (["--cpu", "z80"], "z80"),
+    ):
+        assert main(["matrix", str(project), *words]) == 2
+        assert reason in capsys.readouterr().err
