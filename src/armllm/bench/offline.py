@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from armllm.bench.dataset import BenchRequest
     from armllm.engine.llm import LLM
+    from armllm.outputs import RequestOutput
 
 
 def measure_latency(
@@ -25,7 +26,7 @@ def measure_latency(
         raise RequestError("--num-iters must be at least 1 and --num-iters-warmup at least 0")
     seconds = []
     for number in range(warmups + repeats):
-        elapsed = _run(llm, requests)
+        elapsed, _ = _run(llm, requests)
         if number >= warmups:
             seconds.append(elapsed)
         told(f"{number + 1}/{warmups + repeats}: {elapsed:.3f} s")
@@ -37,10 +38,13 @@ def measure_latency(
 
 
 def measure_throughput(llm: LLM, requests: Sequence[BenchRequest]) -> dict[str, Any]:
-    """All requests at once, as fast as the engine schedules them; keys as vLLM's."""
-    elapsed = _run(llm, requests)
-    inputs = sum(len(request.prompt_token_ids) for request in requests)
-    outputs = sum(request.output_len for request in requests)
+    """All requests at once, as fast as the engine schedules them; keys as vLLM's.
+
+    Tokens are counted in the answers: a sequence that reaches the model's length ends before ``output_len``.
+    """
+    elapsed, answers = _run(llm, requests)
+    inputs = sum(len(answer.prompt_token_ids) for answer in answers)
+    outputs = sum(len(completion.token_ids) for answer in answers for completion in answer.outputs)
     return {
         "elapsed_time": elapsed,
         "num_requests": len(requests),
@@ -53,12 +57,13 @@ def measure_throughput(llm: LLM, requests: Sequence[BenchRequest]) -> dict[str, 
     }
 
 
-def _run(llm: LLM, requests: Sequence[BenchRequest]) -> float:
+def _run(llm: LLM, requests: Sequence[BenchRequest]) -> tuple[float, list[RequestOutput]]:
+    """Return the seconds that the batch took, and its answers."""
     params = [
         SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
         for request in requests
     ]
     prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
     started = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return time.perf_counter() - started
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - started, answers

@@ -87,31 +87,40 @@ def summarize(
     return result
 
 
-NAMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "between events",
-    "e2el": "request",
+WIDTH = 50
+HEADINGS = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
 }
 
 
-def _as_text(milliseconds: float | None) -> str:
-    return f"{'none':>12}" if milliseconds is None else f"{milliseconds:9.1f} ms"
+def _line(label: str, value: float | str | None) -> str:
+    text = "none" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label:<40} {text:<9}".rstrip()
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The figures for people."""
-    duration, rate = f"{result['duration']:.2f} s", f"{result['request_rate']}/s"
-    speeds = (
-        f"{result['request_throughput']:.2f} requests/s, {result['output_throughput']:.1f} output tokens/s"
-    )
+    """The figures for people and for scripts that read vLLM's report: its lines, in its order."""
     lines = [
-        f"request rate {rate}: {result['completed']} answers in {duration}, {result['failed']} failures",
-        f"  {speeds}, {result['total_token_throughput']:.1f} tokens/s in all",
+        " Serving Benchmark Result ".center(WIDTH, "="),
+        _line("Successful requests:", result["completed"]),
+        _line("Failed requests:", result["failed"]),
+        _line("Request rate configured (RPS):", result["request_rate"]),
+        _line("Benchmark duration (s):", result["duration"]),
+        _line("Total input tokens:", result["total_input_tokens"]),
+        _line("Total generated tokens:", result["total_output_tokens"]),
+        _line("Request throughput (req/s):", result["request_throughput"]),
+        _line("Output token throughput (tok/s):", result["output_throughput"]),
+        _line("Total token throughput (tok/s):", result["total_token_throughput"]),
     ]
-    for name, text in NAMES.items():
+    for name, (short, heading) in HEADINGS.items():
         end = f"_{name}_ms"
         found = [(key.removesuffix(end), value) for key, value in result.items() if key.endswith(end)]
         if found:
-            lines.append(f"  {text:<22} " + "  ".join(f"{kind} {_as_text(value)}" for kind, value in found))
-    return "\n".join(lines)
+            lines.append(heading.center(WIDTH, "-"))
+            lines += [
+                _line(f"{kind.capitalize()} {short} (ms):", milliseconds) for kind, milliseconds in found
+            ]
+    return "\n".join([*lines, "=" * WIDTH])

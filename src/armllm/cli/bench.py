@@ -80,9 +80,9 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
     if as_json:
         print(json.dumps({"schema": 1, **result}))
         return
-    print(f"mean latency: {result['avg_latency']:.4f} s")
+    print(f"Avg latency: {result['avg_latency']:.4f} seconds")
     for rank, seconds in result["percentiles"].items():
-        print(f"{rank:>3} % within: {seconds:.4f} s")
+        print(f"{rank}% percentile latency: {seconds:.4f} seconds")
 
 
 @takes_engine_options
@@ -124,9 +124,12 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
         print(json.dumps({"schema": 1, **result}))
         return
     print(
-        f"{result['requests_per_second']:.2f} requests/s, {result['tokens_per_second']:.1f} tokens/s,"
-        f" {result['output_tokens_per_second']:.1f} output tokens/s"
+        f"Throughput: {result['requests_per_second']:.2f} requests/s,"
+        f" {result['tokens_per_second']:.2f} total tokens/s,"
+        f" {result['output_tokens_per_second']:.2f} output tokens/s"
     )
+    print(f"Total num prompt tokens:  {result['total_input_tokens']}")
+    print(f"Total num output tokens:  {result['total_output_tokens']}")
 
 
 def serve(  # noqa: PLR0917 - typer reads options from parameters

@@ -30,7 +30,10 @@ def test_figures_leave_failures_and_first_tokens_out():
     assert result["mean_ttft_ms"] == pytest.approx(200)
     assert result["mean_tpot_ms"] == pytest.approx(100)
     assert result["p99_e2el_ms"] == pytest.approx(498)
-    assert "1 failures" in as_text(result)
+    lines = as_text(result).splitlines()
+    assert "Failed requests:                         1" in lines
+    assert "Total generated tokens:                  6" in lines
+    assert "P99 E2EL (ms):                           498.00" in lines
 
 
 def test_a_figure_without_measurements_is_there_and_says_so():
