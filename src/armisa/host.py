@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Linux, include/uapi/linux/auxvec.h
-_AUXV = {"hwcap": 16, "hwcap2": 26, "hwcap3": 29}
+# Entries of the auxiliary vector: Linux, include/uapi/linux/auxvec.h
+AUXV = {"hwcap": 16, "hwcap2": 26, "hwcap3": 29}
 # Linux, include/uapi/linux/prctl.h: PR_SVE_GET_VL, PR_SME_GET_VL and the mask of the length in bytes
 _PRCTL = {"sve": 51, "sme": 64}
 _LENGTH_MASK = 0xFFFF
@@ -28,16 +28,16 @@ def machine() -> str:
 
 def hwcaps() -> dict[str, int | None]:
     """Return the auxiliary vector's capability words; None for one that the C library can't give."""
-    words: dict[str, int | None] = dict.fromkeys(_AUXV)
+    words: dict[str, int | None] = dict.fromkeys(AUXV)
     try:
         getauxval = ctypes.CDLL(None).getauxval
     except (AttributeError, OSError):
         return words
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    for word, number in _AUXV.items():
+    for word, number in AUXV.items():
         words[word] = int(getauxval(number))
     if not words["hwcap"]:
-        return dict.fromkeys(_AUXV)
+        return dict.fromkeys(AUXV)
     return words
 
 

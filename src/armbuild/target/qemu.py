@@ -10,7 +10,7 @@ from pathlib import Path
 
 from armbuild.errors import MissingError
 from armbuild.host import cache
-from armbuild.target import debian
+from armbuild.target import debian, emulated_features
 
 NAMES = ("qemu-aarch64", "qemu-aarch64-static")
 SUITES = ("bookworm-backports", "trixie")
@@ -29,16 +29,16 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv
 
 
 def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
-    """Return a ``qemu-aarch64`` that knows all of ``cpus``, downloaded if the system has none.
+    """Return a ``qemu-aarch64`` that emulates all of ``cpus`` in full, downloaded if the system has none.
 
     Raises MissingError when there is none and none can be had, with what to do.
     """
     seen = []
     for program in _present():
-        missing = set(cpus) - known_cpus(program)
-        if not missing:
+        fault = shortcoming(program, cpus)
+        if not fault:
             return program
-        seen.append(f"{program} does not know {', '.join(sorted(missing))}")
+        seen.append(f"{program} {fault}")
     architecture = DEBIAN_ARCHITECTURES.get(platform.machine())
     reasons = []
     if architecture is None:
@@ -50,10 +50,10 @@ def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
             except MissingError as error:
                 reasons.append(str(error).splitlines()[0])
                 continue
-            missing = set(cpus) - known_cpus(program)
-            if not missing:
+            fault = shortcoming(program, cpus)
+            if not fault:
                 return program
-            reasons.append(f"QEMU of {suite} does not know {', '.join(sorted(missing))}")
+            reasons.append(f"QEMU of {suite} {fault}")
     raise MissingError(
         f"no QEMU for {', '.join(cpus) or 'aarch64'}: {'; '.join([*seen, *reasons])}\n"
         "  install qemu-user 8.2 or newer, or name a Debian archive with --mirror"
@@ -73,7 +73,19 @@ def known_cpus(program: Path) -> frozenset[str]:
 
 def installed(cpus: tuple[str, ...] = ()) -> Path | None:
     """Return the emulator that ``find`` would take without downloading anything, or None."""
-    return next((path for path in _present() if set(cpus) <= known_cpus(path)), None)
+    return next((path for path in _present() if not shortcoming(path, cpus)), None)
+
+
+def shortcoming(program: Path, cpus: tuple[str, ...]) -> str:
+    """Return why ``program`` is no emulator of all of ``cpus``, empty where it is one."""
+    unknown = set(cpus) - known_cpus(program)
+    if unknown:
+        return f"does not know {', '.join(sorted(unknown))}"
+    for cpu in cpus:
+        missing = emulated_features.missing(program, cpu)
+        if missing:
+            return f"emulates {cpu} without {', '.join(sorted(missing))}"
+    return ""
 
 
 def _present() -> list[Path]:

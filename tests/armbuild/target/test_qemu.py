@@ -23,6 +23,7 @@ def machine(tmp_path, monkeypatch):
 
     monkeypatch.setattr(qemu.debian, "archive", unreachable)
     monkeypatch.setattr(qemu, "NAMES", ("test-qemu-aarch64", "test-qemu-aarch64-static"))
+    monkeypatch.setattr(qemu.emulated_features, "missing", lambda *_: frozenset())
     return tmp_path
 
 
@@ -45,6 +46,21 @@ def test_an_old_emulator_that_shows_the_hosts_cpuinfo_is_the_last_choice(machine
         machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-n1", "neoverse-v1"]
     )
     assert qemu.find(("neoverse-n1",)) == qemu.installed(("neoverse-n1",)) == newer
+
+
+def test_an_emulator_whose_core_lacks_a_feature_is_passed_over(machine, monkeypatch):
+    """QEMU 11's neoverse-v1 has no BF16: a smoke test there would run other kernels than the core does."""
+    newest = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-v1"])
+    fetched = emulator(machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-v1"])
+    lacking = {newest: frozenset({"bf16"})}
+    monkeypatch.setattr(
+        qemu.emulated_features, "missing", lambda program, _: lacking.get(program, frozenset())
+    )
+    assert qemu.find(("neoverse-v1",)) == qemu.installed(("neoverse-v1",)) == fetched
+    lacking[fetched] = frozenset({"bf16", "i8mm"})
+    assert qemu.installed(("neoverse-v1",)) is None
+    with pytest.raises(MissingError, match="emulates neoverse-v1 without bf16"):
+        qemu.find(("neoverse-v1",))
 
 
 def test_without_any_the_reasons_and_the_way_out_are_named(machine):
