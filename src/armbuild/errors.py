@@ -5,6 +5,12 @@ A message says what is wrong, where, and what to do, in one or two lines.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class ArmbuildError(Exception):
     """Base of every error a user may see; ``status`` is the process's exit status."""
@@ -34,3 +40,12 @@ class BuildError(ArmbuildError):
     """The project's own build, or its repair, failed."""
 
     status = 4
+
+
+@contextmanager
+def packages_of(extra: str) -> Iterator[None]:
+    """Raise MissingError with the way to install them where packages of this extra cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingError(f"{error.name} is not installed: pip install 'armllm[{extra}]'") from error

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
-from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.errors import BuildError, MissingError, UsageError, packages_of
 from armbuild.host import cache, process
 
 if TYPE_CHECKING:
@@ -119,25 +119,16 @@ def _parse_one_line(text: str) -> list[Entry]:
 
 
 def _parse_deb822(text: str) -> list[Entry]:
+    with packages_of("build"):
+        from debian.deb822 import Deb822  # noqa: PLC0415 - an audit does without this extra
+
     entries: list[Entry] = []
-    for stanza in re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n?", "", text)):
-        fields: dict[str, str] = {}
-        name = ""
-        for line in stanza.splitlines():
-            if line[:1].isspace() and name:
-                fields[name] += "\n" + line
-            elif ":" in line:
-                name, value = line.split(":", 1)
-                name = name.strip().lower()
-                fields[name] = value.strip()
-        if "deb" in fields.get("types", "").split() and fields.get("enabled", "yes").lower() not in (
-            "no",
-            "false",
-            "0",
-        ):
-            options = {key: value for key, value in fields.items() if key in ("signed-by", "trusted")}
-            suites, components = fields.get("suites", "").split(), fields.get("components", "").split()
-            entries += [(uri, suites, components, options) for uri in fields.get("uris", "").split()]
+    for stanza in Deb822.iter_paragraphs(text):
+        enabled = stanza.get("Enabled", "yes").lower() not in ("no", "false", "0")
+        if enabled and "deb" in stanza.get("Types", "").split():
+            options = {name: stanza[name] for name in ("signed-by", "trusted") if name in stanza}
+            suites, components = stanza.get("Suites", "").split(), stanza.get("Components", "").split()
+            entries += [(uri, suites, components, options) for uri in stanza.get("URIs", "").split()]
     return entries
 
 
@@ -191,18 +182,20 @@ def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
 
 def control(package: Path) -> dict[str, str]:
     """Return the control fields of a .deb file by name, continuation lines included."""
-    command = ["dpkg-deb", "-f", str(package)]
-    scratch = {**os.environ, "TMPDIR": str(package.parent)}  # killed, it leaves what it unpacks
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=scratch) as child:
-        text = cast("IO[str]", child.stdout).read()
-    if child.returncode:
-        raise BuildError(f"dpkg-deb cannot read {package.name}")
-    found = re.findall(r"^([A-Za-z][A-Za-z0-9-]*):[ \t]*(.*(?:\n[ \t].*)*)", text, re.MULTILINE)
-    return dict(found)
+    with packages_of("build"):
+        from debian.arfile import ArError  # noqa: PLC0415 - an audit does without this extra
+        from debian.debfile import DebFile  # noqa: PLC0415
+
+    try:
+        with DebFile(package) as file:
+            return dict(file.debcontrol())
+    except (ArError, tarfile.TarError, OSError, ValueError) as error:
+        raise BuildError(f"{package.name} is damaged: {error}") from error
 
 
 def installed(status: str) -> Iterator[dict[str, str]]:
     """Yield the fields of the packages that dpkg's status file, or one of status.d, says are there."""
+    # Without python-debian: an audit has the base packages alone. 790 packages take 8 ms, with it 51 ms.
     for stanza in status.split("\n\n"):
         fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", stanza, re.MULTILINE))
         if "Package" in fields and "Version" in fields and "deinstall" not in fields.get("Status", ""):

@@ -1,5 +1,6 @@
 import io
 import subprocess
+import sys
 import tarfile
 from pathlib import PurePosixPath
 
@@ -158,7 +159,7 @@ def package(folder, members):
                 tar.addfile(info)
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w") as tar:
-        text = b"Package: x\nVersion: 1\nArchitecture: arm64\nMaintainer: x\nDescription: x\n"
+        text = b"Package: x\nVersion: 1\nArchitecture: arm64\nMaintainer: x\nDescription: short\n long\n .\n"
         info = tarfile.TarInfo("control")
         info.size = len(text)
         tar.addfile(info, io.BytesIO(text))
@@ -230,6 +231,26 @@ def test_a_damaged_package_is_named(tmp_path):
     (tmp_path / "root").mkdir()
     with pytest.raises(BuildError, match="x_1_arm64"):
         debian.unpack([path], tmp_path / "root")
+
+
+def test_control_fields_are_read_with_their_continuation_lines(tmp_path):
+    found = debian.control(package(tmp_path, []))
+    assert list(found) == ["Package", "Version", "Architecture", "Maintainer", "Description"]
+    assert found["Description"] == "short\n long\n ."
+
+
+@pytest.mark.parametrize("content", [b"not a package", b"!<arch>\n", b"!<arch>\n" + b"x" * 60])
+def test_a_package_without_control_fields_is_named(tmp_path, content):
+    path = tmp_path / "x_1_arm64.deb"
+    path.write_bytes(content)
+    with pytest.raises(BuildError, match=r"x_1_arm64\.deb is damaged"):
+        debian.control(path)
+
+
+def test_sources_cannot_be_read_without_the_extra_and_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "debian.deb822", None)
+    with pytest.raises(MissingError, match=r"debian\S* is not installed: pip install 'armllm\[build\]'"):
+        debian.parse_sources(DEB822, ".sources")
 
 
 @pytest.mark.network
