@@ -20,7 +20,7 @@ from packaging.version import Version
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import cache
-from armbuild.image import content, engines, kept, layers, reader, reference, root, unpack
+from armbuild.image import content, engines, kept, layers, reader, reference, root, sbom, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
 from armbuild.target import debian
@@ -265,8 +265,8 @@ def _content(tree: Path, architecture: str, digests: list[str]) -> content.Conte
     """Audit the base, once for its digests and each state of the audit."""
 
     def make(folder: Path) -> None:
-        packages = content.debian_components(_packages(tree, architecture), tree)
-        found = content.inspect(tree, [*packages, *content.python_components(tree)])
+        packages = sbom.debian_components(_packages(tree, architecture), tree)
+        found = content.inspect(tree, map(sbom.as_json, [*packages, *sbom.python_components(tree)]))
         (folder / "content.json").write_text(json.dumps(found.as_dict()))
 
     folder = cache.fill(cache.root() / "bases" / cache.digest([digests, kept.code()]), make)

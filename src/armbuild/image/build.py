@@ -294,7 +294,7 @@ class _Maker:
         )
         recipe = recipes.EngineLayer(
             name="engine", target=self.target, log=self._log("engine"), wheel=self.wheel, own=own,
-            whole=whole, facts=facts, created=config.stamp(self.plan.epoch),
+            whole=whole, facts=facts, created=self.plan.epoch,
             interpreter=foundation.python, site=foundation.site,
         )  # fmt: skip
         layer, found = kept.layer(recipe)

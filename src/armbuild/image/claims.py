@@ -18,8 +18,7 @@ from armbuild.audit.verdict import judge
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import config, reader
 from armbuild.image.content import Content
-from armbuild.image.entrypoint import FACTS
-from armbuild.image.recipes import SHARE
+from armbuild.image.entrypoint import FACTS, SBOM
 from armbuild.image.reference import MACHINES
 from armbuild.target import debian
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from armbuild.audit import AuditReport
 
-SBOM = f"{SHARE}/sbom.cdx.json"
 STATUS = ("var/lib/dpkg/status", "var/lib/dpkg/status.d")
 """A file of the system's packages, and a folder with a file for each."""
 BUILD_INFO = "/armllm/build_info.json"

@@ -1,24 +1,16 @@
-"""What is truly inside an image: machine code by what it needs, packages by name and licence."""
+"""What is truly inside an image: machine code by what it needs, and packages."""
 
 from __future__ import annotations
 
-import email.parser
-import re
-import uuid
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from armbuild import audit
-from armbuild.image import unpack
 from armisa.tables import extensions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-    from armbuild.image.root import Package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,93 +72,3 @@ def together(parts: Iterable[Content]) -> Content:
         elf_files=sum(part.elf_files for part in parts),
         components=tuple(component for part in parts for component in part.components),
     )
-
-
-def debian_components(packages: Iterable[Package], tree: Path) -> list[dict[str, Any]]:
-    """Return packages of Debian and its kin as components, with the licences that ``tree`` states."""
-    components = []
-    for package in packages:
-        # package-url specification, types/deb
-        address = (
-            f"pkg:deb/{package.vendor}/{quote(package.name, safe='.-')}@{quote(package.version, safe='.:~-')}"
-            f"?arch={package.architecture}&distro={package.suite}"
-        )
-        components.append(
-            {
-                "type": "library",
-                "name": package.name,
-                "version": package.version,
-                "purl": address,
-                "bom-ref": address,
-                "licenses": [{"license": {"name": name}} for name in _licenses(package.name, tree)],
-                "properties": [{"name": "debian:source", "value": package.source}],
-            }
-        )
-    return components
-
-
-def _licenses(package: str, tree: Path) -> list[str]:
-    """Return the names that a package's copyright file gives its licences; its path where that is prose.
-
-    Machine-readable debian/copyright file, version 1.0.
-    """
-    place = f"usr/share/doc/{package}/copyright"
-    path = unpack.inside(tree, PurePosixPath(place))
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if "copyright-format/1.0" not in text.partition("\n\n")[0]:
-        return [f"/{place}"]
-    return sorted(set(re.findall(r"^License:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE))) or [f"/{place}"]
-
-
-def python_components(tree: Path) -> list[dict[str, Any]]:
-    """Return the Python distributions in ``tree`` as components, with the licences that they declare."""
-    components = []
-    for path in sorted(tree.rglob("*.dist-info/METADATA")):
-        if path.is_symlink():
-            continue
-        fields = email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
-        name, version = fields.get("Name", ""), fields.get("Version", "")
-        address = f"pkg:pypi/{quote(name.lower().replace('_', '-'))}@{quote(version, safe='.')}"
-        component: dict[str, Any] = {
-            "type": "library",
-            "name": name,
-            "version": version,
-            "purl": address,
-            "bom-ref": address,
-        }
-        expression, prose = fields.get("License-Expression"), fields.get("License", "")
-        classifiers = [
-            line.rpartition(":: ")[2]
-            for line in fields.get_all("Classifier", [])
-            if line.startswith("License ::")
-        ]
-        if expression:
-            component["licenses"] = [{"expression": expression}]
-        elif classifiers or prose:
-            first = prose.strip().partition("\n")[0][:80]
-            component["licenses"] = [{"license": {"name": name}} for name in classifiers or [first]]
-        components.append(component)
-    return components
-
-
-def bill_of_materials(
-    content: Content, *, name: str, version: str, created: str, properties: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return the CycloneDX 1.6 document of an image; equal content gives equal bytes."""
-    found = {str(component["bom-ref"]): component for component in content.components}
-    components = [component for _, component in sorted(found.items())]
-    identity = "\n".join([name, version, *(str(component["purl"]) for component in components)])
-    return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, identity)}",
-        "version": 1,
-        "metadata": {
-            "timestamp": created,
-            "tools": {"components": [{"type": "application", "name": "armbuild"}]},
-            "component": {"type": "container", "name": name, "version": version, "bom-ref": "image"},
-            "properties": [{"name": key, "value": value} for key, value in sorted(properties.items())],
-        },
-        "components": components,
-    }

@@ -23,8 +23,10 @@ from armisa import Isa, detect, host
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FACTS = "usr/local/share/armllm/image.json"
+SHARE = "usr/local/share/armllm"
+FACTS = f"{SHARE}/image.json"
 """What the image's builder knows about it: version, floor, kernels."""
+SBOM = f"{SHARE}/sbom.cdx.json"
 GIB = 1 << 30
 LEAST_MEMORY = GIB // 2
 """In bytes. With less, the kernel kills the process without a word while torch is imported."""

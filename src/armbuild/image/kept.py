@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from armbuild import audit
 from armbuild.host import cache
-from armbuild.image import content, layers, packages, recipes, root
+from armbuild.image import content, layers, packages, recipes, root, sbom
 
 if TYPE_CHECKING:
     from armbuild.image.recipes import Recipe
@@ -51,7 +51,7 @@ def _folder(recipe: Recipe) -> Path:
 @once
 def code() -> str:
     """Return a digest of the code that decides how layers look and what is found in them."""
-    files = [Path(str(module.__file__)) for module in (content, layers, packages, recipes, root)]
+    files = [Path(str(module.__file__)) for module in (content, layers, packages, recipes, root, sbom)]
     seen = sha256()
     for path in (*files, *sorted(Path(str(audit.__file__)).parent.glob("*.py"))):
         seen.update(path.read_bytes())

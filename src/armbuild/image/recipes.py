@@ -12,7 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild.image import content, packages, root
+from armbuild.image import content, packages, root, sbom
+from armbuild.image.entrypoint import FACTS, SBOM, SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from armbuild.host.pythons import HostPython
     from armbuild.target import debian
 
-SHARE = "usr/local/share/armllm"
 PROGRAM = """#!{python}
 import sys
 from {module} import main
@@ -112,7 +112,7 @@ class DebianLayer(Recipe):
         if self.python and target.host:
             folder = tree / f"usr/lib/python{self.python}"
             packages.compile_bytecode(target.host, tree, folder, log=self.log)
-        return content.debian_components(found, tree)
+        return [*map(sbom.as_json, sbom.debian_components(found, tree))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,8 @@ class EngineLayer(Recipe):
     """What is in all layers, this one's components apart."""
     facts: Mapping[str, Any]
     """What the entry point reads."""
-    created: str
+    created: int
+    """In seconds since 1970."""
     interpreter: str
     site: str
 
@@ -181,17 +182,16 @@ class EngineLayer(Recipe):
 
     def fill(self, tree: Path) -> list[dict[str, Any]]:
         own = _install([self.wheel], tree, self.site, self.target, index=None, log=self.log)
-        share = tree / SHARE
-        share.mkdir(parents=True)
-        (share / "image.json").write_text(json.dumps(self.facts, indent=1))
-        document = content.bill_of_materials(
+        (tree / SHARE).mkdir(parents=True)
+        (tree / FACTS).write_text(json.dumps(self.facts, indent=1))
+        document = sbom.document(
             replace(self.whole, components=(*self.whole.components, *own)),
             name="armllm",
             version=self.facts["version"],
             created=self.created,
             properties={"armllm:torch": self.facts["torch"]},
         )
-        (share / "sbom.cdx.json").write_text(json.dumps(document, indent=1))
+        (tree / SBOM).write_text(json.dumps(document, indent=1))
         for program, module in (("armllm", "armllm.cli"), ("armbuild", "armbuild.cli")):
             path = tree / "usr/local/bin" / program
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,4 +213,4 @@ def _install(
     )
     if target.host:
         packages.compile_bytecode(target.host, tree, folder, log=log)
-    return content.python_components(folder)
+    return [*map(sbom.as_json, sbom.python_components(folder))]

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import json
 import uuid
+import warnings
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
+
+from armbuild.errors import packages_of
+
+with packages_of("build"):
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentScope, ComponentType
+    from cyclonedx.model.tool import ToolRepository
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
 
 if TYPE_CHECKING:
     from armbuild.wheel.build import BuiltWheel
@@ -15,66 +26,53 @@ FOLDER = "sboms"
 NAME = "armbuild.cdx.json"
 COMPILED_IN = frozenset({"pybind11", "nanobind", "numpy", "cython", "cffi"})
 """Build requirements whose headers, or the code that they generate, end up in the machine code."""
-ZIG_RUNTIME = (
-    ("libc++", "LLVM's C++ library"),
-    ("libc++abi", "LLVM's C++ runtime"),
-    ("libunwind", "LLVM's unwinder"),
-    ("compiler-rt", "the compiler's own functions, as zig brings them"),
-)
-"""What `zig c++` links statically into every shared object that needs it."""
 
 
 def document(built: BuiltWheel, name: str, version: str) -> bytes:
     """Return the CycloneDX 1.6 JSON of a wheel ``name`` ``version``: the same bytes for equal parts."""
-    component = {
-        "type": "library",
-        "bom-ref": f"pkg:pypi/{name}@{version}",
-        "name": name,
-        "version": version,
-        "purl": f"pkg:pypi/{name}@{version}",
-    }
-    parts = [_python_part(package, release) for package, release in sorted(built.tools.items())]
-    parts += [_static_part(part, what, built.compiler) for part, what in built.static]
-    body: dict[str, Any] = {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "metadata": {
-            "component": component,
-            "tools": {"components": [{"type": "application", "name": built.compiler}]},
-        },
-        "components": parts,
-        "dependencies": [
-            {
-                "ref": component["bom-ref"],
-                "dependsOn": [part["bom-ref"] for part in parts if part["scope"] == "required"],
-            },
-            *({"ref": part["bom-ref"]} for part in parts),
-        ],
-    }
-    number = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(body, sort_keys=True))
-    body["serialNumber"] = f"urn:uuid:{number}"
-    return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+    whole = python_package(name, version)
+    parts = [python_package(canonicalize_name(tool), release) for tool, release in built.tools.items()]
+    for part in parts:
+        part.scope = ComponentScope.REQUIRED if part.name in COMPILED_IN else ComponentScope.EXCLUDED
+    parts += [
+        Component(
+            name=part,
+            version=built.compiler,
+            bom_ref=f"static:{part}",
+            description=f"{what}, statically linked",
+            scope=ComponentScope.REQUIRED,
+        )
+        for part, what in built.static
+    ]
+    bom = Bom(components=parts, metadata=BomMetaData(component=whole, tools=tool(built.compiler)))
+    bom.register_dependency(whole, [part for part in parts if part.scope is ComponentScope.REQUIRED])
+    return (json.dumps(reproducible(bom, created=None), indent=1, sort_keys=True) + "\n").encode()
 
 
-def _python_part(package: str, release: str) -> dict[str, Any]:
-    name = canonicalize_name(package)
-    return {
-        "type": "library",
-        "bom-ref": f"pkg:pypi/{name}@{release}",
-        "name": name,
-        "version": release,
-        "purl": f"pkg:pypi/{name}@{release}",
-        "scope": "required" if name in COMPILED_IN else "excluded",
-    }
+def python_package(name: str, version: str) -> Component:
+    """Return a Python distribution as a component, which its package URL identifies."""
+    address = PackageURL("pypi", name=name, version=version)
+    return Component(
+        name=name, version=version, purl=address, bom_ref=str(address), type=ComponentType.LIBRARY
+    )
 
 
-def _static_part(part: str, what: str, compiler: str) -> dict[str, Any]:
-    return {
-        "type": "library",
-        "bom-ref": f"static:{part}",
-        "name": part,
-        "version": compiler,
-        "description": f"{what}, statically linked",
-        "scope": "required",
-    }
+def tool(name: str) -> ToolRepository:
+    """Return the program that made something, as the document's metadata name it."""
+    return ToolRepository(components=[Component(name=name, type=ComponentType.APPLICATION)])
+
+
+def reproducible(bom: Bom, *, created: int | None) -> dict[str, Any]:
+    """Return the CycloneDX 1.6 JSON of ``bom``, whose serial number stands for all that it says.
+
+    ``created`` is in seconds since 1970; None: the document states no time.
+    """
+    bom.metadata.timestamp = datetime.fromtimestamp(created or 0, timezone.utc)
+    bom.serial_number = uuid.UUID(int=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a whole that depends on no part
+        body: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    if created is None:
+        del body["metadata"]["timestamp"]
+    body["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(body, sort_keys=True)).urn
+    return body

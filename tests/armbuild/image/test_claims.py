@@ -13,7 +13,7 @@ from tests.armbuild.image import small
 
 from armbuild.audit import audit
 from armbuild.cli import main
-from armbuild.image import archive, claims, content
+from armbuild.image import archive, claims, content, sbom
 from armbuild.image.entrypoint import FACTS
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema/audit.json").read_text())
@@ -158,9 +158,9 @@ def test_an_image_that_claims_nothing_is_held_to_nothing(tmp_path):
 def test_a_bill_of_the_engines_own_code_agrees_with_it(tmp_path):
     """What `armbuild docker` writes is what the audit expects: the same names, versions and addresses."""
     tree = small.tree(tmp_path / "tree", PYTHON)
-    components = content.python_components(tree)
-    document = content.bill_of_materials(
-        content.Content(components=tuple(components)), name="x", version="1", created="", properties={}
+    components = tuple(map(sbom.as_json, sbom.python_components(tree)))
+    document = sbom.document(
+        content.Content(components=components), name="x", version="1", created=0, properties={}
     )
     made = small.layer(tmp_path, {**PYTHON, claims.SBOM: json.dumps(document)})
     path = archive.write([small.image([made])], tmp_path / "x.tar", name="localhost/x:1").path

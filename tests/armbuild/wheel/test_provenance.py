@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
-from armbuild.wheel import plan, provenance, reproduce, sbom
+from armbuild.wheel import plan, provenance, reproduce
 from armbuild.wheel.build import BuiltWheel
 from armbuild.wheel.fetch import Origin
 from armbuild.wheel.repair import RepairedWheel, repack
@@ -26,25 +26,7 @@ def built(tmp_path):
         compiler="zig 0.15.2",
         headers="this machine's",
         tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
-        static=sbom.ZIG_RUNTIME,
     )
-
-
-def test_the_parts_list_names_what_is_linked_in_and_what_only_built_it(built):
-    document = json.loads(sbom.document(built, "thing", "1.0"))
-    scopes = {part["name"]: part["scope"] for part in document["components"]}
-    assert scopes["pybind11"] == scopes["libc++"] == "required"
-    assert scopes["scikit-build-core"] == "excluded"
-    references = {part["bom-ref"] for part in document["components"]}
-    assert set(document["dependencies"][0]["dependsOn"]) <= references
-    assert len(references) == len(document["components"])
-
-
-def test_equal_parts_give_equal_bytes_and_other_parts_another_number(built):
-    assert sbom.document(built, "thing", "1.0") == sbom.document(built, "thing", "1.0")
-    other = sbom.document(replace(built, tools={}), "thing", "1.0")
-    numbers = {json.loads(text)["serialNumber"] for text in (other, sbom.document(built, "thing", "1.0"))}
-    assert len(numbers) == 2
 
 
 def test_a_file_added_to_the_metadata_folder_is_in_the_record(built, tmp_path):

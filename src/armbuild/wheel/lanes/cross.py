@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from armbuild.host import cache, process
 from armbuild.toolchain import compilers, kit, torch_stub
-from armbuild.wheel import sbom
 from armbuild.wheel.lanes.setup import Setup, backend_family, prefix_map, settings
 from armbuild.wheel.plan import GLIBC
 
@@ -27,6 +26,13 @@ extern "C" int probe(int n) {
   return static_cast<int>(text.size());
 }
 """
+ZIG_RUNTIME = (
+    ("libc++", "LLVM's C++ library"),
+    ("libc++abi", "LLVM's C++ runtime"),
+    ("libunwind", "LLVM's unwinder"),
+    ("compiler-rt", "the compiler's own functions, as zig brings them"),
+)
+"""What `zig c++` links statically into every shared object that needs it."""
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
@@ -55,7 +61,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         headers=tools.headers_source,
         runtime=None if ready else functools.partial(_build_runtime, runtime, tools, own),
         world=str(tools.tools) if plan.project.is_armllm else "",
-        static=sbom.ZIG_RUNTIME if plan.toolchain == "zig" else (),
+        static=ZIG_RUNTIME if plan.toolchain == "zig" else (),
         libraries=tools.sysroot.libraries if tools.sysroot else (),
     )
 

@@ -1,0 +1,102 @@
+"""The packages of an image as a CycloneDX document: of Debian and of Python, by name and licence."""
+
+from __future__ import annotations
+
+import email.parser
+import json
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from armbuild.errors import packages_of
+from armbuild.image import unpack
+from armbuild.wheel import sbom
+
+with packages_of("build"):
+    from cyclonedx.model import Property
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
+    from cyclonedx.schema.schema import SchemaVersion1Dot6
+    from packageurl import PackageURL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from armbuild.image.content import Content
+    from armbuild.image.root import Package
+
+
+def debian_components(packages: Iterable[Package], tree: Path) -> Iterator[Component]:
+    """Yield packages of Debian and its kin, with the licences that ``tree`` states."""
+    for package in packages:
+        where = {"arch": package.architecture, "distro": package.suite}
+        address = PackageURL("deb", package.vendor, package.name, package.version, where)
+        yield Component(
+            name=package.name,
+            version=package.version,
+            purl=address,
+            bom_ref=str(address),
+            licenses=[DisjunctiveLicense(name=name) for name in _licenses(package.name, tree)],
+            properties=[Property(name="debian:source", value=package.source)],
+        )
+
+
+def _licenses(package: str, tree: Path) -> list[str]:
+    """Return the names that a package's copyright file gives its licences; its path where that is prose.
+
+    Machine-readable debian/copyright file, version 1.0.
+    """
+    place = f"usr/share/doc/{package}/copyright"
+    path = unpack.inside(tree, PurePosixPath(place))
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if "copyright-format/1.0" not in text.partition("\n\n")[0]:
+        return [f"/{place}"]
+    # debian.copyright finds the same names in 525 of 529 files, but takes 4 s for them instead of 0.1 s.
+    return sorted(set(re.findall(r"^License:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE))) or [f"/{place}"]
+
+
+def python_components(tree: Path) -> Iterator[Component]:
+    """Yield the Python distributions in ``tree``, with the licences that they declare."""
+    for path in sorted(tree.rglob("*.dist-info/METADATA")):
+        if path.is_symlink():
+            continue
+        fields = email.parser.HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+        folder, _, version = path.parent.stem.rpartition("-")  # which a broken file leaves to say
+        component = sbom.python_package(fields.get("Name") or folder, fields.get("Version") or version)
+        expression, prose = fields.get("License-Expression"), fields.get("License", "").strip()
+        classifiers = [
+            line.rpartition(":: ")[2]
+            for line in fields.get_all("Classifier", [])
+            if line.startswith("License ::")
+        ]
+        if expression:
+            component.licenses = [LicenseExpression(expression)]
+        elif classifiers or prose:
+            names = classifiers or [prose.partition("\n")[0][:80]]
+            component.licenses = [DisjunctiveLicense(name=name) for name in names]
+        yield component
+
+
+def as_json(component: Component) -> dict[str, Any]:
+    """Return a component as a JSON value."""
+    value: dict[str, Any] = json.loads(component.as_json(view_=SchemaVersion1Dot6))  # type: ignore[attr-defined]
+    return value
+
+
+def document(
+    content: Content, *, name: str, version: str, created: int, properties: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the CycloneDX 1.6 document of an image; equal content gives equal bytes."""
+    found = {str(component["bom-ref"]): component for component in content.components}
+    whole = Component(type=ComponentType.CONTAINER, name=name, version=version, bom_ref="image")
+    metadata = BomMetaData(
+        component=whole,
+        tools=sbom.tool("armbuild"),
+        properties=[Property(name=key, value=value) for key, value in properties.items()],
+    )
+    components = map(Component.from_json, found.values())  # type: ignore[attr-defined]
+    bom = Bom(components=components, metadata=metadata)
+    bom.register_dependency(whole, bom.components)
+    return sbom.reproducible(bom, created=created)

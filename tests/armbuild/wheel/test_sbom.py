@@ -1,0 +1,59 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from tests.armbuild import wheels
+
+from armbuild.wheel import plan, sbom
+from armbuild.wheel.build import BuiltWheel
+from armbuild.wheel.lanes.cross import ZIG_RUNTIME
+
+PROJECT = Path(__file__).parents[1] / "projects/scikit"
+
+
+@pytest.fixture
+def built(tmp_path):
+    chosen = plan.plan(PROJECT, lane="cross", out=tmp_path / "dist")
+    return BuiltWheel(
+        plan=chosen,
+        python=chosen.pythons[0],
+        path=wheels.write(tmp_path),
+        compiler="zig 0.15.2",
+        headers="this machine's",
+        tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
+        static=ZIG_RUNTIME,
+    )
+
+
+def test_the_parts_list_names_what_is_linked_in_and_what_only_built_it(built):
+    document = json.loads(sbom.document(built, "thing", "1.0"))
+    scopes = {part["name"]: part["scope"] for part in document["components"]}
+    assert scopes["pybind11"] == scopes["libc++"] == "required"
+    assert scopes["scikit-build-core"] == "excluded"
+    references = {part["bom-ref"] for part in document["components"]}
+    (whole,) = (item for item in document["dependencies"] if item["ref"] == "pkg:pypi/thing@1.0")
+    assert set(whole["dependsOn"]) == {
+        "pkg:pypi/pybind11@3.0.1",
+        *(f"static:{name}" for name, _ in ZIG_RUNTIME),
+    }
+    assert set(whole["dependsOn"]) < references
+    assert len(references) == len(document["components"])
+
+
+def test_the_document_is_valid_and_has_no_time_of_its_own(built):
+    for static in ((), built.static):
+        text = sbom.document(
+            replace(built, static=static, tools={"hatchling": "1.0"}), "thing", "1.0"
+        ).decode()
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+        assert "timestamp" not in text
+
+
+def test_equal_parts_give_equal_bytes_and_other_parts_another_number(built):
+    assert sbom.document(built, "thing", "1.0") == sbom.document(built, "thing", "1.0")
+    other = sbom.document(replace(built, tools={}), "thing", "1.0")
+    numbers = {json.loads(text)["serialNumber"] for text in (other, sbom.document(built, "thing", "1.0"))}
+    assert len(numbers) == 2
