@@ -22,7 +22,7 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from armllm.models.gguf import LAYER, OUTSIDE
+from armllm.checkpoint.gguf import LAYER, OUTSIDE
 
 if TYPE_CHECKING:
     from torch import Tensor

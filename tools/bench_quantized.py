@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from armllm import LLM, SamplingParams, kernels
-from armllm.quant.pack import pack_checkpoint
+from armllm.convert.pack import pack_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -67,10 +67,10 @@ def layers(form: str) -> tuple[Experts, Experts]:
     import torch  # noqa: PLC0415 - the process that counts needs none of it
 
     from armllm import kernels  # noqa: PLC0415
+    from armllm.checkpoint.scheme import scheme_for  # noqa: PLC0415
     from armllm.layers.linear import QuantizedLinear, dense  # noqa: PLC0415
     from armllm.layers.moe import FusedExperts, SeparateExperts  # noqa: PLC0415
-    from armllm.quant.scheme import scheme_for  # noqa: PLC0415
-    from armllm.quant.weight import from_float  # noqa: PLC0415
+    from armllm.quant.rounding import from_float  # noqa: PLC0415
 
     torch.manual_seed(0)
     matrices = [

@@ -27,7 +27,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from armllm.quant.scheme import SCHEMES
+from armllm.checkpoint.scheme import SCHEMES
 
 END = "<|end|>"
 VOCAB_SIZE, CONTEXT, BATCH = 2048, 256, 8

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from armllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
 from armllm.errors import CheckpointError, RequestError
-from armllm.models.gguf_tokenizer import read_gguf_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

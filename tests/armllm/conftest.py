@@ -205,3 +205,32 @@ def make_checkpoint(tmp_path_factory, tokenizer_folder):
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def large_checkpoint(tmp_path):
+    """A Llama of 67 million weights in bf16, for what is to be seen in a process's memory."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 1024,
+        "intermediate_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    state = {
+        "model.embed_tokens.weight": (64, 1024),
+        "lm_head.weight": (64, 1024),
+        "model.norm.weight": (1024,),
+    }
+    for index in range(4):
+        stem = f"model.layers.{index}."
+        state |= {f"{stem}self_attn.{name}_proj.weight": (1024, 1024) for name in "qkvo"}
+        state |= {f"{stem}mlp.{name}_proj.weight": (4096, 1024) for name in ("gate", "up")}
+        state |= {f"{stem}mlp.down_proj.weight": (1024, 4096)}
+        state |= {f"{stem}{name}_layernorm.weight": (1024,) for name in ("input", "post_attention")}
+    save_file(
+        {name: torch.full(shape, 0.01, dtype=torch.bfloat16) for name, shape in state.items()},
+        folder / "model.safetensors",
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

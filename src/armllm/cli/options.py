@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
 from armllm.foregone import FOREGONE, refusal
-from armllm.quant.scheme import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

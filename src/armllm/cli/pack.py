@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from armllm.checkpoint.scheme import SCHEMES
 from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
-from armllm.quant.scheme import SCHEMES
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +36,7 @@ def pack(  # noqa: PLR0917 - a list of options
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Write a model's quantised weights as a CPU's kernels want them, in a folder that loads by mapping."""
-    from armllm.quant.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
+    from armllm.convert.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = pack_checkpoint(
         model,

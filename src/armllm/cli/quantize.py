@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from armllm.checkpoint.scheme import SCHEMES
 from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
-from armllm.quant.scheme import SCHEMES
 
 if TYPE_CHECKING:
-    from armllm.quant.write import Written
+    from armllm.convert.write import Written
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def quantize(  # noqa: PLR0917 - a list of options
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Round the weights of a checkpoint, and write it as compressed-tensors."""
-    from armllm.quant.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
+    from armllm.convert.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = quantize_checkpoint(
         model, output, scheme, calibrate, told=lambda line: print(line, file=sys.stderr)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from armllm.engine.config import EngineConfig
+from armllm.engine.generation import read_default_sampling
 from armllm.engine.llm_engine import LLMEngine
 from armllm.engine.prompts import as_prompt
 from armllm.engine.reporting import as_embedding
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
-from armllm.models.generation import read_default_sampling
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:

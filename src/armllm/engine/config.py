@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.checkpoint.hub import resolve_model
+from armllm.checkpoint.scheme import SCHEMES, check_scheme
 from armllm.errors import RequestError
 from armllm.foregone import FOREGONE, refusal
-from armllm.models.hub import resolve_model
+from armllm.layers.linear import cpu_computes_bfloat16
 from armllm.quant.formats import METHODS
-from armllm.quant.scheme import SCHEMES, check_scheme
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DTYPES = {
     "float32": torch.float32,
@@ -136,12 +139,3 @@ class EngineConfig:
     def cache_dtype(self) -> torch.dtype:
         """The dtype of the KV cache."""
         return torch.int8 if self.kv_cache_dtype == "int8" else self.torch_dtype
-
-
-def cpu_computes_bfloat16() -> bool:
-    """Whether this CPU has bf16 dot products (Arm FEAT_BF16, x86 AVX512-BF16 or AMX)."""
-    with Path("/proc/cpuinfo").open() as lines:
-        for line in lines:
-            if line.startswith(("Features", "flags")):
-                return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
-    return False

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tqdm import tqdm
 
 from armllm.engine.config import EngineConfig
+from armllm.engine.generation import read_default_sampling
 from armllm.engine.llm_engine import LLMEngine
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_embedding
 from armllm.errors import RequestError
-from armllm.models.generation import read_default_sampling
 from armllm.outputs import ScoringOutput, ScoringRequestOutput
 from armllm.sampling_params import PoolingParams, RequestOutputKind, SamplingParams
 

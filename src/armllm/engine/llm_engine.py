@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
+from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
 from armllm.engine.placement import place, torch_threads
@@ -18,7 +19,6 @@ from armllm.engine.scheduler import Scheduler
 from armllm.engine.stats import EngineStats, Stopwatch
 from armllm.errors import ArmllmError, CheckpointError, ModelError, RequestError
 from armllm.models import read_model_config
-from armllm.models.generation import read_end_token_ids
 from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
@@ -156,7 +156,7 @@ class LLMEngine:
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
-        raw = logprobs.raw_logprobs(logits, sequences)
+        raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
         adjust(logits, sequences)
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
         token_ids, greatest = sample(logits, [sequence.params for sequence in sequences], uniforms)

@@ -9,18 +9,18 @@ import torch
 from armllm.outputs import Logprob
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Sequences
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from armllm.engine.sequence import Sequence
+    from armllm.sampling_params import SamplingParams
     from armllm.tokenizer import Tokenizer
 
 
 @torch.inference_mode()
-def raw_logprobs(logits: Tensor, sequences: Sequences[Sequence]) -> dict[int, Tensor]:
+def raw_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> dict[int, Tensor]:
     """Log-softmax of the rows whose requests want logprobs, before bias, penalties and temperature."""
-    rows = [row for row, sequence in enumerate(sequences) if sequence.params.logprobs is not None]
+    rows = [row for row, wanted in enumerate(params) if wanted.logprobs is not None]
     return dict(zip(rows, logits[rows].log_softmax(-1), strict=True)) if rows else {}
 
 

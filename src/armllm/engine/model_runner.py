@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from armllm import environment, kernels
+from armllm.checkpoint.folder import open_checkpoint
+from armllm.checkpoint.mapping import mapped_spans, release
+from armllm.checkpoint.weights import Weights
+from armllm.convert.calibration import calibrated
+from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
 from armllm.engine.placement import torch_threads
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.layers.linear import has_own_products
-from armllm.models.load import load_model
-from armllm.models.loader import Weights, open_checkpoint
-from armllm.models.mapping import mapped_spans, release
-from armllm.quant.calibration import calibrated
 from armllm.quant.formats import choose_format
 from armllm.tokenizer import Tokenizer
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from armllm.checkpoint.config import ModelConfig
+    from armllm.checkpoint.folder import Checkpoint
+    from armllm.checkpoint.gguf import GGUFCheckpoint
+    from armllm.checkpoint.tensors import Tensors
     from armllm.engine.config import EngineConfig
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
     from armllm.models import Model
-    from armllm.models.config import ModelConfig
-    from armllm.models.gguf import GGUFCheckpoint
-    from armllm.models.loader import Checkpoint, Tensors
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from armllm.models.load import LoadReport
+    from armllm.engine.loading import LoadReport
 
 PHASES = ("schedule", "model", "sample", "detokenize")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 
 class Embedding:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -18,15 +19,15 @@ from torch import Tensor
 
 from armllm import kernels
 from armllm.layers.asymmetric import AsymmetricLinear
-from armllm.quant.load import check_idle_biases, load_packed
+from armllm.quant.matrices import check_idle_biases, load_packed
 from armllm.quant.packed import PackedMatrix, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from armllm.models.loader import Weights
-    from armllm.quant.scheme import Scheme
-    from armllm.quant.weight import IntegerWeight
+    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.scheme import Scheme
+    from armllm.checkpoint.weights import Weights
 
 
 # Kernels that are faster than torch's products for any number of rows, with the weights as they are.
@@ -141,6 +142,15 @@ class SideBySide:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([product(x) for product in self.products], dim=-1)
+
+
+def cpu_computes_bfloat16() -> bool:
+    """Whether this CPU has bf16 dot products (Arm FEAT_BF16, x86 AVX512-BF16 or AMX)."""
+    with Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            if line.startswith(("Features", "flags")):
+                return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
+    return False
 
 
 @functools.cache

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 SEPARATE = ("gate_proj", "up_proj")
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from armllm import kernels
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
-from armllm.quant.load import fitted
+from armllm.quant.matrices import fitted
 from armllm.quant.round_to_nearest import rounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from armllm.checkpoint.weights import Weights
     from armllm.kernels.moe import GatedActivation
-    from armllm.models.loader import Weights
 
 
 class Experts(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor
 from armllm import kernels
 
 if TYPE_CHECKING:
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 
 class RMSNorm:

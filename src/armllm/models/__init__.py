@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
-from armllm.models.config import ConfigReader
+from armllm.checkpoint.config import ConfigReader
 from armllm.quant.formats import read_format
 
 if TYPE_CHECKING:
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.config import ModelConfig
+    from armllm.checkpoint.weights import Weights
     from armllm.layers.attention import Attention, AttentionMetadata
-    from armllm.models.config import ModelConfig
-    from armllm.models.loader import Weights
 
 # architecture in config.json -> module here; the class has the architecture's name
 ARCHITECTURES = {

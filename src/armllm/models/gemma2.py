@@ -21,10 +21,10 @@ from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
     from armllm.layers.attention import AttentionMetadata
     from armllm.layers.rotary import RotaryEmbedding
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
 
 # What the classes in transformers take for a missing value; Gemma 3's files leave much out.
 SIZES = {"hidden_size": 2304, "num_hidden_layers": 26}

@@ -24,8 +24,8 @@ from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

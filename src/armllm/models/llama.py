@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
@@ -15,7 +16,6 @@ from armllm.layers.linear import load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import RMSNorm
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
-from armllm.models.config import ConfigReader, ModelConfig
 from armllm.models.rope import read_rope, stretched_length
 from armllm.models.windows import same_everywhere
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

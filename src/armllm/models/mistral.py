@@ -8,7 +8,7 @@ from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
+    from armllm.checkpoint.config import ConfigReader
 
 
 class MistralForCausalLM(LlamaForCausalLM):

@@ -10,8 +10,8 @@ from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

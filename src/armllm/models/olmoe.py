@@ -15,10 +15,10 @@ from armllm.models.windows import same_everywhere
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
     from armllm.layers.moe import MoE
     from armllm.layers.rotary import RotaryEmbedding
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

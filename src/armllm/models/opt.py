@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import PLAIN, plain
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding
 from armllm.layers.linear import load_linear, tied_head
 from armllm.layers.norm import LayerNorm
-from armllm.models.config import ConfigReader, ModelConfig
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 # The table of positions begins with two rows that fairseq kept for padding.
 POSITION_OFFSET = 2

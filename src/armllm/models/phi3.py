@@ -16,8 +16,8 @@ from armllm.models.rope import read_rope
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 
 class Phi3Attention(LlamaAttention):

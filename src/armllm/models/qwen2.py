@@ -8,7 +8,7 @@ from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
+    from armllm.checkpoint.config import ConfigReader
 
 
 def qwen_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:

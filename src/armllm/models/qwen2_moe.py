@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
     from armllm.layers.moe import MoE
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from armllm.models.qwen2 import qwen_windows
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
     from armllm.layers.rotary import RotaryEmbedding
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
 
 
 class Qwen3Attention(LlamaAttention):

@@ -11,7 +11,7 @@ from armllm.models.qwen3 import Qwen3Attention
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
+    from armllm.checkpoint.config import ConfigReader
 
 
 class Qwen3MoeDecoderLayer(QwenMoEDecoderLayer):

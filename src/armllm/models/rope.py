@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint.config import ConfigReader
 from armllm.layers.rotary import RopeParameters
-from armllm.models.config import ConfigReader
 
 if TYPE_CHECKING:
     from armllm.errors import CheckpointError

@@ -9,8 +9,8 @@ from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
+    from armllm.checkpoint.config import ConfigReader
     from armllm.layers.rotary import RotaryEmbedding
-    from armllm.models.config import ConfigReader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

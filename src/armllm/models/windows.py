@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from armllm.models.config import ConfigReader
+    from armllm.checkpoint.config import ConfigReader
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

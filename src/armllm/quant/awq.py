@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.scheme import Scheme
+from armllm.quant.bit_packing import centred, unpack
 from armllm.quant.checks import checked_scales
 from armllm.quant.gptq import FLOATS, count_groups, grouping, read_group_size
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import IntegerWeight
-from armllm.quant.words import centred, unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 PER_WORD = 8
 # where in a word the eight outputs stand

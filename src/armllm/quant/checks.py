@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.weights import Weights
 
 
 def checked_scales(weights: Weights, name: str) -> Tensor:

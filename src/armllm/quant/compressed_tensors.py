@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.scheme import Scheme
+from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import IntegerWeight
-from armllm.quant.words import unpack_signed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 FORMATS = ("int-quantized", "pack-quantized")
 # actorder: columns belong to groups as g_idx says; or they were only calibrated in another order

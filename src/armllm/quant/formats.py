@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from armllm.errors import CheckpointError, RequestError
 from armllm.quant.awq import AWQ
@@ -16,31 +16,11 @@ from armllm.quant.round_to_nearest import RoundToNearest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
-    from armllm.quant.scheme import Scheme
-    from armllm.quant.weight import IntegerWeight
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import WeightFormat
 
 KEYS = ("quantization_config", "compression_config")
 FILES = {GPTQ.method: "quantize_config.json", AWQ.method: "quant_config.json"}
-
-
-class WeightFormat(Protocol):
-    """How matrices are stored. ``weights`` are at the scope of the layer, ``name`` is that of the matrix."""
-
-    method: str  # quant_method in config.json, or how else users call it
-
-    def __str__(self) -> str:
-        """What it is, for people."""
-
-    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
-        """What the matrix takes in memory, or None if it is a floating-point one."""
-
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
-        """Note what is missing or wrong, without reading data."""
-
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
-        """The matrix ``[out_features, in_features]``; CheckpointError says what is wrong with its data."""
 
 
 READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {

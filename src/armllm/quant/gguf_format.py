@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from armllm.quant import gguf_blocks
-from armllm.quant.gguf_blocks import BLOCKS
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import IntegerWeight, from_float, relative_error
+from armllm.checkpoint import gguf_blocks
+from armllm.checkpoint.gguf_blocks import BLOCKS
+from armllm.checkpoint.scheme import Scheme
+from armllm.quant.rounding import from_float, relative_error
 
 if TYPE_CHECKING:
-    from armllm.models.gguf import GGUFCheckpoint
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.gguf import GGUFCheckpoint
+    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.weights import Weights
 
 # What becomes 8 bits with one scale per row; others are kept as they are.
 ROUNDED = ("Q5_1", "Q5_K", "Q6_K")

@@ -13,14 +13,14 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.scheme import Scheme
+from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import IntegerWeight
-from armllm.quant.words import unpack_signed
 
 if TYPE_CHECKING:
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
 
 FORMATS = ("gptq", "gptq_v2")
 FLOATS = ("F16", "BF16", "F32")

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armllm import kernels
+from armllm.checkpoint.scheme import Scheme
 from armllm.errors import CheckpointError
 from armllm.kernels import PackedWeight
 from armllm.quant.digest import digest_file, digest_files
-from armllm.quant.scheme import Scheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from armllm.models.config import ConfigReader
-    from armllm.models.loader import Weights
-    from armllm.quant.weight import IntegerWeight
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.weights import Weights
 
 MANIFEST = "packed.json"
 VERSION = 2

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint.scheme import Scheme, scheme_for
 from armllm.errors import RequestError
-from armllm.quant.scheme import Scheme, scheme_for
-from armllm.quant.weight import IntegerWeight, from_float
+from armllm.quant.rounding import from_float
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.models.loader import Weights
+    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.weights import Weights
 
 # The head, routers of experts and the gate of a shared one: small, or too dear in quality.
 LEFT_ALONE = ("lm_head", "gate", "shared_expert_gate")

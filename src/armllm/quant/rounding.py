@@ -1,14 +1,14 @@
-"""Round to nearest: a floating-point matrix to small integers."""
+"""Rounding: a floating-point matrix to nearest, and integers into a form that the kernels have."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from armllm.quant.scheme import Scheme
+from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.scheme import Scheme, largest_group
 
 AT_A_TIME = 1 << 16  # elements that are held in fp32 at once: they stay in the cache from pass to pass
 
@@ -44,3 +44,43 @@ def _round(values: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
     scale[scale == 0] = 1  # all weights are zero
     values.div_(scale.unsqueeze(-1)).round_().clamp_(-greatest - 1, greatest)
     return scale
+
+
+def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
+    """The matrix in a form that the kernels have.
+
+    Large groups are cut into smaller ones, which is exact. 8 bits in groups that are no multiple of 32 are
+    rounded anew, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
+    """
+    if weight.zeros is not None and not weight.zeros.any():
+        weight = dataclasses.replace(weight, zeros=None)
+    groups, inputs = weight.num_groups, weight.q.shape[1]
+    size = inputs // groups
+    smaller = largest_group(size) if groups > 1 else 0
+    no_such_groups = groups > 1 and not smaller
+    if weight.bits == 8 and no_such_groups:
+        exact = weight.dequantize()
+        rounded = from_float(exact, Scheme(bits=8))
+        rounded = dataclasses.replace(rounded, input_scale=weight.input_scale, input_zero=weight.input_zero)
+        return rounded, relative_error(rounded.dequantize(), exact)
+    if no_such_groups:
+        raise ValueError(f"groups of {size} are no multiple of 32")
+    if smaller in {0, size}:
+        return weight, None
+    times = size // smaller
+    zeros = None if weight.zeros is None else weight.zeros.repeat_interleave(times, 1)
+    offsets = None if weight.offsets is None else weight.offsets.repeat_interleave(times, 1)
+    scales = weight.scales.repeat_interleave(times, 1)
+    return dataclasses.replace(weight, scales=scales, zeros=zeros, offsets=offsets), None
+
+
+def from_float(matrix: Tensor, scheme: Scheme) -> IntegerWeight:
+    """``matrix[N, K]`` rounded to nearest, without zero points."""
+    q, scales = round_matrix(matrix, scheme)
+    return IntegerWeight(q=q, scales=scales, zeros=None, bits=scheme.bits)
+
+
+def relative_error(rounded: Tensor, exact: Tensor) -> float:
+    """||rounded - exact|| / ||exact||, 0 for a matrix of zeros."""
+    size = float(exact.norm())
+    return float((rounded - exact).norm()) / size if size else 0.0

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.server import logprobs
 from armllm.server.errors import ApiError
-from armllm.server.generation import Prompt, generate
+from armllm.server.generation import generate
 from armllm.server.http import DONE, data, event_stream, json_response, read_body, unless_disconnected
 from armllm.server.protocol.completions import Completion, CompletionChoice, CompletionRequest, Usage
-from armllm.server.service import Service, new_id
+from armllm.server.service import Prompt, Service, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -18,8 +18,7 @@ from armllm.server.tools.calls import ListParser, NamedParser
 
 if TYPE_CHECKING:
     from armllm.sampling_params import SamplingParams
-    from armllm.server.generation import Prompt
-    from armllm.server.service import Service
+    from armllm.server.service import Prompt, Service
 
 # A function that is given without parameters has none: so says OpenAI's reference.
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

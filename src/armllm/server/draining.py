@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from armllm.server.greeting import greeting
-from armllm.server.run import SIGNALS
 
 if TYPE_CHECKING:
+    import signal
     import socket
     from collections.abc import Callable, Iterator
 
@@ -23,14 +23,21 @@ LOOK_EVERY = 0.1  # seconds
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains at the first signal, calls ``stop_now`` at the second."""
+    """Drains at the first of ``signals``, calls ``stop_now`` at the second."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, address: str, *, stop_now: Callable[[], Any]
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        address: str,
+        *,
+        signals: tuple[signal.Signals, ...],
+        stop_now: Callable[[], Any],
     ) -> None:
         super().__init__(config)
         self.service = service
         self.address = address
+        self.signals = signals
         self.stop_now = stop_now
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -55,7 +62,7 @@ class DrainingServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Within the event loop, until the process ends."""
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in self.signals:
             loop.add_signal_handler(number, self._drain)
         yield
 

@@ -14,20 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from armllm.outputs import RequestOutput
-    from armllm.server.service import Service
+    from armllm.server.service import Prompt, Service
 
 
 logger = logging.getLogger("armllm.server")
 # What a log must not tell: texts of the user's.
 PRIVATE = ("stop", "bad_words", "structured_outputs", "output_kind")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the engine is given, and the text it came from."""
-
-    token_ids: list[int]
-    text: str | None = None
 
 
 async def generate(

@@ -71,7 +71,7 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
         ws="none",
         http="httptools",
     )
-    server = DrainingServer(config, service, address, stop_now=_stop_now)
+    server = DrainingServer(config, service, address, signals=SIGNALS, stop_now=_stop_now)
     server.run(sockets=[sock])
     if service.engine.errored:
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)

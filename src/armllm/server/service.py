@@ -13,7 +13,6 @@ from armllm.chat import ChatTemplate, find_template
 from armllm.errors import RequestError
 from armllm.sampling_params import SamplingParams
 from armllm.server.errors import ApiError
-from armllm.server.generation import Prompt
 from armllm.server.metrics import Metrics
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
@@ -31,6 +30,14 @@ LONG_TEXT = 2000
 MANY_TEXTS = 4
 # From here on it pays to find out by its length alone that a text is hopeless.
 HUGE_TEXT = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given, and the text it came from."""
+
+    token_ids: list[int]
+    text: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

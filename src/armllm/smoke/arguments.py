@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from armllm.quant.scheme import SCHEMES
+from armllm.checkpoint.scheme import SCHEMES
 from armllm.smoke.passages import MODEL
 
 if TYPE_CHECKING:

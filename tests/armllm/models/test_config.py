@@ -10,9 +10,9 @@ import torch
 import transformers
 
 from armllm import LLM
+from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError
 from armllm.layers.rotary import RotaryEmbedding
-from armllm.models.config import ConfigReader
 from armllm.models.rope import read_rope
 
 LLAMA3 = {

@@ -10,9 +10,9 @@ import transformers
 from tests.armllm.models.random_configs import FAMILIES, random_config
 
 from armllm import LLM
+from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import ARCHITECTURES, MODEL_TYPES, model_class, read_model_config
-from armllm.models.config import ConfigReader
 
 SMALL = {
     "hidden_size": 64,

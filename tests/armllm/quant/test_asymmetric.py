@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.armllm.convert.test_pack import logits, pack
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 from tests.armllm.quant.forms import int_quantized, packed, write_quantised
 from tests.armllm.quant.test_checkpoints import compressed
-from tests.armllm.quant.test_pack import logits, pack
 
 from armllm import LLM
+from armllm.checkpoint.integer_weight import IntegerWeight
 from armllm.errors import CheckpointError
 from armllm.layers.linear import quantized
-from armllm.quant.weight import IntegerWeight
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": False}

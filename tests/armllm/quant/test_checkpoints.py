@@ -18,8 +18,8 @@ from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
 
 from armllm import LLM
+from armllm.engine.inspection import inspect
 from armllm.errors import CheckpointError
-from armllm.models.inspect import inspect
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 

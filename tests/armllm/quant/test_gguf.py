@@ -8,17 +8,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.armllm.models.gguf_files import gguf_name, permuted
+from tests.armllm.checkpoint.gguf_files import gguf_name, permuted
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 
 from armllm import LLM
+from armllm.checkpoint import gguf_blocks
+from armllm.checkpoint.gguf_blocks import INTEGERS, SHIFTED
+from armllm.checkpoint.scheme import Scheme
+from armllm.engine.inspection import inspect
 from armllm.errors import CheckpointError
-from armllm.models.inspect import inspect
-from armllm.quant import gguf_blocks
-from armllm.quant.gguf_blocks import INTEGERS, SHIFTED
 from armllm.quant.gguf_format import SCHEMES
-from armllm.quant.scheme import Scheme
-from armllm.quant.weight import fit, from_float, relative_error
+from armllm.quant.rounding import fit, from_float, relative_error
 
 KINDS = gguf.GGMLQuantizationType
 KEPT = ("Q4_0", "Q5_0", "Q8_0", *SHIFTED)

@@ -8,13 +8,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.armllm.models.gguf_files import KINDS, NAMES, permuted, refused
+from tests.armllm.checkpoint.gguf_files import KINDS, NAMES, permuted, refused
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 
 from armllm import LLM
+from armllm.engine.inspection import inspect
 from armllm.errors import CheckpointError
-from armllm.models.inspect import inspect
 
 CASES = {
     "llama": ("MixtralForCausalLM", {}),

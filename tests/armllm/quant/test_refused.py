@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
 
 from armllm import LLM
+from armllm.checkpoint.config import ConfigReader
 from armllm.errors import CheckpointError, RequestError
-from armllm.models.config import ConfigReader
 from armllm.quant.formats import read_format
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}

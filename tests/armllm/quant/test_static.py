@@ -9,7 +9,7 @@ from tests.armllm.quant.forms import int_quantized, packed, write_quantised
 from tests.armllm.quant.test_checkpoints import compressed
 
 from armllm import LLM
-from armllm.models.inspect import inspect
+from armllm.engine.inspection import inspect
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 STATIC = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True}

@@ -13,11 +13,11 @@ from tests.armllm.models.random_configs import FAMILIES, random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 
 from armllm import LLM
+from armllm.checkpoint.scheme import SCHEMES, scheme_for
 from armllm.cli import main
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import QuantizedLinear, SideBySide
-from armllm.quant.scheme import SCHEMES, scheme_for
-from armllm.quant.weight import from_float
+from armllm.quant.rounding import from_float
 from armllm.smoke.passages import MODEL
 
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
@@ -168,7 +168,7 @@ def test_loading_peaks_at_the_packed_size_and_a_tensor(large_checkpoint):
     program = (
         "import resource, sys; from armllm import LLM\n"
         "anonymous = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') if 'RssAnon' in l)\n"
-        "import armllm.quant.load as load\n"
+        "import armllm.quant.matrices as load\n"
         "peak = [0]; real = load.read_integers\n"
         "def spy(*a):\n"
         "    result = real(*a); peak[0] = max(peak[0], anonymous()); return result\n"

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from armllm.quant.scheme import SCHEMES
-from armllm.quant.write import quantize_checkpoint
+from armllm.checkpoint.scheme import SCHEMES
+from armllm.convert.write import quantize_checkpoint
 from armllm.smoke import __main__ as command
 from armllm.smoke.arguments import parse
 from armllm.smoke.cases import default_cases

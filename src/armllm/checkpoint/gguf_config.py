@@ -1,0 +1,108 @@
+"""What the header of a GGUF file says of the model, as config.json would say it.
+
+Source of keys and conventions: llama.cpp's gguf-py/gguf/constants.py and convert_hf_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from armllm.checkpoint.gguf_experts import expert_fields
+from armllm.checkpoint.gguf_file import ARCHITECTURES, GGUFFile, open_gguf, positive
+from armllm.checkpoint.gguf_header import StoredTensor
+from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_TENSOR = StoredTensor(type="F32", shape=(), offset=0)
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """What config.json would say; CheckpointError names what can't be said in it."""
+    file = open_gguf(path)
+    architecture, own = file.architecture, file.own
+    heads, hidden_size = own("attention.head_count"), own("embedding_length")
+    head_dim = own("attention.key_length", positive(hidden_size) // max(1, positive(heads)))
+    rotary_dim = own("rope.dimension_count", head_dim)
+    if not all(map(positive, (heads, hidden_size, head_dim, rotary_dim))):
+        raise CheckpointError(
+            f"{path}: head_count, embedding_length, key_length and dimension_count must be positive integers"
+        )
+    if len(file.tensors.get("token_embd.weight", NO_TENSOR).shape) != 2:
+        raise CheckpointError(f"{path}: tensor token_embd.weight is missing or no matrix")
+    if own("attention.value_length", head_dim) != head_dim:
+        raise CheckpointError(f"{path}: keys and values of different lengths are not supported")
+    bias = "blk.0.attn_q.bias" in file.tensors
+    values = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "vocab_size": file.shape("token_embd.weight")[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": own("feed_forward_length"),
+        "num_hidden_layers": own("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": own("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": own("context_length"),
+        "rms_norm_eps": own("attention.layer_norm_rms_epsilon"),
+        "rope_theta": own("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
+    }
+    if architecture in ("llama", "olmoe", "qwen3", "qwen3moe"):
+        values["attention_bias"] = bias
+    if architecture == "llama":
+        values["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    if architecture.startswith("gemma"):
+        values |= _gemma(file, head_dim)
+    elif own("attention.sliding_window"):
+        values["sliding_window"] = own("attention.sliding_window")
+    if rotary_dim != head_dim:
+        values["partial_rotary_factor"] = rotary_dim / head_dim
+    return values | expert_fields(file) | _rope(file)
+
+
+def _gemma(file: GGUFFile, head_dim: int) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma without reading it from the file."""
+    own = file.own
+    # the two models of 27 billion parameters, known by their layers, divide by another root
+    largest = {"gemma2": 46, "gemma3": 62}[file.architecture] == own("block_count")
+    values = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "norm_weights_are_offset": True,  # stored with the one that is added
+        "query_pre_attn_scalar": own("embedding_length") // own("attention.head_count")
+        if largest
+        else head_dim,
+        "sliding_window": own("attention.sliding_window"),
+        "final_logit_softcapping": own("final_logit_softcapping"),
+    }
+    if file.architecture == "gemma2":
+        return values | {"attn_logit_softcapping": own("attn_logit_softcapping")}
+    return values | {"rope_local_base_freq": own("rope.freq_base_swa", 10000.0)}
+
+
+def _rope(file: GGUFFile) -> dict[str, Any]:
+    """Scaling of the rotary embedding, from the header and from tensors of factors."""
+    kind, own = str(file.own("rope.scaling.type", "none")), file.own
+    original = own("rope.scaling.original_context_length")
+    if "rope_factors_long.weight" in file.tensors:
+        scaling = {
+            "rope_type": "longrope",
+            "long_factor": file.tensor("rope_factors_long.weight").tolist(),
+            "short_factor": file.tensor("rope_factors_short.weight").tolist(),
+            "attention_factor": own("rope.scaling.attn_factor"),
+        }
+        return {"rope_scaling": scaling, "original_max_position_embeddings": original}
+    if "rope_freqs.weight" in file.tensors:
+        # Llama 3's blend, worked out: divisors that hold for every length
+        factors = file.tensor("rope_freqs.weight").tolist()
+        scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
+        return {"rope_scaling": scaling | {"attention_factor": 1.0}}
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise CheckpointError(f"{file.path}: rope.scaling.type {kind!r} is not supported")
+    scaling = {"rope_type": kind, "factor": own("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = original
+    return {"rope_scaling": scaling}

@@ -1,0 +1,1 @@
+"""Checkpoints made from checkpoints: calibrated, rounded or packed."""

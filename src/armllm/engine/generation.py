@@ -1,0 +1,62 @@
+"""What generation_config.json adds to a checkpoint: its end tokens and how its authors sample from it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from armllm.checkpoint.config import ConfigReader
+from armllm.errors import CheckpointError, RequestError
+from armllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armllm.checkpoint.config import ModelConfig
+    from armllm.tokenizer import Tokenizer
+
+# key in generation_config.json -> parameter; the same ones that vLLM takes over
+SAMPLING_KEYS = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def read_end_token_ids(folder: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Tokens that end a text: generation_config.json's, else config.json's, and the tokenizer's own."""
+    values = _read(folder)
+    ids = ConfigReader(values, _path(folder)).token_ids("eos_token_id", None) or config.eos_token_ids
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        ids |= {tokenizer.eos_token_id}
+    return ids
+
+
+def read_default_sampling(folder: Path) -> SamplingParams:
+    """`SamplingParams` as generation_config.json has them; what it does not say keeps our default."""
+    values = _read(folder)
+    given = {ours: values[theirs] for theirs, ours in SAMPLING_KEYS.items() if values.get(theirs) is not None}
+    try:
+        return SamplingParams(**given)
+    except RequestError as error:
+        raise CheckpointError(f"{_path(folder)}: {error}") from None
+
+
+def _path(folder: Path) -> Path:
+    return folder / "generation_config.json"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = _path(folder)
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return values

@@ -1,0 +1,85 @@
+"""Loading leaves no second copy of the weights in memory, neither mapped nor on the heap."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from armllm.checkpoint.folder import Checkpoint
+from armllm.checkpoint.mapping import mapped_spans, release_tensor
+
+MIB = 1 << 20
+# the most resident while a matrix is read, beside what was before the checkpoint was opened
+PROGRAM = """
+import sys, torch
+from armllm import LLM
+from armllm.checkpoint.folder import Checkpoint
+def resident():
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) * 1024
+LLM(sys.argv[2], dtype="bfloat16", num_gpu_blocks_override=8, skip_tokenizer_init=True)  # all code is loaded
+before, peak, read = resident(), 0, Checkpoint.read
+def spy(self, name):
+    global peak
+    peak = max(peak, resident())
+    return read(self, name)
+Checkpoint.read = spy
+llm = LLM(sys.argv[1], dtype="bfloat16", num_gpu_blocks_override=8, skip_tokenizer_init=True)
+print(max(peak, resident()) - before, llm.llm_engine.runner.load_report.weight_bytes)
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoints(make_checkpoint, tmp_path_factory):
+    """A folder each of a larger and of a small model, in bf16."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "vocab_size": 512}
+    folders = []
+    for name, options in (("larger", sizes), ("small", {})):
+        checkpoint = make_checkpoint(**options)
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copy(checkpoint.folder / "config.json", folder)
+        weights = load_file(checkpoint.folder / "model.safetensors")
+        save_file({name: tensor.bfloat16() for name, tensor in weights.items()}, folder / "model.safetensors")
+        folders.append(folder)
+    return folders
+
+
+def test_loading_peaks_at_the_weights_and_a_tensor(checkpoints):
+    """Mapped pages beside packed copies would take twice the weights."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, checkpoints)], capture_output=True, text=True, check=True
+    )
+    taken, weights = map(int, done.stdout.split())
+    assert weights > 60 * MIB
+    assert taken < weights + 16 * MIB
+
+
+def test_only_pages_within_a_mapped_file_are_given_back(tmp_path):
+    """What lies on the heap would be zeros after that."""
+    stored = torch.arange(1 << 16, dtype=torch.int32)
+    save_file({"a": stored, "b": stored + 1}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    first = checkpoint.read("a")
+    checkpoint.read("b")
+    assert first.equal(stored)
+    spans = mapped_spans(checkpoint.files())
+    assert any(low <= first.data_ptr() < high for low, high in spans)
+    copy = first.clone()
+    release_tensor(copy, spans)
+    assert copy.equal(stored)
+
+
+def test_files_behind_links_are_found(tmp_path):
+    """The hub's cache is made of links."""
+    (tmp_path / "blob").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    save_file({"a": torch.ones(1 << 16)}, tmp_path / "blob" / "0123")
+    (tmp_path / "snapshot" / "model.safetensors").symlink_to(tmp_path / "blob" / "0123")
+    checkpoint = Checkpoint(tmp_path / "snapshot")
+    checkpoint.read("a")
+    assert mapped_spans(checkpoint.files())

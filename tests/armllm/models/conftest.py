@@ -1,8 +1,0 @@
-import pytest
-from tests.armllm.models import gguf_files
-
-
-@pytest.fixture
-def llama_file(tmp_path):
-    arch, model = gguf_files.reference(tmp_path / "hf", "llama")
-    return tmp_path / "model.gguf", arch, model
