@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
+import psutil
 
 from armllm.bench import client
 from armllm.bench.client import Target
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 LOADS = "1:128:64,8:128:64,32:128:64,4:1024:32"
 MODEL_LEN = 2048
-TICKS = os.sysconf("SC_CLK_TCK")
 OFFLINE = Path(__file__).with_name("bench_offline.py")
 
 
@@ -95,36 +95,34 @@ class Engine:
             stdout=subprocess.PIPE if self.piped else self.log,
         )
 
-    def processes(self) -> list[Path]:
-        """The folders in /proc of all processes of the session, for vLLM has several."""
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the session, for vLLM has several."""
         found = []
-        for folder in Path("/proc").glob("[0-9]*"):
+        for process in psutil.process_iter():
             with contextlib.suppress(OSError):  # it may have ended
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == self.process.pid:  # its session
-                    found.append(folder)
+                if os.getsid(process.pid) == self.process.pid:
+                    found.append(process)
         return found
 
     def cpu_seconds(self) -> float:
-        ticks = 0
-        for folder in self.processes():
-            with contextlib.suppress(OSError):
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                ticks += sum(map(int, fields[11:15]))  # user, system; those of children that have ended
-        return ticks / TICKS
+        total = 0.0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])  # user, system; those of children that have ended
+        return total
 
     def peak_bytes(self) -> int:
         total = 0
-        for folder in self.processes():
-            with contextlib.suppress(OSError):
-                if peak := re.search(r"VmHWM:\s+(\d+) kB", (folder / "status").read_text()):
+        for process in self.processes():
+            with contextlib.suppress(OSError):  # psutil does not tell the peak
+                if peak := re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text()):
                     total += 1024 * int(peak[1])
         return total
 
     def signal(self, number: signal.Signals) -> None:
-        for folder in self.processes():
-            with contextlib.suppress(OSError):
-                os.kill(int(folder.name), number)
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def failed(self) -> RuntimeError:
         lines = Path(self.log.name).read_text(errors="replace").split("\n")
@@ -285,7 +283,7 @@ def measure(engines: Sequence[Server | Program], load: Load, arguments: argparse
             statistics.median(one.tokens / one.seconds for one in done),
             1e3 * statistics.median(one.ttft for one in done),
             1e3 * statistics.median(one.tpot for one in done),
-            statistics.median(one.tokens / max(one.cpu_seconds, 1 / TICKS) for one in done),
+            statistics.median(one.tokens / max(one.cpu_seconds, 0.01) for one in done),
         ]
         cells = [f"{value:.4g}" if value < 1e4 else f"{value:.0f}" for value in values]
         if arguments.mode == "offline":

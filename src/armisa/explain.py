@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,7 @@ _MATTERS = (
     "svei8mm",
     "atomics",
 )
-_WIDTH = 110
+_PIPE_WIDTH = 110
 # What the process, the engine and the operating system need beside weights and KV cache.
 _RESERVE = 2 << 30
 
@@ -120,4 +122,9 @@ def _advice(isa: Isa) -> Iterator[str]:
 def _wrapped(label: str, text: str, *, breaks: bool = True) -> Iterable[str]:
     if not breaks:
         return [label + text]
-    return textwrap.wrap(text, _WIDTH, initial_indent=label, subsequent_indent=" " * len(label))
+    return textwrap.wrap(text, width(), initial_indent=label, subsequent_indent=" " * len(label))
+
+
+def width() -> int:
+    """Return how many columns text for people may have: the terminal's, in a pipe 110."""
+    return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else _PIPE_WIDTH

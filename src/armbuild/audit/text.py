@@ -6,17 +6,19 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from armbuild.audit.report import one_line
+from armisa.explain import width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from armbuild.audit.report import AuditReport, Offence
 
-_WIDTH = 110
-
 
 def describe(report: AuditReport, show: int = 10) -> Iterator[str]:
-    """Yield verdict, packaging, needs, cores and the first ``show`` offending functions as lines of text."""
+    """Yield verdict, packaging, needs, cores and the first ``show`` offending functions as lines of text.
+
+    Text is wrapped at the terminal's width, in a pipe at 110 columns.
+    """
     yield f"{report.path}: {'passed' if report.ok else 'FAILED'}"
     for error in report.errors:
         yield from _wrapped("  error:      ", error)
@@ -102,9 +104,10 @@ def _bytes(size: int) -> str:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
+    # Not rich: its tables end each line with blanks and cut a word that is too long, which greps miss.
     return textwrap.wrap(
         text,
-        _WIDTH,
+        width(),
         initial_indent=label,
         subsequent_indent=" " * 14,
         break_long_words=False,

@@ -23,34 +23,38 @@ def logs(work: Path, *, shown: bool) -> Iterator[None]:
 
 
 class Progress:
-    """Steps, printed as they run; ``seconds`` keeps the time of each."""
+    """Steps, printed as they end, and on a terminal as they run; ``seconds`` keeps the time of each."""
 
     def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - only when a command works
+
         self.seconds: dict[str, float] = {}
-        self._live = sys.stderr.isatty()
+        # FORCE_COLOR would else send control codes into a pipe.
+        self._console = Console(stderr=True, force_terminal=sys.stderr.isatty(), soft_wrap=True)
 
     @contextlib.contextmanager
     def step(self, name: str, detail: str = "") -> Iterator[None]:
-        """Show ``name`` while the block runs, and its time afterwards."""
+        """Show ``name`` and the time that passes while the block runs, and its time afterwards."""
+        from rich import progress  # noqa: PLC0415
+
+        label, what = (
+            progress.TextColumn(f"  {name}"),
+            progress.TextColumn("{task.description}", markup=False),
+        )
+        columns = (label, progress.TimeElapsedColumn(), what)
+        silent = not self._console.is_terminal
+        ending = f"{detail}: failed" if detail else "failed"
         start = time.monotonic()
-        if self._live:
-            print(f"  {name:<8}{detail} ...", end="\r", file=sys.stderr, flush=True)
         try:
-            yield
-        except BaseException:
-            self._end(name, f"{detail}: failed" if detail else "failed", start)
-            raise
-        self._end(name, detail, start)
+            with progress.Progress(*columns, console=self._console, transient=True, disable=silent) as live:
+                live.add_task(detail)
+                yield
+            ending = detail
+        finally:
+            seconds = time.monotonic() - start
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 2)
+            self.note(f"{name:<8}{seconds:7.1f} s  {ending}")
 
     def note(self, text: str) -> None:
         """Print a line that belongs to no step."""
-        print(f"{self._clear}  {text}", file=sys.stderr, flush=True)
-
-    def _end(self, name: str, detail: str, start: float) -> None:
-        seconds = time.monotonic() - start
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 2)
-        print(f"{self._clear}  {name:<8}{seconds:7.1f} s  {detail}", file=sys.stderr, flush=True)
-
-    @property
-    def _clear(self) -> str:
-        return "\r\x1b[K" if self._live else ""
+        self._console.print(f"  {text}", markup=False, highlight=False, emoji=False)

@@ -267,6 +267,7 @@ def _family(leader: int) -> set[int]:
     """Return the processes of a session and all their descendants.
 
     ninja gives each compiler a process group, an engine each container a session of its own (proc(5)).
+    psutil knows parents but no sessions: without these, those whose parent has died would be lost.
     """
     known = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -166,3 +166,15 @@ def test_json_keeps_its_schema_for_every_kind_of_input(capsys, wheel, tmp_path):
 def test_text_shows_the_disassembled_word(capsys, wheel):
     _, out, _ = run(capsys, wheel)
     assert "4e829420  sdot v0.4s, v1.16b, v2.16b [dotprod]" in out
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(None, 110), (60, 60), (200, 200)])
+def test_text_is_wrapped_at_the_terminals_width_and_in_a_pipe_at_110_columns(
+    capsys, wheel, monkeypatch, columns, widest
+):
+    if columns:
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = run(capsys, wheel)
+    cores = [line for line in out.splitlines() if line.startswith(("  yes:", "  no:", "              "))]
+    assert widest - 30 < max(map(len, cores)) <= widest
