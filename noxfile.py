@@ -7,7 +7,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "none"  # the sessions share the environment they are started in
-nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # proofs covers kernels
+nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # covers kernels and docs
 nox.options.stop_on_first_error = True
 
 PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
@@ -26,6 +26,13 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy --strict."""
     session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site of the documents, into build/site, with every link checked, and the rules of their prose."""
+    session.run("mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("python", "tools/prose.py")
 
 
 @nox.session

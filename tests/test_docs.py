@@ -18,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from armbuild.wheel import settings
+
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:<!-- (?P<how>(?:test|not run): [^>]*) -->\n+)?```console\n(?P<body>.*?)```", re.DOTALL
 )
@@ -107,3 +110,33 @@ def test_the_readme_sets_up_with_exactly_two_commands() -> None:
     scripts = re.findall(r"^\$ (bash ci/\S+)", text, re.MULTILINE)
     assert scripts == ["bash ci/wheel.sh", "bash ci/test.sh"]
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec bash ci/test.sh")
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """It would catch a link or an anchor that is gone, a page without a place, an API name that moved."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page, names in {
+        "reference/armbuild.html": ["armbuild wheel", "--baseline", "armbuild settings"],
+        "reference/armllm.html": ["armllm serve", "--max-num-seqs"],
+        "reference/api.html": ["SamplingParams", "temperature", "paged_attention", "from_target"],
+    }.items():
+        text = re.sub(r"<[^>]*>", "", (tmp_path / page).read_text())
+        assert [name for name in names if name not in text] == [], page
+    links = re.compile(r"""(?:src|<link[^>]*href)=["'](https?:[^"']*)""")
+    for page in tmp_path.rglob("*.html"):
+        assert links.findall(page.read_text()) == [], f"{page.name} needs the network"
+
+
+def test_settings_page_names_every_variable() -> None:
+    """It would catch a variable that the code reads and no page explains."""
+    read = re.compile(r'(?:environ(?:ment)?(?:\.get\(|\[)|getenv\(|positive\()"(ARM(?:LLM|BUILD)_\w+)"')
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp")]
+    named = {name for path in sources for name in read.findall(path.read_text())}
+    text = (ROOT / "src/armllm/environment.py").read_text()
+    named |= {f"ARMLLM_{name}" for name in re.findall(r'_read\("(\w+)"', text)} | settings.OTHER_VARIABLES
+    assert len(named) > 12
+    page = (DOCS / "reference" / "settings.md").read_text()
+    assert sorted(name for name in named if f"`{name}`" not in page) == []

@@ -1,0 +1,55 @@
+"""What mkdocs needs beyond its plugins: the pages of the two programs, and links that leave docs/.
+
+mkdocs.yml names this file as a hook, and mkdocs calls the ``on_`` functions. A link to a file of the
+repository works where the repository is browsed. The site has no such file, so it shows the path instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<path>(?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
+
+log = logging.getLogger(
+    "mkdocs.hooks.docs_site"
+)  # with --strict, a warning of a mkdocs logger fails the build
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each program, written by Typer from the options that the program has."""
+    for name in ("armbuild", "armllm"):
+        command = [sys.executable, "-m", "typer", f"{name}.cli", "utils", "docs", "--name", name]
+        done = subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True)
+        files.append(File.generated(config, f"reference/{name}.md", content=done.stdout))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Replace links that leave docs/ by the path of their file; warn where there is no such file."""
+
+    def path_of(link: re.Match[str]) -> str:
+        target = posixpath.normpath(
+            posixpath.join("docs", posixpath.dirname(page.file.src_uri), link["path"])
+        )
+        if target.startswith("docs/"):
+            return link[0]
+        if not (ROOT / target).exists():
+            log.warning("%s links to %s, which is not there", page.file.src_uri, target)
+        text = link["text"].strip("`")
+        return f"`{target}`" if target.endswith(text) else f"{link['text']} (`{target}`)"
+
+    return LINK.sub(path_of, markdown)
