@@ -20,9 +20,14 @@ from tests.armllm.checkpoint.gguf_files import (
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 
 from armllm import LLM
+from armllm.checkpoint.gguf_header import TYPES
 from armllm.engine.inspection import inspect
 from armllm.errors import CheckpointError
 from armllm.tokenizer import Tokenizer
+
+
+def test_tensor_types_have_the_numbers_that_gguf_py_gives_them():
+    assert TYPES.items() >= {int(kind): kind.name for kind in KINDS}.items()
 
 
 @pytest.mark.parametrize("case", CASES)
