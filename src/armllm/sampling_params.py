@@ -11,6 +11,9 @@ from armllm.errors import RequestError
 
 # Below this a softmax over logits is a one-hot in fp32 anyway; vLLM draws the line at the same place.
 GREEDY_TEMPERATURE = 1e-5
+# Beyond these, logits in fp32 would overflow; a distribution is flat, or one-hot, long before.
+MOST, LEAST = 1e6, 1e-6
+SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
 POOLINGS = ("last", "mean", "cls")
 
 
@@ -137,16 +140,17 @@ class SamplingParams:
 
     def _check_ranges(self) -> None:
         _check_integer("n", self.n, low=1)
-        _check_number("temperature", self.temperature, low=0.0)
+        _check_number("temperature", self.temperature, low=0.0, high=MOST)
         _check_number("top_p", self.top_p, above=0.0, high=1.0)
         _check_integer("top_k", self.top_k, low=-1)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)
         _check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
-        _check_number("repetition_penalty", self.repetition_penalty, above=0.0)
+        _check_number("repetition_penalty", self.repetition_penalty, low=LEAST, high=MOST)
         _check_integer("min_tokens", self.min_tokens, low=0)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, low=-SEEDS, high=SEEDS)
         for name, value, low in (
-            ("seed", self.seed, None),
             ("max_tokens", self.max_tokens, 1),
             ("logprobs", self.logprobs, -1),
             ("prompt_logprobs", self.prompt_logprobs, -1),
@@ -162,7 +166,7 @@ class SamplingParams:
             if not all(
                 isinstance(text, str) and text.strip(" " if name == "bad_words" else "") for text in texts
             ):
-                raise RequestError(f"{name} must be a list of non-empty strings, not {texts!r}")
+                raise RequestError(f"{name} must be a list of non-empty strings, not {texts!r:.80}")
         for token_id in self.stop_token_ids or ():
             _check_integer("stop_token_ids", token_id, low=0)
         if self.allowed_token_ids is not None:
@@ -173,7 +177,7 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids must not be empty")
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
-                raise RequestError(f"logit_bias must be a dict of token ids, not {self.logit_bias!r}")
+                raise RequestError(f"logit_bias must be a dict of token ids, not {self.logit_bias!r:.80}")
             for token_id, bias in self.logit_bias.items():
                 _check_integer("logit_bias", token_id, low=0)
                 _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
@@ -242,22 +246,17 @@ def _as_list(name: str, values: Any) -> list[Any]:
 
 
 def _check_number(
-    name: str, value: Any, *, low: float | None = None, above: float | None = None, high: float | None = None
+    name: str, value: Any, *, low: float | None = None, above: float = -math.inf, high: float
 ) -> None:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if (
-        not good
-        or (low is not None and value < low)
-        or (above is not None and value <= above)
-        or (high is not None and value > high)
-    ):
-        limits = [f"at least {low}"] if low is not None else []
-        limits += [f"above {above}"] if above is not None else []
-        limits += [f"at most {high}"] if high is not None else []
-        raise RequestError(f"{name} must be a number {' and '.join(limits)}, not {value!r}")
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # NaN is on neither side of anything
+    if not (good and value <= high and (value >= low if low is not None else value > above)):
+        least = f"at least {low:g}" if low is not None else f"above {above:g}"
+        raise RequestError(f"{name} must be a number {least} and at most {high:g}, not {value!r:.80}")
 
 
-def _check_integer(name: str, value: Any, *, low: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or (low is not None and value < low):
-        limit = "" if low is None else f" of at least {low}"
-        raise RequestError(f"{name} must be an integer{limit}, not {value!r}")
+def _check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:
+    good = isinstance(value, int) and not isinstance(value, bool)
+    if not (good and value >= low and (high is None or value <= high)):
+        most = "" if high is None else f" and at most {high}"
+        raise RequestError(f"{name} must be an integer of at least {low}{most}, not {value!r:.80}")

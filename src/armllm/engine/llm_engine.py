@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,13 @@ from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
 from armllm.engine.stats import EngineStats, Stopwatch
-from armllm.errors import ArmllmError, CheckpointError, ModelError, RequestError
+from armllm.errors import ArmllmError, CheckpointError, EngineError, ModelError, RequestError
 from armllm.models import read_model_config
 from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -149,7 +150,8 @@ class LLMEngine:
         with self._stopwatch.of("detokenize"):
             for sequence in sampling:
                 if not sequence.finished:  # it may have failed
-                    sequence.detokenize()
+                    with self._alone(sequence):
+                        sequence.detokenize()
         self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
         with self._stopwatch.of("detokenize"):
             return self._report(ready)
@@ -157,26 +159,52 @@ class LLMEngine:
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
         raw = logprobs.raw_logprobs(logits, [sequence.params for sequence in sequences])
-        adjust(logits, sequences)
+        for row, sequence in enumerate(sequences):
+            if sequence.rules is not None:
+                with self._alone(sequence):
+                    adjust(logits[row].numpy(), sequence, sequence.rules)
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
-        token_ids, greatest = sample(logits, [sequence.params for sequence in sequences], uniforms)
-        for row, values in raw.items():
-            count = sequences[row].params.logprobs or 0
-            described = logprobs.describe(values, token_ids[row], count, self.tokenizer)
-            sequences[row].logprobs.append(described)
-            sequences[row].cumulative_logprob += described[token_ids[row]].logprob
-        for sequence, token_id, logit in zip(sequences, token_ids, greatest, strict=True):
-            if sequence.finished:  # another one of its request has failed
-                continue
-            try:
-                if not math.isfinite(logit):
-                    raise _unusable(logit)
-                sequence.append(token_id)
-                self._num_generation_tokens += 1
-                if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
-                    self.scheduler.restart(sequence)
-            except ArmllmError as error:  # of this request alone
-                self._fail(sequence.request_id, error)
+        params = [sequence.params for sequence in sequences]
+        try:
+            chosen = list(zip(*sample(logits, params, uniforms), strict=True))
+        except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
+            chosen = [(0, math.nan)] * len(sequences)
+            for row, sequence in enumerate(sequences):
+                with self._alone(sequence):
+                    one = slice(row, row + 1)
+                    ((token_id,), (logit,)) = sample(logits[one], params[one], uniforms[one])
+                    chosen[row] = token_id, logit
+        for row, (sequence, (token_id, logit)) in enumerate(zip(sequences, chosen, strict=True)):
+            if not sequence.finished:  # it, or another one of its request, may have failed
+                with self._alone(sequence):
+                    self._take(sequence, token_id, logit, raw.get(row))
+
+    def _take(self, sequence: Sequence, token_id: int, logit: float, raw: Tensor | None) -> None:
+        """Append what was sampled; ``raw`` are the log-probabilities where the request wants them."""
+        if not math.isfinite(logit):
+            raise _unusable(logit)
+        if raw is not None:
+            count = sequence.params.logprobs or 0
+            described = logprobs.describe(raw, token_id, count, self.tokenizer)
+            sequence.logprobs.append(described)
+            sequence.cumulative_logprob += described[token_id].logprob
+        sequence.append(token_id)
+        self._num_generation_tokens += 1
+        if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
+            self.scheduler.restart(sequence)
+
+    @contextlib.contextmanager
+    def _alone(self, sequence: Sequence) -> Iterator[None]:
+        """An error within ends the request of this sequence and no other."""
+        try:
+            yield
+        except ArmllmError as error:
+            self._fail(sequence.request_id, error)
+        except Exception as caught:  # noqa: BLE001 - whatever a stranger's request brings to light
+            line = f"{type(caught).__name__}: {caught}".split("\n", 1)[0]
+            failure = EngineError(f"this request failed: {line:.200}")
+            failure.__cause__ = caught
+            self._fail(sequence.request_id, failure)
 
     def _fail(self, request_id: str, error: ArmllmError) -> None:
         """End all sequences of a request."""

@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from armllm.engine.detokenizer import Detokenizer
+from armllm.engine.logits import LogitRules
 from armllm.engine.pooling import Pooler
 from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence
@@ -61,6 +62,9 @@ class Processor:
         token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
         bad_words = self._check_params(params)
+        end_token_ids = frozenset() if params.ignore_eos else self.end_token_ids
+        stop_token_ids = frozenset(params.stop_token_ids or ())
+        rules = LogitRules.of(params, end_token_ids, bad_words) if params.adjusts_logits else None
         matcher = self._make_matcher(params)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
@@ -72,11 +76,12 @@ class Processor:
                 num_prompt_tokens=len(token_ids),
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 params=params,
-                end_token_ids=frozenset() if params.ignore_eos else self.end_token_ids,
-                bad_words=bad_words,
+                end_token_ids=end_token_ids,
                 # a string seed is hashed: neighbouring seeds give unrelated streams
                 random=random.Random(f"{seed}/{index}"),  # noqa: S311 - sampling, not secrecy
                 detokenizer=self._make_detokenizer(token_ids, params),
+                stop_token_ids=stop_token_ids,
+                rules=rules,
                 priority=priority,
                 matcher=matcher.copy() if matcher is not None else None,
             )
@@ -103,7 +108,6 @@ class Processor:
             max_tokens=0,
             params=POOLED,
             end_token_ids=frozenset(),
-            bad_words=[],
             random=random.Random(0),  # noqa: S311 - nothing is drawn
             detokenizer=None,
             priority=priority,
@@ -175,9 +179,13 @@ class Processor:
                     raise RequestError(f"skip_tokenizer_init=True: {name} needs a tokenizer")
             return []
         # at the start of a text and after a space a word has other tokens
-        words = [word.lstrip(" ") for word in params.bad_words or ()]
+        words = dict.fromkeys(word.lstrip(" ") for word in params.bad_words or ())
         texts = [text for word in words for text in (word, " " + word)]
-        return [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        if [] in encoded:
+            word = texts[encoded.index([])]
+            raise RequestError(f"bad_words: {word!r:.80} has no tokens, so it can't be banned")
+        return encoded
 
     def _make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer | None:
         if self.tokenizer is None or not params.detokenize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import enum
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import random
 
     from armllm.engine.detokenizer import Detokenizer
+    from armllm.engine.logits import LogitRules
     from armllm.engine.pooling import Pooler
     from armllm.engine.prompt_logprobs import PromptLogprobs
     from armllm.engine.structured import Matcher
@@ -44,9 +46,10 @@ class Sequence:
     max_tokens: int
     params: SamplingParams
     end_token_ids: frozenset[int]
-    bad_words: list[list[int]]
     random: random.Random
     detokenizer: Detokenizer | None
+    stop_token_ids: frozenset[int] = frozenset()
+    rules: LogitRules | None = None
     priority: int = 0
     rank: tuple[int, int] = (0, 0)
     matcher: Matcher | None = None
@@ -112,7 +115,7 @@ class Sequence:
         self.token_ids.append(token_id)
         if token_id in self.end_token_ids:
             self.finish_reason = "stop"
-        elif token_id in (self.params.stop_token_ids or ()):
+        elif token_id in self.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token_id
         if self.finish_reason is not None:
             self.num_silent_tokens = 0 if self.params.include_stop_str_in_output else 1
@@ -136,10 +139,11 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", stop_string
 
     def cut(self, reason: str) -> None:
-        """End the sequence where it is."""
+        """End the sequence where it is, with as much of its text as can be had."""
         self.finish_reason = reason
         if self.detokenizer is not None:
-            self.detokenizer.catch_up(self.token_ids, final=True, may_stop=False)
+            with contextlib.suppress(Exception):  # it may be why the sequence ends
+                self.detokenizer.catch_up(self.token_ids, final=True, may_stop=False)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

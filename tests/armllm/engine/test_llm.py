@@ -119,7 +119,13 @@ def test_sampling_params_must_match_the_prompts(llm):
     ("name", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 1e39),  # infinite in fp32
+        ("temperature", 10**400),
+        ("repetition_penalty", 1e-40),
+        ("repetition_penalty", 1e39),
+        ("seed", 10**60),
         ("temperature", float("nan")),
+        ("temperature", float("inf")),
         ("temperature", "hot"),
         ("top_p", 0),
         ("top_p", 1.1),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from armllm import LLM, SamplingParams
-from armllm.engine.logits import adjust
+from armllm.engine.logits import LogitRules, adjust
 from armllm.engine.sequence import Sequence
 from armllm.errors import RequestError
 
@@ -19,17 +19,18 @@ END, OTHER_END = 1, 2
 
 
 def make_sequence(prompt, output, banned=(), **params):
+    wanted = SamplingParams(**params)
     return Sequence(
         request_id="0",
         index=0,
         token_ids=array.array("i", [*prompt, *output]),
         num_prompt_tokens=len(prompt),
         max_tokens=100,
-        params=SamplingParams(**params),
+        params=wanted,
         end_token_ids=frozenset({END}),
-        bad_words=[list(word) for word in banned],
         random=random.Random(0),  # noqa: S311 - test data
         detokenizer=None,
+        rules=LogitRules.of(wanted, {END}, banned) if wanted.adjusts_logits else None,
     )
 
 
@@ -37,7 +38,9 @@ def adjusted(*sequences):
     """Logits before and after, a row per sequence."""
     before = torch.randn(len(sequences), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     after = before.clone()
-    adjust(after, sequences)
+    for row, sequence in enumerate(sequences):
+        if sequence.rules is not None:
+            adjust(after[row].numpy(), sequence, sequence.rules)
     return before, after
 
 

@@ -22,7 +22,6 @@ def make_sequence(num_prompt_tokens, max_tokens, token=0):
         max_tokens=max_tokens,
         params=SamplingParams(),
         end_token_ids=frozenset(),
-        bad_words=[],
         random=random.Random(0),  # noqa: S311 - test data
         detokenizer=None,
     )

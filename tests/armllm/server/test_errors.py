@@ -33,7 +33,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ("/v1/completions", {"prompt": "x", "min_tokens": 99}, 400, "min_tokens", "max_tokens"),
         ("/v1/completions", {"prompt": "x", "top_k": -7}, 400, "top_k", "top_k"),
         ("/v1/completions", {"prompt": "x", "min_p": 2}, 400, "min_p", "min_p"),
-        ("/v1/completions", {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", "above"),
+        ("/v1/completions", {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", "at least"),
         ("/v1/completions", {"prompt": "x", "presence_penalty": 9}, 400, "presence_penalty", "at most"),
         ("/v1/completions", {"prompt": "x", "frequency_penalty": -9}, 400, "frequency_penalty", "at least"),
         ("/v1/completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs", "20"),

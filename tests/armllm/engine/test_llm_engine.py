@@ -1,0 +1,103 @@
+"""What goes wrong with one sequence ends its request; the others get what they would have got without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from armllm import LLM, SamplingParams
+from armllm.engine import llm_engine, sampler
+from armllm.engine.sequence import Sequence
+from armllm.errors import EngineError, RequestError
+
+BAD_TOP_K = 17
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+GOOD = (
+    {"seed": 1, "top_p": 0.9},
+    {"temperature": 0, "bad_words": ["the"]},
+    {"seed": 2, "n": 2, "logprobs": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def llm(make_checkpoint):
+    return LLM(make_checkpoint().folder, dtype="float32")
+
+
+def outputs(llm, *params):
+    """The last output of each request, by the order of its parameters."""
+    engine = llm.llm_engine
+    for index, one in enumerate(params):
+        engine.add_request(str(index), list(PROMPT), SamplingParams(max_tokens=8, ignore_eos=True, **one))
+    found = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            found[output.request_id] = output
+    engine.check_integrity()
+    return [found[str(index)] for index in range(len(params))]
+
+
+def tokens(output):
+    return [completion.token_ids for completion in output.outputs]
+
+
+def fails_for(monkeypatch, module, name, is_bad):
+    """Make a function raise where ``is_bad`` of its arguments."""
+    function = getattr(module, name)
+
+    def failing(*arguments, **options):
+        if is_bad(*arguments):
+            raise ZeroDivisionError("out of luck")
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize("place", ["threshold", "adjust", "append", "detokenize"])
+def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, place):
+    alone = [tokens(outputs(llm, one)[0]) for one in GOOD]
+    if place == "threshold":
+        fails_for(monkeypatch, sampler, "_threshold", lambda logits, params: params.top_k == BAD_TOP_K)
+    elif place == "adjust":
+        fails_for(monkeypatch, llm_engine, "adjust", lambda logits, one, rules: one.params.top_k == BAD_TOP_K)
+    else:
+        fails_for(monkeypatch, Sequence, place, lambda one, *_: one.params.top_k == BAD_TOP_K)
+    bad, *good = outputs(llm, {"top_k": BAD_TOP_K, "logit_bias": {3: 1.0}, "n": 3, "seed": 5}, *GOOD)
+    assert isinstance(bad.error, EngineError)
+    assert "ZeroDivisionError: out of luck" in str(bad.error)
+    assert all(completion.finish_reason == "error" for completion in bad.outputs)
+    assert [tokens(output) for output in good] == alone
+    assert all(output.error is None for output in good)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1},
+        {"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1, "top_k": 1, "temperature": 1e6},
+        {"allowed_token_ids": [7, 7], "stop_token_ids": [7], "min_tokens": 1, "temperature": 0},
+    ],
+)
+def test_where_no_token_is_left_the_request_fails_and_token_0_does_not_come_out(llm, params):
+    bad, good = outputs(llm, params, {"seed": 1})
+    assert isinstance(bad.error, RequestError)
+    assert "no token is left" in str(bad.error)
+    assert tokens(bad) == [[]]
+    assert len(tokens(good)[0]) == 8
+
+
+@pytest.mark.parametrize("greatest", [{}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1e6}, {"repetition_penalty": 1e6}, {"repetition_penalty": 1e-6}]
+)
+def test_the_greatest_and_least_numbers_give_tokens_that_are_allowed(llm, params, greatest):
+    allowed = {"allowed_token_ids": [5, 9], "logit_bias": {5: 100.0, 9: -100.0}, "presence_penalty": 2.0}
+    (output,) = outputs(llm, {**params, **greatest, **allowed, "seed": 3})
+    assert output.error is None
+    assert set(tokens(output)[0]) <= {5, 9}
+
+
+def test_a_word_without_tokens_is_refused(llm, monkeypatch):
+    tokenizer = llm.get_tokenizer()
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: [])
+    with pytest.raises(RequestError, match="bad_words: 'x' has no tokens"):
+        llm.llm_engine.add_request("0", [3], SamplingParams(bad_words=["x"]))
