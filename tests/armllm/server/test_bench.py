@@ -37,7 +37,7 @@ def test_the_figures_asked_for_are_kept_in_a_file(served, folder, tmp_path, caps
         str(tmp_path),
     ]
     assert main([*arguments, "--percentile-metrics", "itl,e2el", "--metric-percentiles", "50,99.9"]) == 0
-    assert "p99.9" in capsys.readouterr().out
+    assert "P99.9 ITL (ms):" in capsys.readouterr().out
     (path,) = tmp_path.iterdir()
     (result,) = json.loads(path.read_text())["results"]
     assert {"p50_itl_ms", "p99.9_itl_ms", "p50_e2el_ms", "p99.9_e2el_ms"} <= set(result)
