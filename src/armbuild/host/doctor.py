@@ -212,12 +212,16 @@ def _engine() -> Finding:
 
 
 def _emulation(mirror: str | None) -> Iterator[Finding]:
+    reader = _module("debian", "reading packages of Debian")
+    if not reader.ok:
+        yield reader
+        return
     try:
         archive = f"{debian.archive(mirror).uri}"
         reason = ""
     except ArmbuildError as error:
         archive, reason = "", str(error)
-    emulator = qemu.installed(("neoverse-n1", "neoverse-v1", "max"))
+    emulator = qemu.installed(("neoverse-n1", "neoverse-v1", "max"), mirror=mirror)
     fetched = f"will be fetched from {archive}" if archive else f"none that knows neoverse-v1; {reason}"
     yield Finding(
         name="QEMU",

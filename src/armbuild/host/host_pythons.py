@@ -52,7 +52,7 @@ def _from_debian(version: str, mirror: str | None) -> Path:
     if suite is None or machine is None:
         raise MissingError(f"no Debian release carries Python {version} for {platform.machine()}")
     architecture, triplet, loader = machine
-    folder = cache.root() / "pythons" / f"{suite}-{version}"
+    folder = debian.cache_folder("pythons", f"{suite}-{version}", mirror)
 
     def fill(root: Path) -> None:
         debian.install((f"python{version}",), root, suite=suite, architecture=architecture, mirror=mirror)

@@ -87,7 +87,8 @@ class DebianLayer(Recipe):
     @property
     def inputs(self) -> Any:
         target = self.target
-        return [self.state, self.python, self.suite, self.names, target.architecture, target.compiler]
+        archive = [vars(self.source), self.state]
+        return [archive, self.python, self.suite, self.names, target.architecture, target.compiler]
 
     @property
     def comment(self) -> str:
@@ -142,7 +143,7 @@ class PythonLayer(Recipe):
 
     @property
     def comment(self) -> str:
-        return f"{self.name}: {', '.join(self.pinned)}"
+        return f"{self.name}: {', '.join(map(packages.without_hashes, self.pinned))}"
 
     def fill(self, tree: Path) -> list[dict[str, Any]]:
         return _install(self.pinned, tree, self.site, self.target, index=self.index, log=self.log)

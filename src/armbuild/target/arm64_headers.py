@@ -79,7 +79,8 @@ def folders(python: str, *, mirror: str | None = None) -> tuple[Path, ...]:
     def fill(folder: Path) -> None:
         debian.install((f"libpython{python}-dev",), folder, suite=suite, mirror=mirror, dependencies=False)
 
-    include = cache.fill(cache.root() / "headers" / f"{suite}-python{python}", fill) / "usr/include"
+    folder = debian.cache_folder("headers", f"{suite}-python{python}", mirror)
+    include = cache.fill(folder, fill) / "usr/include"
     return (include / f"python{python}", include / f"aarch64-linux-gnu/python{python}", include)
 
 

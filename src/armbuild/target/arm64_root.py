@@ -45,7 +45,7 @@ def make(python: str, *, packages: tuple[str, ...] = (), mirror: str | None = No
     def fill(folder: Path) -> None:
         debian.install(wanted, folder, suite=suite, mirror=mirror)
 
-    return cache.fill(cache.root() / "roots" / f"{suite}-arm64-{cache.digest(wanted)}", fill)
+    return cache.fill(debian.cache_folder("roots", f"{suite}-arm64-{cache.digest(wanted)}", mirror), fill)
 
 
 def interpreter(root: Path, python: str) -> Path:
@@ -53,7 +53,8 @@ def interpreter(root: Path, python: str) -> Path:
     return root / "usr/bin" / f"python{python}"
 
 
-def cached() -> Path | None:
-    """Return a root that is already there, the newest release's, or None."""
-    roots = sorted((cache.root() / "roots").glob("*-arm64-*/usr/lib/aarch64-linux-gnu"))
+def cached(mirror: str | None = None) -> Path | None:
+    """Return a root of this archive that is already there, the newest release's, or None."""
+    pattern = debian.cache_folder("roots", "*-arm64-*", mirror).name
+    roots = sorted((cache.root() / "roots").glob(f"{pattern}/usr/lib/aarch64-linux-gnu"))
     return roots[-1].parents[2] if roots else None

@@ -77,22 +77,36 @@ def archive(mirror: str | None = None) -> Archive:
                 f"{tool} is not there: Debian packages are read with apt and dpkg, on Debian, Ubuntu or in a "
                 "container of either; here install both (`dnf install apt dpkg`, `pacman -S apt dpkg`, ...)"
             )
+    found = _find(mirror)
+    if found is None:
+        raise MissingError(
+            "no Debian archive in this machine's apt sources: name one with --mirror or ARMBUILD_MIRROR "
+            "(on Ubuntu `apt-get install debian-archive-keyring` brings its keys)"
+        )
+    return found
+
+
+def cache_folder(part: str, name: str, mirror: str | None = None) -> Path:
+    """Return where a part of the cache has what came from the archive: another archive, another folder.
+
+    It needs neither apt nor the archive itself, so that what is there already serves without them.
+    """
+    found = _find(mirror)
+    return cache.root() / part / f"{name}-{cache.digest(vars(found) if found else None)}"
+
+
+def _find(mirror: str | None) -> Archive | None:
     named = mirror or os.environ.get("ARMBUILD_MIRROR")
     found = [
         entry
         for path in _source_files()
         for entry in parse_sources(path.read_text(errors="replace"), path.suffix)
     ]
-    if named:
-        check_address(named)
-        same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
-        return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
-    if not found:
-        raise MissingError(
-            "no Debian archive in this machine's apt sources: name one with --mirror or ARMBUILD_MIRROR "
-            "(on Ubuntu `apt-get install debian-archive-keyring` brings its keys)"
-        )
-    return found[0]
+    if not named:
+        return found[0] if found else None
+    check_address(named)
+    same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
+    return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
 
 
 def parse_sources(text: str, suffix: str) -> list[Archive]:
@@ -207,7 +221,7 @@ def _lists(
     suite: str, architecture: str, source: Archive, log: Path
 ) -> Iterator[tuple[Path, list[str], str]]:
     """Hold the private apt folder of a suite with fresh lists: (folder, command, what to call it)."""
-    apt = cache.root() / "apt" / f"{suite}-{architecture}-{cache.digest(source.__dict__)}"
+    apt = cache.root() / "apt" / f"{suite}-{architecture}-{cache.digest(vars(source))}"
     what = f"Debian {suite} ({architecture}) from {source.uri}"
     with cache.lock(apt):
         command = [*_configure(apt, suite, architecture, source), "-qq"]

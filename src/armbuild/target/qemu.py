@@ -34,7 +34,7 @@ def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
     Raises MissingError when there is none and none can be had, with what to do.
     """
     seen = []
-    for program in _present():
+    for program in _present(mirror):
         fault = shortcoming(program, cpus)
         if not fault:
             return program
@@ -71,9 +71,9 @@ def known_cpus(program: Path) -> frozenset[str]:
     return frozenset(re.findall(r"^\s+(\S+)$", said.stdout, re.MULTILINE))  # it lists them and exits with 1
 
 
-def installed(cpus: tuple[str, ...] = ()) -> Path | None:
+def installed(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path | None:
     """Return the emulator that ``find`` would take without downloading anything, or None."""
-    return next((path for path in _present() if not shortcoming(path, cpus)), None)
+    return next((path for path in _present(mirror) if not shortcoming(path, cpus)), None)
 
 
 def shortcoming(program: Path, cpus: tuple[str, ...]) -> str:
@@ -88,17 +88,18 @@ def shortcoming(program: Path, cpus: tuple[str, ...]) -> str:
     return ""
 
 
-def _present() -> list[Path]:
+def _present(mirror: str | None) -> list[Path]:
     """The system's emulators, then those fetched; behind all of them, ones that show the host's cpuinfo."""
-    return sorted((*_installed(), *_cached()), key=lambda program: NEWER not in known_cpus(program))
+    return sorted((*_installed(), *_cached(mirror)), key=lambda program: NEWER not in known_cpus(program))
 
 
 def _installed() -> list[Path]:
     return [Path(path) for name in NAMES if (path := shutil.which(name))]
 
 
-def _cached() -> list[Path]:
-    return sorted((cache.root() / "qemu").glob("*/usr/bin/qemu-aarch64"))
+def _cached(mirror: str | None) -> list[Path]:
+    pattern = debian.cache_folder("qemu", "*", mirror).name
+    return sorted((cache.root() / "qemu").glob(f"{pattern}/usr/bin/qemu-aarch64"))
 
 
 def _fetch(suite: str, architecture: str, mirror: str | None) -> Path:
@@ -115,4 +116,5 @@ def _fetch(suite: str, architecture: str, mirror: str | None) -> Path:
         if not known_cpus(folder / "usr/bin/qemu-aarch64"):
             raise MissingError(f"QEMU of {suite} does not run here")
 
-    return cache.fill(cache.root() / "qemu" / f"{suite}-{architecture}", make) / "usr/bin/qemu-aarch64"
+    folder = debian.cache_folder("qemu", f"{suite}-{architecture}", mirror)
+    return cache.fill(folder, make) / "usr/bin/qemu-aarch64"

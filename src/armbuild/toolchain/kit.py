@@ -208,7 +208,7 @@ def make(
         _write_settings(folder, made)
 
     made = Kit(folder=place, tools=tools, headers=headers, headers_source=found.source, sysroot=system)
-    _write_emulator()
+    _write_emulator(mirror)
     cache.fill(place, fill)
     return made
 
@@ -263,8 +263,8 @@ def emulator() -> Path:
     return cache.root() / "run-aarch64"
 
 
-def _write_emulator() -> None:
-    qemu_program, root = qemu.installed(("max",)), arm64_root.cached()
+def _write_emulator(mirror: str | None) -> None:
+    qemu_program, root = qemu.installed(("max",), mirror=mirror), arm64_root.cached(mirror)
     if qemu_program and root:
         scratch = emulator().with_name(f".run-aarch64-{os.getpid()}")
         program(

@@ -102,7 +102,8 @@ def _make(suite: str, packages: tuple[str, ...], *, compiler: bool, mirror: str 
         _link_alternatives(folder)
         _make_relocatable(folder)
 
-    folder = cache.root() / "sysroots" / f"{suite}-{cache.digest([wanted, compiler, ALTERNATIVES])}"
+    name = f"{suite}-{cache.digest([wanted, compiler, ALTERNATIVES])}"
+    folder = debian.cache_folder("sysroots", name, mirror)
     return Sysroot(folder=cache.fill(folder, fill), suite=suite)
 
 

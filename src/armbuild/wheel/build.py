@@ -163,7 +163,7 @@ def _with_hint(error: BuildError, said: str, log: Path) -> BuildError:
 def _with_emulator(plan: Plan, python: HostPython, folder: Path, mirror: str | None) -> Setup:
     """Fetch QEMU for a build whose checks run on the target, and tell the back end of it."""
     qemu.find(("max",), mirror=mirror)
-    if arm64_root.cached() is None:
+    if arm64_root.cached(mirror) is None:
         arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
     setup = LANES[plan.lane].prepare(plan, python, folder, mirror=mirror)
     _forget_other_world(folder, setup)

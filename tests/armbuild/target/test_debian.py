@@ -110,6 +110,29 @@ def test_a_mirror_that_the_host_knows_keeps_the_hosts_key(tmp_path, monkeypatch)
     assert debian.archive("http://mirror.example/debian/").signed_by.endswith("debian-archive-keyring.gpg")
 
 
+def test_what_is_cached_goes_by_its_archive_and_needs_no_apt(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("ARMBUILD_MIRROR", raising=False)
+    monkeypatch.setattr(debian.shutil, "which", lambda _name: None)
+    path = tmp_path / "debian.sources"
+    path.write_text(DEB822)
+    monkeypatch.setattr(debian, "_source_files", lambda: [path])
+
+    def folder(mirror=None):
+        return debian.cache_folder("roots", "x", mirror)
+
+    own, other = folder(), folder("http://other.example/debian")
+    assert own.parent == tmp_path / "cache/roots"
+    assert own == folder("http://mirror.example/debian/") != other
+    monkeypatch.setenv("ARMBUILD_MIRROR", "http://other.example/debian")
+    assert folder() == other
+    monkeypatch.delenv("ARMBUILD_MIRROR")
+    path.write_text(
+        DEB822.replace("Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg", "Trusted: yes")
+    )
+    assert folder() not in (own, other), "what nobody signed is not taken for what was checked"
+
+
 def test_a_host_without_apt_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(debian.shutil, "which", lambda _name: None)
     with pytest.raises(MissingError, match="apt-get is not there"):

@@ -27,6 +27,16 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
+def fetched_from(mirror):
+    return qemu.debian.cache_folder("qemu", "suite-amd64", mirror) / "usr/bin/qemu-aarch64"
+
+
+def test_an_emulator_from_another_archive_is_not_run(machine):
+    there = emulator(fetched_from("http://other.example/debian"), ["max"])
+    assert qemu.installed(("max",)) is None
+    assert qemu.installed(("max",), mirror="http://other.example/debian") == there
+
+
 def test_the_systems_emulator_is_taken_if_it_knows_every_cpu(machine):
     own = emulator(machine / "bin/test-qemu-aarch64-static", ["max", "neoverse-v1"])
     assert qemu.find(("max", "neoverse-v1")) == own
@@ -34,7 +44,7 @@ def test_the_systems_emulator_is_taken_if_it_knows_every_cpu(machine):
 
 def test_an_emulator_that_lacks_a_cpu_is_passed_over(machine):
     emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-n1"])
-    fetched = emulator(machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-v1"])
+    fetched = emulator(fetched_from(None), ["max", "neoverse-v1"])
     assert qemu.find(("neoverse-v1",)) == fetched
     assert qemu.installed(("neoverse-v1",)) == fetched
 
@@ -42,16 +52,14 @@ def test_an_emulator_that_lacks_a_cpu_is_passed_over(machine):
 def test_an_old_emulator_that_shows_the_hosts_cpuinfo_is_the_last_choice(machine):
     old = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-n1"])
     assert qemu.find(("neoverse-n1",)) == old
-    newer = emulator(
-        machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-n1", "neoverse-v1"]
-    )
+    newer = emulator(fetched_from(None), ["max", "neoverse-n1", "neoverse-v1"])
     assert qemu.find(("neoverse-n1",)) == qemu.installed(("neoverse-n1",)) == newer
 
 
 def test_an_emulator_whose_core_lacks_a_feature_is_passed_over(machine, monkeypatch):
     """QEMU 11's neoverse-v1 has no BF16: a smoke test there would run other kernels than the core does."""
     newest = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-v1"])
-    fetched = emulator(machine / "cache/qemu/suite-amd64/usr/bin/qemu-aarch64", ["max", "neoverse-v1"])
+    fetched = emulator(fetched_from(None), ["max", "neoverse-v1"])
     lacking = {newest: frozenset({"bf16"})}
     monkeypatch.setattr(
         qemu.emulated_features, "missing", lambda program, _: lacking.get(program, frozenset())
