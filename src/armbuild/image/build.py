@@ -290,7 +290,7 @@ class _Maker:
             machine=MACHINES[self.architecture],
             version=self._build_info().get("version") or self.plan.version,
             python=self.plan.python,
-            torch=pins.torch.partition("==")[2],
+            torch=pins.torch_version,
         )
         recipe = recipes.EngineLayer(
             name="engine", target=self.target, log=self._log("engine"), wheel=self.wheel, own=own,

@@ -43,7 +43,7 @@ PROGRAMS = ("torch_shm_manager",)
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """The exact packages beside the engine's own wheel, ``name==version``."""
+    """The exact packages beside the engine's own wheel: ``name==version --hash=...``, one of each file."""
 
     torch: str
     others: tuple[str, ...]
@@ -53,6 +53,16 @@ class Pins:
         """Return what is going to be installed, the engine included."""
         pins = (self.torch, *self.others)
         return frozenset({"armllm", *(canonicalize_name(pin.partition("==")[0]) for pin in pins)})
+
+    @property
+    def torch_version(self) -> str:
+        """Return torch's version alone."""
+        return without_hashes(self.torch).partition("==")[2]
+
+
+def without_hashes(pin: str) -> str:
+    """Return ``name==version`` of a pin."""
+    return pin.partition(" ")[0]
 
 
 def resolve(
@@ -77,7 +87,7 @@ def resolve(
     overrides.write_text(f"torch=={chosen}\n" if chosen else "")
     command = [
         str(isolation.uv_program()), "pip", "compile", "-q", *target(python, architecture), *sources(index),
-        "--no-header", "--no-annotate", "--override", str(overrides), str(wanted),
+        "--no-header", "--no-annotate", "--generate-hashes", "--override", str(overrides), str(wanted),
     ]  # fmt: skip
     what = f"choosing packages for {architecture}, Python {python}"
     return _pins(_uv(command, log=log, what=what), architecture, index)
@@ -108,12 +118,13 @@ def in_folder(folder: Path, python: str, architecture: str) -> str | None:
 
 
 def _pins(said: str, architecture: str, index: str | None) -> Pins:
-    lines = [line.partition("#")[0].strip() for line in said.splitlines()]
+    found = {}
     try:
-        found = {
-            str(canonicalize_name(item.name)): f"{item.name}{item.specifier}"
-            for item in map(Requirement, filter(None, lines))
-        }
+        for line in filter(None, said.replace("\\\n", " ").splitlines()):
+            text, *hashes = line.split(" --hash=")
+            item = Requirement(text.strip())
+            pin = [f"{item.name}{item.specifier}", *map(str.strip, hashes)]
+            found[str(canonicalize_name(item.name))] = " --hash=".join(pin)
     except InvalidRequirement as error:
         raise BuildError(f"uv chose what cannot be read: {error}") from error
     found.pop("armllm", "")
@@ -123,7 +134,12 @@ def _pins(said: str, architecture: str, index: str | None) -> Pins:
     foreign = sorted(name for name in found if FOREIGN.match(name))
     if foreign:
         raise UsageError(
-            _cuda(torch, architecture, f"it asks for {foreign[0]} and {len(foreign) - 1} more", index)
+            _cuda(
+                without_hashes(torch),
+                architecture,
+                f"it asks for {foreign[0]} and {len(foreign) - 1} more",
+                index,
+            )
         )
     return Pins(torch=torch, others=tuple(sorted(found.values())))
 
@@ -158,13 +174,16 @@ def sources(index: str | None) -> list[str]:
 def install(
     wanted: Iterable[str | Path], site: Path, *, python: str, architecture: str, index: str | None, log: Path
 ) -> None:
-    """Unpack exactly ``wanted`` (pins or wheels) into ``site``, without programs and C++ headers.
+    """Unpack exactly ``wanted`` (pins, or wheels) into ``site``, without programs and C++ headers.
 
     A wheel in a file is not compared with the image's glibc: whoever names one has done so.
     Raises UsageError when a CUDA library comes along, MissingError with uv's reason.
     """
     wanted = list(wanted)
-    platforms = NEWEST if all(isinstance(item, Path) for item in wanted) else PLATFORMS
+    are_files = all(isinstance(item, Path) for item in wanted)
+    platforms = NEWEST if are_files else PLATFORMS
+    lock = log.with_suffix(".requirements.txt")
+    lock.write_text("".join(f"{item}\n" for item in wanted))
     command = [
         str(isolation.uv_program()),
         "pip",
@@ -174,7 +193,8 @@ def install(
         *target(python, architecture, platforms),
     ]
     # Links to files in uv's cache: from here on they may be removed, but not written to.
-    command += [*sources(index), "--link-mode", "hardlink", "--target", str(site), "--", *map(str, wanted)]
+    command += [*sources(index), "--link-mode", "hardlink", "--target", str(site)]
+    command += ["--", *map(str, wanted)] if are_files else ["--require-hashes", "-r", str(lock)]
     _uv(command, log=log, what=f"unpacking packages for {architecture}, Python {python}")
     for name in CUDA_LIBRARIES:
         if (site / "torch/lib" / name).exists():

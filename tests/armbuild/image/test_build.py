@@ -67,7 +67,7 @@ def world(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(packages, "install", install)
     monkeypatch.setattr(root, "make", make)
-    monkeypatch.setattr(debian, "archive", lambda _mirror: None)
+    monkeypatch.setattr(debian, "archive", lambda mirror: debian.Archive(uri=mirror or "http://a.example"))
     monkeypatch.setattr(debian, "state", lambda **_: "state")
     monkeypatch.setattr(side_by_side, "run", one_after_another)  # processes of their own know no such world
     return world

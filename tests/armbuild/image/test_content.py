@@ -1,9 +1,11 @@
+import hashlib
 import json
 
 import pytest
+from tests.armbuild import wheels
 from tests.armbuild.image import small
 
-from armbuild.errors import UsageError
+from armbuild.errors import MissingError, UsageError
 from armbuild.image import config, content, packages, sandbox
 from armbuild.image.base import Foundation
 
@@ -30,8 +32,26 @@ def test_layers_together_need_what_each_needs():
 
 
 def test_pins_keep_torch_apart_and_leave_the_engine_out():
-    pins = packages._pins("armllm @ file:///x.whl\nnumpy==2.4.6\ntorch==2.10.0\n", "arm64", None)
-    assert pins == packages.Pins(torch="torch==2.10.0", others=("numpy==2.4.6",))
+    text = (
+        "armllm @ file:///x.whl \\\n    --hash=sha256:aa\nnumpy==2.4.6 \\\n    --hash=sha256:bb \\\n"
+        "    --hash=sha256:cc\ntorch==2.10.0 \\\n    --hash=sha256:dd\n"
+    )
+    pins = packages._pins(text, "arm64", None)
+    numpy = "numpy==2.4.6 --hash=sha256:bb --hash=sha256:cc"
+    assert pins == packages.Pins(torch="torch==2.10.0 --hash=sha256:dd", others=(numpy,))
+    assert pins.names == {"armllm", "torch", "numpy"}
+    assert pins.torch_version == "2.10.0"
+
+
+def test_only_the_file_with_the_hash_that_was_chosen_is_unpacked(tmp_path):
+    wheel = wheels.write(tmp_path, "thing-1.0-py3-none-any.whl", {"thing/__init__.py": b""})
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    options = {"python": "3.11", "architecture": "arm64", "index": str(tmp_path), "log": tmp_path / "log"}
+    packages.install([f"thing==1.0 --hash=sha256:{digest}"], tmp_path / "site", **options)
+    assert (tmp_path / "site/thing/__init__.py").is_file()
+    for pin in (f"thing==1.0 --hash=sha256:{'0' * 64}", "thing==1.0"):
+        with pytest.raises(MissingError, match=r"unpacking packages for arm64.* failed"):
+            packages.install([pin], tmp_path / "other", **options)
 
 
 @pytest.mark.parametrize("foreign", ["nvidia-cublas-cu12==12.8", "nvidia-nccl==2", "cuda-bindings==13"])
