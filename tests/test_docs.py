@@ -130,6 +130,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert links.findall(page.read_text()) == [], f"{page.name} needs the network"
 
 
+def test_pictures_show_what_is_true_now() -> None:
+    """It would catch a change of kernels.toml or of a table that a picture does not show."""
+    command = [sys.executable, "tools/draw_docs.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_settings_page_names_every_variable() -> None:
     """It would catch a variable that the code reads and no page explains."""
     read = re.compile(r'(?:environ(?:ment)?(?:\.get\(|\[)|getenv\(|positive\()"(ARM(?:LLM|BUILD)_\w+)"')

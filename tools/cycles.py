@@ -1,8 +1,8 @@
 """Count the cycles of the kernels' inner loops with llvm-mca and compare them with the committed table.
 
     tools/cycles.py              print the table
-    tools/cycles.py --write      write it to docs/performance.md
-    tools/cycles.py --check      fail when a loop lost more than 5% against docs/performance.md, or a
+    tools/cycles.py --write      write it to docs/reference/cycles.md
+    tools/cycles.py --check      fail when a loop lost more than 5% against docs/reference/cycles.md, or a
                                  quantised product of 2 to 16 rows is below what it should reach (rows_table)
 
 The targets are compiled by zig with the flags of the build; the loops are those that ARMLLM_LOOP names in
@@ -31,7 +31,7 @@ from kernel_loops import CORES, LOOPS, Core, Loop
 from marked_loops import crack, find_loops
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "reference" / "cycles.md"
 START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles -->"
 ROWS_START, ROWS_END = "<!-- rows: written by tools/cycles.py -->", "<!-- end of rows -->"
 LLVM_MCA = ("llvm-mca-19", "llvm-mca")
@@ -298,8 +298,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
-    parser.add_argument("--check", action="store_true", help="compare with docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/reference/cycles.md")
+    parser.add_argument("--check", action="store_true", help="compare with docs/reference/cycles.md")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the assembly in DIR")
     options = parser.parse_args()
     tool = find_llvm_mca()

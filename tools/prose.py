@@ -48,7 +48,7 @@ BANNED = {
 # Names that have a capital letter inside a heading too.
 NAMES = re.compile(
     r"Arm|Armv\d|Neoverse|Graviton|Python|Debian|Linux|Docker|Podman|Kubernetes|Helm|Jenkins|Buildkite"
-    r"|Prometheus|Llama|Hugging|Face|Markdown|Typer|I"
+    r"|Prometheus|Llama|Hugging|Face|Markdown|Typer|Pythons|Dockerfile|Zen|I"
 )
 LANE = re.compile(r"\blanes?\b")
 LANE_EXPLAINED = re.compile(r"\[[^\]]*\blanes?\b[^\]]*\]\(|\blanes?\**,? \(|(?:SIMD|vector) lanes?")
