@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 
 # type -> weights and bytes per block
 BLOCKS = {

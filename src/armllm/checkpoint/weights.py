@@ -1,7 +1,13 @@
-"""Weights of one checkpoint by their names, checked before any is read."""
+"""What a model is built from: tensors of one checkpoint by their names, looked at first and read then.
+
+A model takes its weights from a `Weights` twice. `CheckingWeights` finds all that is missing or wrong, and
+what the model takes in memory, without reading any data; `LoadingWeights` reads.
+"""
 
 from __future__ import annotations
 
+import abc
+import copy
 import dataclasses
 import fnmatch
 from typing import TYPE_CHECKING, Protocol
@@ -13,9 +19,9 @@ from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.matrix import IntegerWeight, PackedMatrix
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.tensors import Tensors
 
@@ -34,11 +40,16 @@ class WeightFormat(Protocol):
     def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:
         """What the matrix takes in memory, or None if it is a floating-point one."""
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """Note what is missing or wrong, without reading data."""
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
-        """The matrix ``[out_features, in_features]``; CheckpointError says what is wrong with its data."""
+    def load(
+        self, weights: LoadingWeights, parts: Mapping[str, int], in_features: int, scheme: Scheme
+    ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
+        """The matrices of ``parts`` (name to out_features), joined where they can be, each with its names.
+
+        CheckpointError says what is wrong with their data.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,139 +63,52 @@ class Product:
     bias: bool
 
 
-class Weights:
+@dataclasses.dataclass(kw_only=True)
+class Inventory:
+    """What a model takes of a checkpoint. Tensors and matrices by their full names.
+
+    num_bytes: what all of it takes in memory. schemes: of the quantised matrices. dense: tensors that are
+    used as they are. products: of quantised matrices, in order. problems: what is missing or wrong.
+    """
+
+    taken: set[str] = dataclasses.field(default_factory=set)
+    num_bytes: int = 0
+    num_parameters: int = 0
+    schemes: dict[str, Scheme] = dataclasses.field(default_factory=dict)
+    dense: set[str] = dataclasses.field(default_factory=set)
+    products: list[Product] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class Weights(abc.ABC):
     """Tensors of one checkpoint in one dtype, by names under a prefix.
 
     quantization: how matrices of linear layers are stored, or are to be; None: in floating point. watch:
-    called with the full name of each part of a product and its inputs, whenever the model computes it. A
-    model is built twice from these: once by `check`, on torch's meta device, which finds all that is missing
-    or wrong without reading any data; then for real.
+    called with the full name of each part of a product and its inputs, whenever the model computes it.
     """
 
+    watch: Callable[[str, Tensor], None] | None = None
+
     def __init__(
-        self,
-        checkpoint: Tensors,
-        dtype: torch.dtype,
-        device: str = "cpu",
-        *,
-        root: Weights | None = None,
-        prefix: str = "",
-        quantization: WeightFormat | None = None,
-        watch: Callable[[str, Tensor], None] | None = None,
+        self, checkpoint: Tensors, dtype: torch.dtype, quantization: WeightFormat | None = None
     ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
-        self.device = device
-        self.prefix = prefix
         self.quantization = quantization
-        self.watch = watch
-        self._root = root or self
-        if root is None:
-            self.problems: list[str] = []
-            self.taken: set[str] = set()
-            self.num_bytes = 0
-            self.num_parameters = 0
-            self.schemes: dict[str, Scheme] = {}  # of the quantised matrices, by their full names
-            self.rounding_errors: list[float] = []
-            self.dense: set[str] = set()  # tensors that are used as they are, by their full names
-            self.products: list[Product] = []  # of quantised matrices, in order
+        self.prefix = ""
 
     def scope(self, name: str, *, optional: bool = False) -> Weights:
         """The tensors below ``name``; if it is ``optional`` and there are none, these ones."""
         prefix = f"{self.prefix}{name}."
         if optional and not any(known.startswith(prefix) for known in self.checkpoint.names()):
             return self
-        return Weights(
-            self.checkpoint,
-            self.dtype,
-            self.device,
-            root=self._root,
-            prefix=prefix,
-            quantization=self.quantization,
-            watch=self.watch,
-        )
+        scoped = copy.copy(self)
+        scoped.prefix = prefix
+        return scoped
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
         return self.prefix + name in self.checkpoint.names()
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape in the wanted dtype; mapped, not copied, where that is the stored one."""
-        full_name = self.claim(name, shape)
-        if self.device == "meta":
-            return torch.empty(shape, dtype=self.dtype, device="meta")
-        return self.checkpoint.read(full_name).to(self.dtype)
-
-    def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        """Several tensors in one, along their first dimension."""
-        full_names = [self.claim(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        sizes = [shape[0] for shape in shapes]
-        whole = torch.empty((sum(sizes), *shapes[0][1:]), dtype=self.dtype, device=self.device)
-        if self.device != "meta":
-            for part, full_name in zip(torch.split(whole, sizes), full_names, strict=True):
-                part.copy_(self.checkpoint.read(full_name))
-        return whole
-
-    def claim(
-        self,
-        name: str,
-        *shapes: tuple[int, ...],
-        dtypes: tuple[str, ...] = READABLE,
-        num_bytes: int | None = None,
-    ) -> str:
-        """Note that the model uses a tensor, and what is wrong with it: shape (the first, or another), dtype.
-
-        num_bytes: what it takes in memory, if it is not read as it is. Returns its full name.
-        """
-        full_name = self.prefix + name
-        root, shape = self._root, shapes[0]
-        root.taken.add(full_name)
-        root.num_bytes += torch.Size(shape).numel() * self.dtype.itemsize if num_bytes is None else num_bytes
-        if num_bytes is None:
-            root.num_parameters += torch.Size(shape).numel()
-            root.dense.add(full_name)
-        if full_name not in self.checkpoint.names():
-            root.problems.append(f"tensor {full_name} is missing")
-            return full_name
-        dtype, stored_shape = self.checkpoint.describe(full_name)
-        where = self.checkpoint.where(full_name)
-        if stored_shape not in shapes:
-            root.problems.append(
-                f"tensor {full_name} in {where.name} has shape {list(stored_shape)},"
-                f" config.json wants {list(shape)}"
-            )
-        if dtype not in dtypes:
-            known = dtypes if dtypes is not READABLE else FLOATING
-            root.problems.append(
-                f"tensor {full_name} in {where.name} has dtype {dtype}, not one of {', '.join(known)}"
-            )
-        return full_name
-
-    def claim_matrix(self, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
-        """Note that the model uses a quantised matrix; `WeightFormat.claim` looks at its tensors."""
-        if self.quantization is None:
-            raise ValueError("the checkpoint is not quantised")
-        self.note_scheme(name, shape, scheme)
-        self.quantization.claim(self, name, shape, scheme)
-
-    def note_scheme(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> None:
-        """Keep what a quantised matrix is in memory."""
-        self._root.schemes[self.prefix + name] = scheme
-        self._root.num_parameters += torch.Size(shape).numel()
-
-    def note_product(self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool) -> None:
-        """Keep that these matrices (name to out_features) are one product."""
-        self._root.products.append(
-            Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
-        )
-
-    def read(self, name: str) -> Tensor:
-        """A tensor as it is stored, mapped from its file."""
-        return self.checkpoint.read(self.prefix + name)
-
-    def ignore(self, name: str) -> None:
-        """Note that a tensor carries nothing."""
-        self._root.taken.add(self.prefix + name)
 
     def stored_type(self, name: str) -> str:
         """A tensor's dtype as the file has it; empty where there is no such tensor."""
@@ -196,17 +120,118 @@ class Weights:
         where = self.checkpoint.where(full_name) if self.has(name) else self.checkpoint.folder
         return CheckpointError(f"{where}: tensor {full_name} {message}")
 
-    def note_rounding(self, error: float) -> None:
-        """Keep the relative error of a quantised matrix that had to be rounded anew."""
-        self._root.rounding_errors.append(error)
+    @abc.abstractmethod
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape in the wanted dtype."""
 
-    def finish_check(self, ignored: Sequence[str] = ()) -> None:
-        """Raise CheckpointError if a tensor was missing or wrong, or is in the files and not in the model.
+    @abc.abstractmethod
+    def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """Several tensors in one, along their first dimension."""
+
+    @abc.abstractmethod
+    def matrices(
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+    ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
+        """The quantised matrices of one product: those of ``parts`` (name to out_features).
+
+        They come joined where they can be, each with the names of its parts. Without ``bias`` the checkpoint
+        may have biases of zeros.
+        """
+
+    @abc.abstractmethod
+    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
+        """The floating-point matrices of a tensor ``[count, *shape]``, each of which is to be rounded."""
+
+
+class CheckingWeights(Weights):
+    """Reads nothing: tensors come on torch's meta device, and no quantised matrices come at all.
+
+    ``inventory`` holds what the model has asked for, and ``finish`` says whether it was all there.
+    """
+
+    def __init__(
+        self, checkpoint: Tensors, dtype: torch.dtype, quantization: WeightFormat | None = None
+    ) -> None:
+        super().__init__(checkpoint, dtype, quantization)
+        self.inventory = Inventory()
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        self.claim(name, shape)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
+
+    def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        for name, shape in zip(names, shapes, strict=True):
+            self.claim(name, shape)
+        rows = sum(shape[0] for shape in shapes)
+        return torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device="meta")
+
+    def matrices(
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+    ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
+        if self.quantization is None:
+            raise ValueError("the checkpoint is not quantised")
+        self.inventory.products.append(
+            Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
+        )
+        for name, rows in parts.items():
+            self._note_scheme(name, (rows, in_features), scheme)
+            self.quantization.claim(self, name, (rows, in_features), scheme)
+            if bias:
+                self.claim(f"{name}.bias", (rows,))
+            elif self.has(f"{name}.bias"):
+                self.claim(f"{name}.bias", (rows,), num_bytes=0)
+        return []
+
+    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
+        self.claim(name, (count, *shape), num_bytes=count * scheme.num_bytes(*shape))
+        self._note_scheme(name, (count, *shape), scheme)
+        return []
+
+    def claim(
+        self,
+        name: str,
+        *shapes: tuple[int, ...],
+        dtypes: tuple[str, ...] = READABLE,
+        num_bytes: int | None = None,
+    ) -> None:
+        """Note that the model uses a tensor, and what is wrong with it: shape (the first, or another), dtype.
+
+        num_bytes: what it takes in memory, if it is not read as it is.
+        """
+        full_name = self.prefix + name
+        seen, shape = self.inventory, shapes[0]
+        seen.taken.add(full_name)
+        seen.num_bytes += torch.Size(shape).numel() * self.dtype.itemsize if num_bytes is None else num_bytes
+        if num_bytes is None:
+            seen.num_parameters += torch.Size(shape).numel()
+            seen.dense.add(full_name)
+        if full_name not in self.checkpoint.names():
+            seen.problems.append(f"tensor {full_name} is missing")
+            return
+        dtype, stored_shape = self.checkpoint.describe(full_name)
+        where = self.checkpoint.where(full_name)
+        if stored_shape not in shapes:
+            seen.problems.append(
+                f"tensor {full_name} in {where.name} has shape {list(stored_shape)},"
+                f" config.json wants {list(shape)}"
+            )
+        if dtype not in dtypes:
+            known = dtypes if dtypes is not READABLE else FLOATING
+            seen.problems.append(
+                f"tensor {full_name} in {where.name} has dtype {dtype}, not one of {', '.join(known)}"
+            )
+
+    def ignore(self, name: str) -> None:
+        """Note that a tensor carries nothing."""
+        self.inventory.taken.add(self.prefix + name)
+
+    def finish(self, ignored: Sequence[str] = ()) -> Inventory:
+        """The inventory; CheckpointError if a tensor was missing or wrong, or is in the files and not used.
 
         ``ignored``: patterns of names that carry nothing (tables that are computed, a head that is tied).
         """
-        problems = list(self._root.problems)
-        unknown = sorted(self.checkpoint.names() - self._root.taken)
+        problems = list(self.inventory.problems)
+        unknown = sorted(self.checkpoint.names() - self.inventory.taken)
         problems += [
             f"tensor {name} is not part of the model that config.json describes"
             for name in unknown
@@ -215,3 +240,67 @@ class Weights:
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
             raise CheckpointError(f"{self.checkpoint.folder}: {problems[0]}{more}")
+        return self.inventory
+
+    def _note_scheme(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> None:
+        self.inventory.schemes[self.prefix + name] = scheme
+        self.inventory.num_parameters += torch.Size(shape).numel()
+
+
+class LoadingWeights(Weights):
+    """Reads what `CheckingWeights` found to be there.
+
+    ``rounding_errors``: relative errors of the quantised matrices that had to be rounded anew.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Tensors,
+        dtype: torch.dtype,
+        quantization: WeightFormat | None = None,
+        *,
+        watch: Callable[[str, Tensor], None] | None = None,
+    ) -> None:
+        super().__init__(checkpoint, dtype, quantization)
+        self.watch = watch
+        self.rounding_errors: list[float] = []
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Mapped, not copied, where the wanted dtype is the stored one."""
+        return self._read(name, shape).to(self.dtype)
+
+    def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        sizes = [shape[0] for shape in shapes]
+        whole = torch.empty((sum(sizes), *shapes[0][1:]), dtype=self.dtype)
+        for part, name, shape in zip(torch.split(whole, sizes), names, shapes, strict=True):
+            part.copy_(self._read(name, shape))
+        return whole
+
+    def matrices(
+        self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
+    ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
+        if self.quantization is None:
+            raise ValueError("the checkpoint is not quantised")
+        if not bias:
+            self.check_idle_biases(parts)
+        return self.quantization.load(self, parts, in_features, scheme)
+
+    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
+        del scheme  # the caller rounds
+        return list(self._read(name, (count, *shape)))
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as it is stored, mapped from its file."""
+        return self.checkpoint.read(self.prefix + name)
+
+    def check_idle_biases(self, names: Iterable[str]) -> None:
+        """Refuse a bias that is not zero in a model without biases; AutoGPTQ once wrote zeros everywhere."""
+        for name in names:
+            if self.has(f"{name}.bias") and self.read(f"{name}.bias").any():
+                raise self.error(f"{name}.bias", "is not zero, and by config.json the model has no such bias")
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self.read(name)
+        if tensor.shape != shape:  # the check let it pass: the file was changed since
+            raise self.error(name, f"has shape {list(tensor.shape)} now, and not {list(shape)} any more")
+        return tensor

@@ -18,9 +18,9 @@ def register(app: typer.Typer) -> None:
 
 def info(model: Model, as_json: AsJson = False, verbose: Verbose = False) -> None:  # noqa: ARG001
     """Tell what a checkpoint is, after checking that all its tensors are there."""
-    from armllm.engine.inspection import inspect  # noqa: PLC0415 - torch takes seconds, --help should not
+    from armllm.engine.inspection import inspect_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
-    facts: dict[str, Any] = inspect(model)
+    facts: dict[str, Any] = inspect_checkpoint(model)
     if as_json:
         print(json.dumps({"schema": 1, **facts}))
         return

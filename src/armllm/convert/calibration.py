@@ -16,11 +16,11 @@ from torch import Tensor
 
 from armllm import kernels
 from armllm.checkpoint.folder import Checkpoint
-from armllm.checkpoint.weights import Weights
+from armllm.checkpoint.weights import LoadingWeights
 from armllm.convert.folding import Fold, ScaledCheckpoint, find_folds
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.models import read_model_config
+from armllm.models import check_model, read_model_config
 from armllm.quant.round_to_nearest import RoundToNearest
 from armllm.quant.rounding import from_float
 
@@ -132,10 +132,8 @@ def calibrated(
         )
     pieces = read_pieces(text, tokenizer, config.max_model_len)
     checkpoint = Checkpoint(folder)
-    weights = Weights(checkpoint, dtype, device="meta", quantization=RoundToNearest(scheme))
-    architecture(config, weights, max_positions=1)
-    weights.finish_check(architecture.ignored_tensors(config))
-    return calibrate(architecture, config, checkpoint, weights.schemes, pieces, dtype=dtype)
+    _, inventory = check_model(architecture, config, checkpoint, dtype, RoundToNearest(scheme))
+    return calibrate(architecture, config, checkpoint, inventory.schemes, pieces, dtype=dtype)
 
 
 @torch.inference_mode()
@@ -155,7 +153,7 @@ def calibrate(
     folds = find_folds(checkpoint.names(), config)
     recorder = Recorder((fold.seen for fold in folds.found), len(pieces))
     longest = max(map(len, pieces))
-    model = architecture(config, Weights(checkpoint, dtype, watch=recorder), max_positions=longest)
+    model = architecture(config, LoadingWeights(checkpoint, dtype, watch=recorder), max_positions=longest)
     _show(model, pieces, longest, dtype)
     del model
     scaled = ScaledCheckpoint(checkpoint)

@@ -17,16 +17,16 @@ from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.checkpoint.gguf_file import open_gguf
 from armllm.checkpoint.hub import resolve_model
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
-from armllm.checkpoint.weights import Weights
+from armllm.checkpoint.weights import LoadingWeights
 from armllm.convert.calibration import calibrated
 from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import cpu_computes_bfloat16
-from armllm.models import read_model_config
+from armllm.models import check_model, read_model_config
 from armllm.quant.digest import digest_file
 from armllm.quant.formats import choose_format
-from armllm.quant.matrices import check_idle_biases, read_integers
-from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, pack, sealed
+from armllm.quant.integers import IntegerFormat, pack
+from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, sealed
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.matrix import PackedMatrix
     from armllm.checkpoint.tensors import Tensors
-    from armllm.checkpoint.weights import Product, WeightFormat
-    from armllm.quant.packed import PackedMatrix
+    from armllm.checkpoint.weights import Inventory, Product
 
 NATIVE = "native"
 CONFIG = "config.json"
@@ -89,16 +89,14 @@ def pack_checkpoint(
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(path, quantization, calibration, Tokenizer(path), dtype)
         told(str(report))
-    weights = Weights(source, torch.bfloat16, device="meta", quantization=form)
-    architecture(config, weights, max_positions=1)
-    weights.finish_check(architecture.ignored_tensors(config))
-    if form is None or not weights.schemes:
+    _, inventory = check_model(architecture, config, source, torch.bfloat16, form)
+    if not isinstance(form, IntegerFormat) or not inventory.schemes:
         raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
-    _check_products(weights, path)
+    _check_products(inventory, path)
     is_file = path.is_file()
     with derived_folder(None if is_file else path, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
-        writer.write(weights, told)
+        writer.write(inventory, told)
         files = {source.where(name).name for name in source.names()}
         if is_file:
             packed_from = Source.of(path.parent, sorted(files | {path.name}))
@@ -149,10 +147,10 @@ def _write_tokenizer(path: Path, work: Path) -> None:
         (work / "tokenizer_config.json").write_text(settings + "\n", encoding="utf-8")
 
 
-def _check_products(weights: Weights, path: Path) -> None:
+def _check_products(inventory: Inventory, path: Path) -> None:
     """Every quantised matrix must be in a product of a name of its own."""
-    known = {product.prefix + name for product in weights.products for name in product.parts}
-    other = sorted(weights.schemes.keys() - known)
+    known = {product.prefix + name for product in inventory.products for name in product.parts}
+    other = sorted(inventory.schemes.keys() - known)
     if other:
         raise CheckpointError(f"{path}: {other[0]} holds several matrices in one tensor and can't be packed")
 
@@ -160,7 +158,7 @@ def _check_products(weights: Weights, path: Path) -> None:
 class _Writer:
     """A safetensors file of packed matrices, each at a multiple of 64 bytes, and then of other tensors."""
 
-    def __init__(self, path: Path, source: Tensors, form: WeightFormat, targets: dict[str, str]) -> None:
+    def __init__(self, path: Path, source: Tensors, form: IntegerFormat, targets: dict[str, str]) -> None:
         self.path, self.source, self.form, self.targets = path, source, form, targets
         self.matrices: dict[str, StoredMatrix] = {}
         self.rounding_errors: list[float] = []
@@ -168,20 +166,20 @@ class _Writer:
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._columns: dict[str, Tensor] = {}
 
-    def write(self, weights: Weights, told: Callable[[str], object]) -> None:
-        """All that ``weights``, which a model was built from, has seen."""
-        names = [product.prefix + next(iter(product.parts)) for product in weights.products]
+    def write(self, inventory: Inventory, told: Callable[[str], object]) -> None:
+        """All that a model takes."""
+        names = [product.prefix + next(iter(product.parts)) for product in inventory.products]
         # a product may become as many matrices as it has parts, each with columns
-        room = sum(2 * len(product.parts) for product in weights.products) + len(weights.dense)
-        longest = max(map(len, [*names, *weights.dense]))
+        room = sum(2 * len(product.parts) for product in inventory.products) + len(inventory.dense)
+        longest = max(map(len, [*names, *inventory.dense]))
         room = -(-(1024 + room * (longest + HEADER_ENTRY)) // ALIGNMENT) * ALIGNMENT
         with self.path.open("wb") as file:
             file.truncate(room)
             file.seek(room)
-            for number, product in enumerate(weights.products, 1):
+            for number, product in enumerate(inventory.products, 1):
                 self._write_product(file, product)
                 told(f"{number} of {len(names)}: {names[number - 1]}")
-            for name in sorted(weights.dense):
+            for name in sorted(inventory.dense):
                 tensor, dtype = self.source.read(name), self.source.describe(name)[0]
                 if dtype in BLOCKS:  # an embedding of 4 to 8 bits, say: bfloat16 holds as many
                     tensor, dtype = tensor.bfloat16(), "BF16"
@@ -195,10 +193,11 @@ class _Writer:
         self.path.chmod(0o644)
 
     def _write_product(self, file: IO[bytes], product: Product) -> None:
-        weights = Weights(self.source, torch.bfloat16, quantization=self.form, prefix=product.prefix)
+        weights = LoadingWeights(self.source, torch.bfloat16)
+        weights.prefix = product.prefix
         if not product.bias:
-            check_idle_biases(weights, product.parts)
-        for names, weight in read_integers(weights, product.parts, product.in_features, product.scheme):
+            weights.check_idle_biases(product.parts)
+        for names, weight in self.form.load(weights, product.parts, product.in_features, product.scheme):
             packed = pack(weight, self.targets[str(weight.bits)])
             self._note({product.prefix + name: product.parts[name] for name in names}, packed)
             first = product.prefix + names[0]

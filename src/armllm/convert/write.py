@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from armllm.checkpoint.folder import INDEX, SINGLE, Checkpoint
 from armllm.checkpoint.hub import resolve_model
 from armllm.checkpoint.scheme import check_scheme
-from armllm.checkpoint.weights import Weights
+from armllm.checkpoint.weights import LoadingWeights
 from armllm.convert.calibration import calibrated
 from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import cpu_computes_bfloat16
-from armllm.models import read_model_config
+from armllm.models import check_model, read_model_config
 from armllm.quant.bit_packing import pack_signed
 from armllm.quant.round_to_nearest import LEFT_ALONE, RoundToNearest, rounded
 from armllm.tokenizer import Tokenizer
@@ -89,9 +89,7 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
     if config.quantization is not None:
         raise CheckpointError(f"{folder} is quantised already: {config.quantization}")
     checkpoint = Checkpoint(folder)
-    weights = Weights(checkpoint, torch.float32, device="meta", quantization=RoundToNearest(scheme))
-    architecture(config, weights, max_positions=1)
-    weights.finish_check(architecture.ignored_tensors(config))
+    _, inventory = check_model(architecture, config, checkpoint, torch.float32, RoundToNearest(scheme))
     stacked = [
         name for name in checkpoint.names() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
     ]
@@ -100,7 +98,7 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
             f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantised;"
             " --quantization rounds it while loading"
         )
-    return weights.schemes, checkpoint
+    return inventory.schemes, checkpoint
 
 
 def describe(scheme: Scheme, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -168,7 +166,7 @@ def _write_files(
 
 def _rounded(checkpoint: Tensors, name: str, stored: Tensor, scheme: Scheme) -> dict[str, Tensor]:
     """The tensors that take a matrix's place; scales keep its dtype."""
-    weight = rounded(Weights(checkpoint, torch.float32), name, stored, scheme)
+    weight = rounded(LoadingWeights(checkpoint, torch.float32), name, stored, scheme)
     scale = {f"{name}_scale": weight.scales.to(stored.dtype)}
     if _is_w8a8(scheme):
         return {name: weight.q, **scale}

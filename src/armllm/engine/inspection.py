@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.hub import resolve_model
-from armllm.checkpoint.weights import Weights
-from armllm.models import read_model_config
+from armllm.models import check_model, read_model_config
 from armllm.quant.gguf_format import ROUNDED, GGUFFormat
 
+if TYPE_CHECKING:
+    from armllm.checkpoint.config import ModelConfig
+    from armllm.checkpoint.tensors import Tensors
+    from armllm.checkpoint.weights import Inventory
 
-def inspect(model: str) -> dict[str, Any]:
+
+def inspect_checkpoint(model: str) -> dict[str, Any]:
     """Shape, size and limits of a checkpoint folder; CheckpointError if the engine could not load it."""
     folder = resolve_model(model)
     architecture, config = read_model_config(folder)
     checkpoint = open_checkpoint(folder)
-    weights = Weights(checkpoint, torch.bfloat16, device="meta", quantization=config.quantization)
-    architecture(config, weights, max_positions=1)
-    weights.finish_check(architecture.ignored_tensors(config))
-    stored = sorted({checkpoint.describe(name)[0] for name in weights.taken})
+    _, inventory = check_model(architecture, config, checkpoint, torch.bfloat16, config.quantization)
+    stored = sorted({checkpoint.describe(name)[0] for name in inventory.taken})
     kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return {
         "architecture": config.architecture,
-        "parameters": weights.num_parameters,
+        "parameters": inventory.num_parameters,
         "stored_as": ", ".join(stored),
-        "quantization": _quantization(weights),
+        "quantization": _quantization(config, checkpoint, inventory),
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "attention_heads": config.num_heads,
@@ -42,13 +44,12 @@ def inspect(model: str) -> dict[str, Any]:
     }
 
 
-def _quantization(weights: Weights) -> str:
+def _quantization(config: ModelConfig, checkpoint: Tensors, inventory: Inventory) -> str:
     """The scheme, and what of a GGUF file is not kept as it is stored."""
-    if not weights.schemes:
+    if not inventory.schemes:
         return "none"
-    told = str(weights.quantization)
-    if isinstance(weights.quantization, GGUFFormat):
-        types = {weights.stored_type(f"{name}.weight") for name in weights.schemes}
+    if isinstance(config.quantization, GGUFFormat):
+        types = {checkpoint.describe(f"{name}.weight")[0] for name in inventory.schemes}
         if anew := sorted(types.intersection(ROUNDED)):
-            return f"{told} ({', '.join(anew)} rounded anew to int8, about 0.9% off)"
-    return told
+            return f"{config.quantization} ({', '.join(anew)} rounded anew to int8, about 0.9% off)"
+    return str(config.quantization)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.generation import read_end_token_ids
+from armllm.engine.loading import WeightSource
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
 from armllm.engine.placement import place, torch_threads
@@ -47,7 +48,8 @@ class LLMEngine:
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
         self.placement = place()
-        self.runner = ModelRunner(config, architecture, model_config, self.placement.node)
+        source = WeightSource(config, model_config.quantization)
+        self.runner = ModelRunner(config, architecture, model_config, source, self.placement.node)
         self.processor = Processor(
             self.tokenizer,
             vocab_size=model_config.vocab_size,

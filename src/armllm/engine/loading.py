@@ -1,23 +1,32 @@
-"""Weights into memory, and what that took."""
+"""Weights: where they come from, into memory, and what that took."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import resource
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.gguf_file import forget_gguf
-from armllm.checkpoint.weights import Weights
+from armllm.checkpoint.weights import LoadingWeights
+from armllm.convert.calibration import calibrated
+from armllm.quant.formats import choose_format
+from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ModelConfig
+    from armllm.checkpoint.folder import Checkpoint
+    from armllm.checkpoint.gguf import GGUFCheckpoint
     from armllm.checkpoint.tensors import Tensors
-    from armllm.checkpoint.weights import WeightFormat
+    from armllm.checkpoint.weights import Inventory, WeightFormat
+    from armllm.engine.config import EngineConfig
     from armllm.models import Model
 
 logger = logging.getLogger(__name__)
@@ -37,24 +46,59 @@ class LoadReport:
     rounding_error: float | None = None
 
 
+class WeightSource:
+    """Where a model's weights come from, and in which form, by the engine's options.
+
+    stored: how the checkpoint has its matrices. Nothing is opened before it is asked for.
+    """
+
+    def __init__(self, config: EngineConfig, stored: WeightFormat | None) -> None:
+        self._config = config
+        self._stored = stored
+
+    @functools.cached_property
+    def quantization(self) -> WeightFormat | None:
+        """How matrices are read; RequestError if the options want what the checkpoint is not."""
+        return choose_format(self._config.quantization, self._stored)
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint | GGUFCheckpoint:
+        """The files."""
+        return open_checkpoint(self._config.model_folder)
+
+    def tensors(self) -> Tensors:
+        """What is loaded: the files' tensors, scaled first if the options have a text to calibrate by."""
+        config = self._config
+        if config.calibration is None or config.quantization is None:
+            return self.checkpoint
+        tokenizer, text = Tokenizer(config.tokenizer_folder), Path(config.calibration)
+        folder, dtype = config.model_folder, config.torch_dtype
+        scaled, _ = calibrated(folder, config.quantization, text, tokenizer, dtype)
+        return scaled
+
+
 def load_model(
     architecture: type[Model],
     config: ModelConfig,
-    checkpoint: Tensors,
+    source: WeightSource,
+    inventory: Inventory,
     dtype: torch.dtype,
     *,
     max_positions: int,
-    quantization: WeightFormat | None = None,
 ) -> tuple[Model, LoadReport]:
-    """Build the model with the checkpoint's weights in ``dtype``, and log what it took in one line."""
+    """Build the model with the source's weights in ``dtype``, and log what it took in one line.
+
+    ``inventory`` is what `check_model` found with the same source.
+    """
+    tensors = source.tensors()
     started = time.perf_counter()
     with torch.inference_mode():
-        weights = Weights(checkpoint, dtype, quantization=quantization)
+        weights = LoadingWeights(tensors, dtype, source.quantization)
         model = architecture(config, weights, max_positions=max_positions)
     forget_gguf()
     report = LoadReport(
         seconds=time.perf_counter() - started,
-        weight_bytes=weights.num_bytes,
+        weight_bytes=inventory.num_bytes,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         rounding_error=max(weights.rounding_errors, default=None),
     )
@@ -65,16 +109,16 @@ def load_model(
         report.seconds,
         report.peak_bytes / GIB,
     )
-    if weights.schemes:
-        counts = Counter(map(str, weights.schemes.values()))
+    if inventory.schemes:
+        counts = Counter(map(str, inventory.schemes.values()))
         logger.info(
-            "%s: %s", quantization, ", ".join(f"{n} matrices {scheme}" for scheme, n in counts.items())
+            "%s: %s", source.quantization, ", ".join(f"{n} matrices {scheme}" for scheme, n in counts.items())
         )
     if report.rounding_error is not None:
         logger.warning(
             "%d matrices of %s had to be rounded anew, relative error at most %.2g: see docs/quantization.md",
             len(weights.rounding_errors),
-            quantization,
+            source.quantization,
             report.rounding_error,
         )
     return model, report

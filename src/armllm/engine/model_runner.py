@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,18 +10,14 @@ import torch
 from torch import Tensor
 
 from armllm import environment, kernels
-from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.mapping import mapped_spans, release
-from armllm.checkpoint.weights import Weights
-from armllm.convert.calibration import calibrated
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
 from armllm.engine.placement import torch_threads
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.layers.linear import has_own_products
-from armllm.quant.formats import choose_format
-from armllm.tokenizer import Tokenizer
+from armllm.models import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
@@ -30,10 +25,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from armllm.checkpoint.config import ModelConfig
-    from armllm.checkpoint.folder import Checkpoint
-    from armllm.checkpoint.gguf import GGUFCheckpoint
-    from armllm.checkpoint.tensors import Tensors
+    from armllm.checkpoint.weights import Inventory
     from armllm.engine.config import EngineConfig
+    from armllm.engine.loading import WeightSource
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
     from armllm.models import Model
@@ -50,7 +44,7 @@ class StepInput:
 
 
 class ModelRunner:
-    """Loads a checkpoint after checking all of it, makes the KV cache, and runs steps.
+    """Loads the weights of a source after checking all of it, makes the KV cache, and runs steps.
 
     ``node``: the NUMA node whose memory is used.
     """
@@ -60,6 +54,7 @@ class ModelRunner:
         config: EngineConfig,
         architecture: type[Model],
         model_config: ModelConfig,
+        source: WeightSource,
         node: int | None = None,
     ) -> None:
         self.model_config = model_config
@@ -78,37 +73,31 @@ class ModelRunner:
         kernels.set_num_threads(torch.get_num_threads())
         self.own_products = has_own_products(self.dtype)
         kernels.use_own_threads(self.own_products)
-        self.quantization = choose_format(config.quantization, model_config.quantization)
-        checkpoint = open_checkpoint(config.model_folder)
-        layouts = self._check(config, architecture, checkpoint)
-        source: Tensors = checkpoint
-        if config.calibration is not None and config.quantization is not None:
-            tokenizer, text = Tokenizer(config.tokenizer_folder), Path(config.calibration)
-            source, _ = calibrated(config.model_folder, config.quantization, text, tokenizer, self.dtype)
+        inventory, layouts = self._check(config, architecture, source)
         self.model, self.load_report = load_model(
-            architecture,
-            model_config,
-            source,
-            self.dtype,
-            max_positions=self.max_model_len,
-            quantization=self.quantization,
+            architecture, model_config, source, inventory, self.dtype, max_positions=self.max_model_len
         )
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
-        release(mapped_spans(checkpoint.files()))
+        release(mapped_spans(source.checkpoint.files()))
 
     def _check(
-        self, config: EngineConfig, architecture: type[Model], checkpoint: Checkpoint | GGUFCheckpoint
-    ) -> list[KVCacheLayout]:
+        self, config: EngineConfig, architecture: type[Model], source: WeightSource
+    ) -> tuple[Inventory, list[KVCacheLayout]]:
         """Build the model without data: every tensor must be there, and weights and cache fit into memory."""
-        weights = Weights(checkpoint, self.dtype, device="meta", quantization=self.quantization)
-        model = architecture(self.model_config, weights, max_positions=self.max_model_len)
-        weights.finish_check(architecture.ignored_tensors(self.model_config))
+        model, inventory = check_model(
+            architecture,
+            self.model_config,
+            source.checkpoint,
+            self.dtype,
+            source.quantization,
+            max_positions=self.max_model_len,
+        )
         left = available_memory(self._node)
-        if weights.num_bytes > left:
+        if inventory.num_bytes > left:
             raise MemoryLimitError(
-                f"the weights take {readable(weights.num_bytes)} as {self.dtype},"
+                f"the weights take {readable(inventory.num_bytes)} as {self.dtype},"
                 f" and {readable(left)} of memory are left"
             )
         try:
@@ -119,9 +108,9 @@ class ModelRunner:
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
-        self.num_blocks = self._count_blocks(config, block_bytes, left - weights.num_bytes)
+        self.num_blocks = self._count_blocks(config, block_bytes, left - inventory.num_bytes)
         self.cache_bytes = self.num_blocks * block_bytes
-        return layouts
+        return inventory, layouts
 
     def _count_blocks(self, config: EngineConfig, block_bytes: int, left: int) -> int:
         """How many blocks of ``block_bytes`` (all layers together) the KV cache gets of ``left`` bytes."""

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.checkpoint.matrix import PackedMatrix
 from armllm.layers.asymmetric import AsymmetricLinear
-from armllm.quant.matrices import check_idle_biases, load_packed
-from armllm.quant.packed import PackedMatrix, pack
+from armllm.quant.integers import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from armllm.checkpoint.integer_weight import IntegerWeight
+    from armllm.checkpoint.matrix import IntegerWeight
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.weights import Weights
 
@@ -228,19 +228,8 @@ def _load(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias:
 def _load_quantized(
     weights: Weights, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
 ) -> list[Linear]:
-    if weights.device == "meta":
-        weights.note_product(parts, in_features, scheme, bias=bias)
-        for name, rows in parts.items():
-            weights.claim_matrix(name, (rows, in_features), scheme)
-            if bias:
-                weights.claim(f"{name}.bias", (rows,))
-            elif weights.has(f"{name}.bias"):
-                weights.claim(f"{name}.bias", (rows,), num_bytes=0)
-        return [DenseLinear(torch.empty(sum(parts.values()), in_features, device="meta"))]
-    if not bias:
-        check_idle_biases(weights, parts)
     products: list[Linear] = []
-    for names, weight in load_packed(weights, parts, in_features, scheme):
+    for names, weight in weights.matrices(parts, in_features, scheme, bias=bias):
         biases = (
             weights.concatenate([f"{name}.bias" for name in names], [(parts[name],) for name in names])
             if bias

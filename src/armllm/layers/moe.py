@@ -10,8 +10,8 @@ from torch import Tensor
 from armllm import kernels
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
-from armllm.quant.matrices import fitted
 from armllm.quant.round_to_nearest import rounded
+from armllm.quant.rounding import fit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +131,7 @@ def load_experts(
         down = [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
     function = gated_kernel(activation)
     stored = _alike([*gate_up, *down])
-    if function is not None and stored is not None and weights.device != "meta":
+    if function is not None and stored is not None:
         joined = kernels.join_experts(stored[:num_experts], stored[num_experts:])
         return FusedExperts(joined, cast("GatedActivation", function))
     return SeparateExperts(
@@ -161,12 +161,10 @@ def _unstacked(
     scheme = form.scheme(weights, name, inputs) if form is not None else None
     if scheme is None:
         return list(weights.take(name, num_experts, rows, inputs))
-    weights.claim(name, (num_experts, rows, inputs), num_bytes=num_experts * scheme.num_bytes(rows, inputs))
-    weights.note_scheme(name, (num_experts, rows, inputs), scheme)
-    if weights.device == "meta":
-        return [torch.empty(rows, inputs, device="meta")] * num_experts
-    stored = weights.read(name)
-    return [QuantizedLinear(fitted(weights, rounded(weights, name, one, scheme))) for one in stored]
+    return [
+        QuantizedLinear(fit(rounded(weights, name, one, scheme))[0])
+        for one in weights.slices(name, num_experts, (rows, inputs), scheme)
+    ]
 
 
 def _product(matrix: Tensor | Linear) -> Linear:
@@ -176,17 +174,21 @@ def _product(matrix: Tensor | Linear) -> Linear:
 def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedWeight] | None:
     """What the kernels join: tensors only, or packed weights of the same form; None for anything else.
 
+    None too for what has no data.
+
     Columns in an order of their own (act-order) and given scales of inputs are not the kernels'.
     """
     tensors = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
-    if len(tensors) == len(matrices):
+    if not all(tensor.device.type == "cpu" for tensor in tensors):
+        return None
+    if matrices and len(tensors) == len(matrices):
         return list(tensors)
     packed = [
         matrix.weight
         for matrix in matrices
         if isinstance(matrix, QuantizedLinear) and matrix.columns is None and matrix.input_scale is None
     ]
-    if len(packed) < len(matrices) or len({weight.bits for weight in packed}) > 1:
+    if not packed or len(packed) < len(matrices) or len({weight.bits for weight in packed}) > 1:
         return None
     half = len(packed) // 2
     for weights in (packed[:half], packed[half:]):

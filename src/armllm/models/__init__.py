@@ -7,15 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Protocol
 
 from armllm.checkpoint.config import ConfigReader
+from armllm.checkpoint.weights import CheckingWeights
 from armllm.quant.formats import read_format
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
     from armllm.checkpoint.config import ModelConfig
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.tensors import Tensors
+    from armllm.checkpoint.weights import Inventory, WeightFormat, Weights
     from armllm.layers.attention import Attention, AttentionMetadata
 
 # architecture in config.json -> module here; the class has the architecture's name
@@ -78,6 +81,24 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""
+
+
+def check_model(
+    architecture: type[Model],
+    config: ModelConfig,
+    checkpoint: Tensors,
+    dtype: torch.dtype,
+    quantization: WeightFormat | None,
+    *,
+    max_positions: int = 1,
+) -> tuple[Model, Inventory]:
+    """Build the model without data, which can't compute, and tell what it takes of the checkpoint.
+
+    CheckpointError says what is missing or wrong.
+    """
+    weights = CheckingWeights(checkpoint, dtype, quantization)
+    model = architecture(config, weights, max_positions=max_positions)
+    return model, weights.finish(architecture.ignored_tensors(config))
 
 
 def read_model_config(folder: Path) -> tuple[type[Model], ModelConfig]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme
 from armllm.quant.bit_packing import centred, unpack
 from armllm.quant.checks import checked_scales
 from armllm.quant.gptq import FLOATS, count_groups, grouping, read_group_size
+from armllm.quant.integers import IntegerFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 PER_WORD = 8
 # where in a word the eight outputs stand
@@ -27,7 +28,7 @@ PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AWQ:
+class AWQ(IntegerFormat):
     """quant_method "awq". group_size 0: one per row."""
 
     group_size: int
@@ -60,7 +61,7 @@ class AWQ:
         size = grouping(self.group_size, in_features)
         return Scheme(bits=4, group_size=size, symmetric=not self.zero_points)
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """Values, scales and zero points."""
         rows, inputs = shape
         if rows % PER_WORD:
@@ -73,9 +74,11 @@ class AWQ:
             weights.claim(f"{name}.qzeros", (groups, words), dtypes=("I32",), num_bytes=0)
         weights.claim(f"{name}.scales", (groups, rows), dtypes=FLOATS, num_bytes=0)
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
         """The matrix as stored."""
-        self.claim(weights, name, shape, scheme)
+        del shape, scheme  # the tensors say them
         zeros = _outputs(weights.read(f"{name}.qzeros")) if weights.has(f"{name}.qzeros") else None
         if not self.zero_points and zeros is not None and zeros.any():
             raise weights.error(

@@ -9,10 +9,10 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.weights import LoadingWeights
 
 
-def checked_scales(weights: Weights, name: str) -> Tensor:
+def checked_scales(weights: LoadingWeights, name: str) -> Tensor:
     """Scales in fp32, all finite."""
     scales = weights.read(name).float()
     if not scales.isfinite().all():
@@ -20,7 +20,7 @@ def checked_scales(weights: Weights, name: str) -> Tensor:
     return scales
 
 
-def checked_columns(weights: Weights, name: str, num_groups: int) -> Tensor | None:
+def checked_columns(weights: LoadingWeights, name: str, num_groups: int) -> Tensor | None:
     """The order of inputs in which groups lie side by side, int64 ``[K]``; None where they already do.
 
     From ``g_idx[K]``, the group of each input (GPTQ's act-order, "desc_act").

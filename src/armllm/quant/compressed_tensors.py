@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme
 from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
+from armllm.quant.integers import IntegerFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 FORMATS = ("int-quantized", "pack-quantized")
 # actorder: columns belong to groups as g_idx says; or they were only calibrated in another order
@@ -59,7 +60,7 @@ class Group:
         return f"W{self.bits}A{self.activations}{static} {self.form}, {size}{zeros}{shifted}"
 
 
-class CompressedTensors:
+class CompressedTensors(IntegerFormat):
     """quant_method "compressed-tensors"."""
 
     method = "compressed-tensors"
@@ -100,7 +101,7 @@ class CompressedTensors:
             symmetric=group.symmetric,
         )
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """Weights, scales, shape, zero points and order must be there."""
         rows, inputs = shape
         group = self._found(weights, name)
@@ -130,9 +131,11 @@ class CompressedTensors:
         if group.ordered:
             weights.claim(f"{name}.weight_g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
         """The matrix as stored."""
-        self.claim(weights, name, shape, scheme)
+        del scheme
         rows, inputs = shape
         group = self._found(weights, name)
         num_groups = _num_groups(weights, name, group, inputs)
@@ -180,14 +183,14 @@ class CompressedTensors:
         return group
 
 
-def _input_zero(weights: Weights, name: str, group: Group) -> int | None:
+def _input_zero(weights: LoadingWeights, name: str, group: Group) -> int | None:
     """0 where each token has its own."""
     if not group.shifted:
         return None
     return int(weights.read(f"{name}.input_zero_point")) if group.static else 0
 
 
-def _input_scale(weights: Weights, name: str, group: Group) -> float:
+def _input_scale(weights: LoadingWeights, name: str, group: Group) -> float:
     if not group.shifted:
         _check_zeros(weights, f"{name}.input_zero_point", 8)
     scale = float(weights.read(f"{name}.input_scale").float())
@@ -196,7 +199,7 @@ def _input_scale(weights: Weights, name: str, group: Group) -> float:
     return scale
 
 
-def _check_zeros(weights: Weights, name: str, bits: int) -> None:
+def _check_zeros(weights: LoadingWeights, name: str, bits: int) -> None:
     """Refuse zero points where config.json says symmetric; zeros may be stored, packed or not."""
     if not weights.has(name):
         return
@@ -205,7 +208,7 @@ def _check_zeros(weights: Weights, name: str, bits: int) -> None:
         raise weights.error(name, "is not zero, but config.json says symmetric")
 
 
-def _zeros(weights: Weights, name: str, group: Group, rows: int) -> Tensor:
+def _zeros(weights: LoadingWeights, name: str, group: Group, rows: int) -> Tensor:
     stored = weights.read(f"{name}.weight_zero_point")
     if stored.dtype is torch.int8:
         return stored

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, cast
 from armllm.checkpoint import gguf_blocks
 from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.checkpoint.scheme import Scheme
+from armllm.quant.integers import IntegerFormat
 from armllm.quant.rounding import from_float, relative_error
 
 if TYPE_CHECKING:
     from armllm.checkpoint.gguf import GGUFCheckpoint
-    from armllm.checkpoint.integer_weight import IntegerWeight
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.matrix import IntegerWeight
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 # What becomes 8 bits with one scale per row; others are kept as they are.
 ROUNDED = ("Q5_1", "Q5_K", "Q6_K")
@@ -25,7 +26,7 @@ SCHEMES = {kind: Scheme(bits=8) for kind in ROUNDED} | {
 }
 
 
-class GGUFFormat:
+class GGUFFormat(IntegerFormat):
     """Matrices of the types in `SCHEMES`; others are floating-point."""
 
     method = "gguf"
@@ -38,13 +39,15 @@ class GGUFFormat:
         del in_features
         return SCHEMES.get(weights.stored_type(f"{name}.weight"))
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """The tensor must be there."""
         weights.claim(f"{name}.weight", shape, dtypes=tuple(BLOCKS), num_bytes=scheme.num_bytes(*shape))
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
         """Types of integers exactly; those of 5 bits with minima, which would take 10, rounded to 8 anew."""
-        self.claim(weights, name, shape, scheme)
+        del shape
         checkpoint = cast("GGUFCheckpoint", weights.checkpoint)
         full_name = f"{weights.prefix}{name}.weight"
         kind, blocks = checkpoint.read_blocks(full_name)
@@ -59,5 +62,5 @@ class GGUFFormat:
             weight = from_float(exact, scheme)
         except ValueError as error:
             raise weights.error(f"{name}.weight", f"can't be rounded: {error}") from None
-        weights.note_rounding(relative_error(weight.dequantize(), exact))
+        weights.rounding_errors.append(relative_error(weight.dequantize(), exact))
         return weight

@@ -13,14 +13,15 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme
 from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
+from armllm.quant.integers import IntegerFormat
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 FORMATS = ("gptq", "gptq_v2")
 FLOATS = ("F16", "BF16", "F32")
@@ -29,7 +30,7 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GPTQ:
+class GPTQ(IntegerFormat):
     """quant_method "gptq". zero_offset: what is added to words of zero points; group_size 0: one per row.
 
     rules: patterns of names, each with the settings of those layers, None: not quantised; the first that
@@ -71,7 +72,7 @@ class GPTQ:
         size = grouping(own.group_size, in_features)
         return Scheme(bits=own.bits, group_size=size, symmetric=own.symmetric)
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """Values, scales, zero points and maybe groups of inputs."""
         rows, inputs = shape
         own = self._settings_of(weights, name) or self
@@ -88,9 +89,11 @@ class GPTQ:
         if weights.has(f"{name}.g_idx"):
             weights.claim(f"{name}.g_idx", (inputs,), dtypes=("I32", "I64"), num_bytes=0)
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
         """The matrix as stored, its columns in the order of their groups."""
-        self.claim(weights, name, shape, scheme)
+        del scheme
         rows, inputs = shape
         own = self._settings_of(weights, name) or self
         groups = count_groups(weights, name, own.group_size, inputs)

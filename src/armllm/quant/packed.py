@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armllm import kernels
+from armllm.checkpoint.matrix import PackedMatrix
 from armllm.checkpoint.scheme import Scheme
 from armllm.errors import CheckpointError
 from armllm.kernels import PackedWeight
@@ -18,47 +19,17 @@ from armllm.quant.digest import digest_file, digest_files
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor
-
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.integer_weight import IntegerWeight
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 MANIFEST = "packed.json"
 VERSION = 2
 ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedMatrix:
-    """A weight as the kernels take it. columns int64 ``[K]``: the order of its inputs, None for their own.
-
-    input_scale: what all inputs are divided by before they are rounded; None: by each row's own.
-    input_zero: what is added then, 0 where each row has its own; None: nothing.
-    """
-
-    weight: PackedWeight
-    columns: Tensor | None
-    input_scale: float | None
-    input_zero: int | None
-
-
 def sealed(manifest: dict[str, Any]) -> str:
     """SHA-256 of what a manifest says, without its version and seal: sizes that are changed by hand show."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
-    """Pack for the kernels of ``target``, or for those in use."""
-    packed = kernels.pack_weight(
-        weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target, offsets=weight.offsets
-    )
-    return PackedMatrix(
-        weight=packed,
-        columns=weight.columns,
-        input_scale=weight.input_scale,
-        input_zero=weight.input_zero,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,7 +168,7 @@ class Packed:
             )
         return stored.scheme
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """The tensor of the matrix that begins with ``name``."""
         del scheme
         stored = self._matrix_of[weights.prefix + name]
@@ -211,21 +182,16 @@ class Packed:
         if stored.ordered:
             weights.claim(f"{name}.columns", (stored.in_features,), dtypes=("I64",), num_bytes=0)
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
-        """There are no integers to be had; `packed` has what there is."""
-        del shape, scheme
-        raise weights.error(f"{name}.packed", "is packed and can't be used by itself")
-
-    def packed(self, weights: Weights, parts: Mapping[str, int]) -> list[tuple[list[str], PackedMatrix]]:
+    def load(
+        self, weights: LoadingWeights, parts: Mapping[str, int], in_features: int, scheme: Scheme
+    ) -> list[tuple[list[str], PackedMatrix]]:
         """The matrices of ``parts``, each with the names of its own, mapped from their files."""
+        del in_features, scheme  # the manifest says them, and `scheme` has compared them
         found: list[tuple[list[str], PackedMatrix]] = []
         names = list(parts)
         while names:
             stored = self._matrix_of[weights.prefix + names[0]]
             own, names = names[: len(stored.parts)], names[len(stored.parts) :]
-            for name in own:
-                weights.note_scheme(name, (parts[name], stored.in_features), stored.scheme)
-                self.claim(weights, name, (parts[name], stored.in_features), stored.scheme)
             target = kernels.weight_target(stored.bits)
             weight = PackedWeight(
                 data=weights.read(f"{own[0]}.packed")[: stored.num_bytes],

@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING
 
 from armllm.checkpoint.scheme import Scheme, scheme_for
 from armllm.errors import RequestError
+from armllm.quant.integers import IntegerFormat
 from armllm.quant.rounding import from_float
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.checkpoint.integer_weight import IntegerWeight
-    from armllm.checkpoint.weights import Weights
+    from armllm.checkpoint.matrix import IntegerWeight
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 # The head, routers of experts and the gate of a shared one: small, or too dear in quality.
 LEFT_ALONE = ("lm_head", "gate", "shared_expert_gate")
 
 
-class RoundToNearest:
+class RoundToNearest(IntegerFormat):
     """``--quantization``: every linear layer's matrix but those `LEFT_ALONE`."""
 
     method = "rtn"
@@ -38,13 +39,15 @@ class RoundToNearest:
         except ValueError as error:
             raise RequestError(f"quantization {self.name!r}: {weights.prefix}{name}: {error}") from None
 
-    def claim(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
         """The floating-point matrix must be there."""
         weights.claim(f"{name}.weight", shape, num_bytes=scheme.num_bytes(*shape))
 
-    def read(self, weights: Weights, name: str, shape: tuple[int, int], scheme: Scheme) -> IntegerWeight:
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
         """The matrix, rounded."""
-        self.claim(weights, name, shape, scheme)
+        del shape
         return rounded(weights, f"{name}.weight", weights.read(f"{name}.weight"), scheme)
 
 

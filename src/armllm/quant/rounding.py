@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme, largest_group
 
 AT_A_TIME = 1 << 16  # elements that are held in fp32 at once: they stay in the cache from pass to pass

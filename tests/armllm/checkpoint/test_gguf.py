@@ -21,7 +21,7 @@ from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 
 from armllm import LLM
 from armllm.checkpoint.gguf_header import TYPES
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 from armllm.tokenizer import Tokenizer
 
@@ -125,7 +125,7 @@ def test_damaged_headers_end_in_one_line(llama_file):
         path.write_bytes(damaged)
         try:
             Tokenizer(path)
-            inspect(str(path))
+            inspect_checkpoint(str(path))
         except CheckpointError as error:
             assert "\n" not in str(error)  # noqa: PT017 - most are refused, not all
         path.unlink()

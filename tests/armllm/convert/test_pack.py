@@ -21,7 +21,7 @@ from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, TOKENS, compressed
 from armllm import LLM, kernels
 from armllm.cli import main
 from armllm.convert import pack as pack_module
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 from armllm.quant.digest import PIECE, digest_file
 
@@ -42,7 +42,9 @@ def test_a_packed_folder_computes_what_rounding_while_loading_gives(make_checkpo
     source = make_checkpoint(**SIZES, attention_bias=True, mlp_bias=True).folder
     pack(source, tmp_path / "out", "--quantization", scheme)
     assert torch.equal(logits(source, quantization=scheme), logits(tmp_path / "out"))
-    assert inspect(str(tmp_path / "out"))["quantization"].endswith(f"rounded to {scheme} while loading")
+    assert inspect_checkpoint(str(tmp_path / "out"))["quantization"].endswith(
+        f"rounded to {scheme} while loading"
+    )
 
 
 @pytest.mark.parametrize(

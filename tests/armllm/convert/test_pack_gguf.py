@@ -12,7 +12,7 @@ from tests.armllm.quant import test_gguf, test_gguf_experts
 
 from armllm import LLM
 from armllm.cli import main
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 from armllm.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ def test_experts_are_packed_one_by_one(tmp_path, case):
     test_gguf_experts.write_gguf(path, case.split("-")[0], config, state, KINDS.Q4_0)
     assert pack(path, tmp_path / "out") == 0
     assert torch.equal(logits(tmp_path / "out"), logits(path))
-    assert inspect(str(tmp_path / "out"))["architecture"] == test_gguf_experts.CASES[case][0]
+    assert inspect_checkpoint(str(tmp_path / "out"))["architecture"] == test_gguf_experts.CASES[case][0]
 
 
 def test_the_tokenizer_becomes_files(llama_file):
@@ -112,4 +112,6 @@ def test_a_file_of_floating_point_numbers_wants_a_scheme(llama_file, capsys):
     assert pack(path, path.parent / "out") != 0
     assert f"{path} is not quantised: add --quantization, one of int8" in capsys.readouterr().err
     assert pack(path, path.parent / "out", "--quantization", "int8") == 0
-    assert inspect(str(path.parent / "out"))["quantization"].endswith("rounded to int8 while loading")
+    assert inspect_checkpoint(str(path.parent / "out"))["quantization"].endswith(
+        "rounded to int8 while loading"
+    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from armllm import kernels
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.armllm.quant.forms import int_quantized, packed, write_quantised
 from tests.armllm.quant.test_checkpoints import compressed
 
 from armllm import LLM
-from armllm.checkpoint.integer_weight import IntegerWeight
+from armllm.checkpoint.matrix import IntegerWeight
 from armllm.errors import CheckpointError
 from armllm.layers.linear import quantized
 

@@ -18,7 +18,7 @@ from tests.armllm.models.reference import Spy, expected_logits, random_prompts
 from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
 
 from armllm import LLM
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -127,7 +127,9 @@ def test_int_quantized(make_checkpoint, tmp_path):
     settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8)
     folder = tmp_path / "model"
     agrees(folder, write_quantised(folder, make_checkpoint(), settings, int_quantized))
-    assert inspect(str(folder))["quantization"] == ("compressed-tensors (W8A8 int-quantized, channelwise)")
+    assert inspect_checkpoint(str(folder))["quantization"] == (
+        "compressed-tensors (W8A8 int-quantized, channelwise)"
+    )
 
 
 def test_int_quantized_with_zero_points(make_checkpoint, tmp_path):
@@ -276,7 +278,10 @@ def test_gptq_settings_of_single_layers(make_checkpoint, tmp_path):
 
     folder = tmp_path / "model"
     agrees(folder, write_quantised(folder, source, GPTQ | {"dynamic": rules}, form, chosen))
-    assert inspect(str(folder))["quantization"] == "gptq (4 bits, groups of 32, single layers otherwise)"
+    assert (
+        inspect_checkpoint(str(folder))["quantization"]
+        == "gptq (4 bits, groups of 32, single layers otherwise)"
+    )
 
 
 def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):

@@ -15,7 +15,7 @@ from armllm import LLM
 from armllm.checkpoint import gguf_blocks
 from armllm.checkpoint.gguf_blocks import INTEGERS, SHIFTED
 from armllm.checkpoint.scheme import Scheme
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 from armllm.quant.gguf_format import SCHEMES
 from armllm.quant.rounding import fit, from_float, relative_error
@@ -120,7 +120,7 @@ def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
     anew = "" if kind in KEPT else f" ({kind} rounded anew to int8, about 0.9% off)"
-    assert inspect(str(path))["quantization"] == f"gguf{anew}"
+    assert inspect_checkpoint(str(path))["quantization"] == f"gguf{anew}"
 
 
 def test_rounding_anew_costs_what_the_page_says():

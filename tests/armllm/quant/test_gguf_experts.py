@@ -13,7 +13,7 @@ from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 
 from armllm import LLM
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 
 CASES = {
@@ -146,7 +146,7 @@ def test_experts_have_the_logits_of_the_original(request, tmp_path, case, kind, 
     for prompt in random_prompts((1, 36), 4):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(twin, prompt, tokens), rtol=0, atol=1e-4)
-    told = inspect(str(tmp_path / "model.gguf"))
+    told = inspect_checkpoint(str(tmp_path / "model.gguf"))
     assert told["architecture"] == CASES[case][0]
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized import pack_to_int32, unpack_from_int32
 
-from armllm.checkpoint.integer_weight import IntegerWeight, stack
+from armllm.checkpoint.matrix import IntegerWeight, stack
 from armllm.checkpoint.scheme import SCHEMES, Scheme, check_scheme, scheme_for
 from armllm.errors import RequestError
 from armllm.quant.bit_packing import pack_signed, unpack_signed
-from armllm.quant.packed import pack
+from armllm.quant.integers import pack
 from armllm.quant.rounding import fit, from_float
 
 

@@ -9,7 +9,7 @@ from tests.armllm.quant.forms import int_quantized, packed, write_quantised
 from tests.armllm.quant.test_checkpoints import compressed
 
 from armllm import LLM
-from armllm.engine.inspection import inspect
+from armllm.engine.inspection import inspect_checkpoint
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
 STATIC = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -60,5 +60,5 @@ def test_inputs_are_rounded_by_the_scale_that_is_given(make_checkpoint, tmp_path
         expected = expected_logits(model, prompt, tokens)
         # an input next to the middle of two integers may go either way: a step of 0.01 in 8 products
         assert (logits - expected).norm() / expected.norm() < 0.01
-    text = inspect(str(folder))["quantization"]
+    text = inspect_checkpoint(str(folder))["quantization"]
     assert text.startswith(f"compressed-tensors (W{4 if kind == 'int4' else 8}A8 (static)")

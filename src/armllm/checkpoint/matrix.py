@@ -1,4 +1,4 @@
-"""A matrix of small integers with scales, between the checkpoint's form and the kernels'."""
+"""Quantised matrices: small integers with scales, and the kernels' own form of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from armllm.kernels import PackedWeight
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,20 @@ class IntegerWeight:
 
     def _form(self) -> tuple[int, int, bool, bool]:
         return self.bits, self.num_groups, self.zeros is None, self.offsets is None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedMatrix:
+    """A weight as the kernels take it. columns int64 ``[K]``: the order of its inputs, None for their own.
+
+    input_scale: what all inputs are divided by before they are rounded; None: by each row's own.
+    input_zero: what is added then, 0 where each row has its own; None: nothing.
+    """
+
+    weight: PackedWeight
+    columns: Tensor | None
+    input_scale: float | None
+    input_zero: int | None
 
 
 def stack(weights: Sequence[IntegerWeight]) -> IntegerWeight:
