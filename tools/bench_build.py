@@ -112,7 +112,17 @@ def cold(work: Path, zig: Path) -> dict[str, str]:
 
 def across(tree: Path, out: Path, *options: str) -> list[str]:
     """Return the command that builds a tree with armbuild."""
-    return [sys.executable, "-m", "armbuild", "wheel", str(tree), "--no-smoke", "--out", str(out), *options]
+    return [
+        sys.executable,
+        "-m",
+        "armbuild",
+        "wheel",
+        str(tree),
+        "--no-smoke",
+        "--output",
+        str(out),
+        *options,
+    ]
 
 
 def build(lane: str, located: fetch.Located, work: Path, zig: Path, image: str) -> dict[str, Cost]:

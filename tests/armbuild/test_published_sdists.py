@@ -37,7 +37,7 @@ import pytest
 def test_a_published_sdist_becomes_a_wheel_that_imports_on_the_target(tmp_path, project, module, options):
     done = subprocess.run(
         [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", f"--import={module}",
-         "--cpu=neoverse-n1", "--json", f"--out={tmp_path}", *options],
+         "--cpu=neoverse-n1", "--json", f"--output={tmp_path}", *options],
         check=False,
         capture_output=True,
         text=True,

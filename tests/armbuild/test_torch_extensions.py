@@ -27,7 +27,7 @@ def test_an_extension_of_torch_takes_and_raises_what_the_targets_torch_does(tmp_
     script.write_text(USE.format(module=f"fixture_{project}"))
     done = subprocess.run(
         [sys.executable, "-m", "armbuild", "wheel", PROJECTS / project, "--lane=cross", "--cpu=neoverse-n1",
-         f"--command=python {script}", "--json", f"--out={tmp_path}"],
+         f"--command=python {script}", "--json", f"--output={tmp_path}"],
         check=False,
         capture_output=True,
         text=True,

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild audit`` to the command line."""
-    app.command("audit")(audit)
+    app.command("audit")(audit_command)
 
 
-def audit(  # noqa: PLR0917 - the options of the command line
+def audit_command(  # noqa: PLR0917 - the options of the command line
     paths: Annotated[
         list[Path], typer.Argument(metavar="WHEEL...", help="Wheels, ELF files, folders or OCI archives.")
     ],
@@ -73,15 +73,15 @@ def audit(  # noqa: PLR0917 - the options of the command line
     while waiting:
         path, number = waiting.pop(0)
         report = api.audit(path, floor=floor, guards=parsed, image=number, keep=claims.keep)
-        said = claims.read(report) if report.kind == "oci" else None
-        if said:
-            report = replace(report, errors=(*report.errors, *said.errors))
+        claim = claims.read(report) if report.kind == "oci" else None
+        if claim:
+            report = replace(report, errors=(*report.errors, *claim.errors))
         if number + 1 < report.images:
             waiting.insert(0, (path, number + 1))
         reports.append(report)
-        documents.append({**report.as_dict(), **({"image": said.as_dict()} if said else {})})
+        documents.append({**report.as_dict(), **({"image": claim.as_dict()} if claim else {})})
         if not as_json:
-            print("\n".join([*describe(report, show), *(said.lines() if said else ())]), flush=True)
+            print("\n".join([*describe(report, show), *(claim.lines() if claim else ())]), flush=True)
     ok = all(report.ok for report in reports)
     if as_json:
         print(json.dumps({"schema": 1, "ok": ok, "reports": documents}))

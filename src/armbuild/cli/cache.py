@@ -10,10 +10,10 @@ from armbuild.cli.options import AsJson, Traceback
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild cache`` to the command line."""
-    app.command("cache")(cache)
+    app.command("cache")(cache_command)
 
 
-def cache(
+def cache_command(
     *,
     clear: Annotated[
         list[str] | None,
@@ -29,8 +29,8 @@ def cache(
     freed = {name: caching.remove(name) for name in caching.expand(clear or ())}
     parts = caching.parts()
     if as_json:
-        told = {"schema": 1, "ok": True, "folder": str(caching.root()), "parts": parts, "removed": freed}
-        print(json.dumps(told, indent=2))
+        document = {"schema": 1, "ok": True, "folder": str(caching.root()), "parts": parts, "removed": freed}
+        print(json.dumps(document, indent=2))
         return 0
     print(caching.root())
     for name, size in freed.items():

@@ -13,10 +13,10 @@ from armbuild.errors import UsageError
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild detect`` to the command line."""
-    app.command("detect")(detect)
+    app.command("detect")(detect_command)
 
 
-def detect(  # noqa: PLR0917 - the options of the command line
+def detect_command(  # noqa: PLR0917 - the options of the command line
     target: Annotated[str | None, typer.Option(metavar="NAME", help="Describe this core or product.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the names that --target takes.")] = False,
     cpuinfo: Annotated[
@@ -46,10 +46,10 @@ def detect(  # noqa: PLR0917 - the options of the command line
     import armisa  # noqa: PLC0415 - only when the command runs
     from armisa.explain import explain  # noqa: PLC0415
 
-    words = {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3}
+    hwcaps = {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3}
     if sum((listing, target is not None, cpuinfo is not None)) > 1:
         raise UsageError("--target, --cpuinfo and --list exclude each other")
-    if any(words.values()) and cpuinfo is None:
+    if any(hwcaps.values()) and cpuinfo is None:
         raise UsageError("--hwcap, --hwcap2 and --hwcap3 go with --cpuinfo")
     if flags is not None and flags not in armisa.COMPILERS:
         raise UsageError(f"--flags {flags}: choose from {', '.join(armisa.COMPILERS)}")
@@ -61,7 +61,7 @@ def detect(  # noqa: PLR0917 - the options of the command line
         found = armisa.Isa.from_target(target)
     elif cpuinfo is not None:
         found = armisa.Isa.from_cpuinfo(
-            _read(cpuinfo), **{name: _hex(name, value) for name, value in words.items()}
+            _read(cpuinfo), **{name: _hex(name, value) for name, value in hwcaps.items()}
         )
     else:
         found = armisa.detect()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
+from armbuild.wheel.settings import KERNELS
 
 if TYPE_CHECKING:
     from armbuild.image.build import Built
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild docker`` to the command line."""
-    app.command("docker")(docker)
+    app.command("docker")(docker_command)
 
 
-def docker(
+@with_settings("baseline", *KERNELS)
+def docker_command(
     project: Annotated[Path, typer.Argument(help="The engine's source folder, without --wheel.")] = Path(),
     *,
     platform: Annotated[
@@ -48,12 +50,7 @@ def docker(
         str | None,
         typer.Option("--base", metavar="IMAGE", help="Stand on this archive, OCI layout or registry image."),
     ] = None,
-    baseline: Baseline = None,
-    bf16: Bf16 = None,
-    dotprod: Dotprod = None,
-    fhm: Fhm = None,
-    i8mm: I8mm = None,
-    sve: Sve = None,
+    options: Options,
     tag: Annotated[
         str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
     ] = None,
@@ -87,7 +84,7 @@ def docker(
                 f"--mirror goes with --builder oci; {builder} uses its build image's archive"
             )
     process.interrupt_on_termination()
-    chosen = planning.plan(
+    image = planning.plan(
         project,
         platform=platform,
         wheels=wheel or (),
@@ -96,8 +93,7 @@ def docker(
         index=torch_index,
         with_model=with_model,
         base=base,
-        kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
-        baseline=baseline,
+        wheel_settings={name: value for name, value in options.items() if value is not None},
         tag=tag,
         labels=label or (),
         builder=builder,
@@ -105,25 +101,25 @@ def docker(
         push=push,
     )
     if plan_only:
-        print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
+        print(json.dumps(image.as_dict(), indent=2) if as_json else _plan_text(image))
         return 0
-    engines.check(chosen)
+    engines.check(image)
     progress = Progress()
     with cache.work_folder("image") as work, logs(work, shown=verbose):
-        if chosen.builder == "oci":
-            result = _told(build(chosen, work, mirror=mirror, step=progress.step, note=progress.note), chosen)
+        if image.builder == "oci":
+            result = _report(build(image, work, mirror=mirror, step=progress.step, note=progress.note), image)
         else:
-            with progress.step(chosen.builder, "docker/Dockerfile"):
-                result = engines.build(chosen, work)
+            with progress.step(image.builder, "docker/Dockerfile"):
+                result = engines.build(image, work)
         if push:
-            with progress.step("push", chosen.tag):
-                engines.push(chosen, work)
+            with progress.step("push", image.tag):
+                engines.push(image, work)
     if as_json:
         print(json.dumps({**result, "pushed": push, "seconds": progress.seconds}, indent=2))
     return 0
 
 
-def _told(built: Built, plan: ImagePlan) -> dict[str, Any]:
+def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
     """Say on stderr what was built, and return it as a JSON value."""
     lines = [str(built.archive.path)]
     platforms = {}

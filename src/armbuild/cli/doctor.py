@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild doctor`` to the command line."""
-    app.command("doctor")(doctor)
+    app.command("doctor")(doctor_command)
 
 
-def doctor(
+def doctor_command(
     *,
     mirror: Mirror = None,
     as_json: AsJson = False,

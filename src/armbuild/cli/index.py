@@ -11,10 +11,10 @@ from armbuild.cli.options import AsJson, Traceback
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild index`` to the command line."""
-    app.command("index")(index)
+    app.command("index")(index_command)
 
 
-def index(
+def index_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The index; made when it is not there.")],
     wheels: Annotated[
         list[Path] | None, typer.Argument(metavar="[WHEEL]...", help="Wheels to add; default: DIR/*.whl.")
@@ -40,10 +40,10 @@ def index(
     for name in channel or ():
         if name not in indexing.CHANNELS:
             raise UsageError(f"--channel {name}: there are {' and '.join(indexing.CHANNELS)}")
-    chosen = wheels or sorted(folder.glob("*.whl"))
-    if not chosen and not (folder / indexing.STATE).is_file():
+    listed = wheels or sorted(folder.glob("*.whl"))
+    if not listed and not (folder / indexing.STATE).is_file():
         raise UsageError(f"{folder}: no wheels there and none named")
-    added = indexing.add(folder, chosen, commit=commit, channels=channel or ())
+    added = indexing.add(folder, listed, commit=commit, channels=channel or ())
     if as_json:
         print(json.dumps(added.as_dict(), indent=2))
         return 0

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild manylinux-image`` to the command line."""
-    app.command("manylinux-image")(manylinux_image)
+    app.command("manylinux-image")(manylinux_image_command)
 
 
-def manylinux_image(
+def manylinux_image_command(
     *,
     python: Annotated[
         list[str] | None,

@@ -6,16 +6,17 @@ from typing import Annotated
 
 import typer
 
-from armbuild.cli.options import Traceback
+from armbuild.cli.options import Options, Traceback, with_settings
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild matrix`` and ``armbuild settings`` to the command line."""
-    app.command("matrix")(matrix)
-    app.command("settings")(settings)
+    app.command("matrix")(matrix_command)
+    app.command("settings")(settings_command)
 
 
-def matrix(
+@with_settings("python", "cpu")
+def matrix_command(
     projects: Annotated[
         list[Path] | None, typer.Argument(metavar="[PROJECT]...", help="Projects' folders; default: here.")
     ] = None,
@@ -23,29 +24,26 @@ def matrix(
     form: Annotated[
         str, typer.Option("--format", metavar="github|gitlab|buildkite|json", help="For which CI system.")
     ] = "json",
-    python: Annotated[
-        list[str] | None, typer.Option("--python", metavar="X.Y", help="Only this Python; may be repeated.")
-    ] = None,
-    cpu: Annotated[
-        list[str] | None, typer.Option("--cpu", metavar="CPU", help="Only this core; may be repeated.")
-    ] = None,
+    options: Options,
     verbose: Traceback = False,
 ) -> int:
     """Print one job per project, Python and core, in the form that a CI system reads."""
     from armbuild.errors import UsageError  # noqa: PLC0415
+    from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild.wheel import smoke  # noqa: PLC0415
 
     del verbose  # cli.main looks for it
     if form not in making.FORMATS:
         raise UsageError(f"--format {form}: there are {', '.join(making.FORMATS)}")
-    smoke.check_names(cpu or ())
-    found = making.jobs(projects or [Path()], os.environ, versions=python or (), cpus=cpu or ())
+    cpus.check_names(options["cpu"] or ())
+    found = making.jobs(
+        projects or [Path()], os.environ, versions=options["python"] or (), cpus=options["cpu"] or ()
+    )
     print(making.render(found, form))
     return 0
 
 
-def settings(
+def settings_command(
     *,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the JSON schema of [tool.armbuild].")

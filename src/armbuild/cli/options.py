@@ -1,21 +1,103 @@
-"""Options that several commands share: what goes into the wheel, and how a command reports."""
+"""Options that several commands share: the settings of a wheel build, and how a command reports."""
 
-from typing import Annotated
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-Baseline = Annotated[
-    str | None,
-    typer.Option("--baseline", metavar="TARGET", help="Compile everything for this core and newer."),
-]
-Bf16 = Annotated[bool | None, typer.Option("--bf16/--no-bf16", help="Kernels for BF16 instructions.")]
-Dotprod = Annotated[bool | None, typer.Option("--dotprod/--no-dotprod", help="... for DotProd.")]
-Fhm = Annotated[bool | None, typer.Option("--fhm/--no-fhm", help="... for FP16 multiply-add to FP32.")]
-I8mm = Annotated[bool | None, typer.Option("--i8mm/--no-i8mm", help="... for int8 matrix products.")]
-Sve = Annotated[bool | None, typer.Option("--sve/--no-sve", help="... for SVE.")]
+from armbuild.errors import UsageError
+from armbuild.wheel import settings
+
+if TYPE_CHECKING:
+    from armbuild.wheel.settings import Setting
+
+OUTPUT = "Output"
 
 Mirror = Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Print what would happen; build nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show what the tools say, and where errors arise.")]
-Traceback = Annotated[bool, typer.Option("--verbose", help="Show where errors arise.")]
+PlanOnly = Annotated[
+    bool,
+    typer.Option("--plan", help="Print what would happen; build nothing.", rich_help_panel=OUTPUT),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="Show what the tools say, and where errors arise.", rich_help_panel=OUTPUT
+    ),
+]
+Traceback = Annotated[
+    bool, typer.Option("--verbose", help="Show where errors arise.", rich_help_panel=OUTPUT)
+]
+
+Command = Callable[..., int]
+Options = Mapping[str, Any]
+"""Field of Settings -> value, None for an option that is not there."""
+
+
+def with_settings(*names: str) -> Callable[[Command], Command]:
+    """Give a command the options of the settings ``names``, by default of all.
+
+    The command takes their values as ``options``.
+    """
+    found = [setting for setting in settings.ALL if not names or setting.name in names]
+    former = [setting for setting in found if setting.about.former]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(*arguments: Any, **values: Any) -> int:
+            options = {setting.name: values.pop(setting.name) for setting in found}
+            for setting in former:
+                value = values.pop(_former_name(setting))
+                if value is not None and options[setting.name] is not None:
+                    raise UsageError(
+                        f"--{setting.about.former} is the former name of --{setting.key}: say one"
+                    )
+                options[setting.name] = options[setting.name] if value is None else value
+            return command(*arguments, options=options, **values)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
+        added = [_parameter(setting.name, setting, _option(setting)) for setting in found]
+        added += [
+            _parameter(_former_name(setting), setting, typer.Option(f"--{setting.about.former}", hidden=True))
+            for setting in former
+        ]
+        place = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in own)
+        parameters = [*own[:place], *added, *own[place:]]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def _former_name(setting: Setting) -> str:
+    return f"former_{setting.name}"
+
+
+def _parameter(name: str, setting: Setting, option: Any) -> inspect.Parameter:
+    kinds: dict[type, Any] = {bool: bool | None, tuple: list[str] | None, Path: Path | None, str: str | None}
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kinds[setting.type], option],
+    )
+
+
+def _option(setting: Setting) -> Any:
+    about = setting.about
+    names = [f"--{setting.key}/--no-{setting.key}"] if setting.type is bool else [f"--{setting.key}"]
+    repeated = " May be repeated." if setting.type is tuple else ""
+    return typer.Option(
+        *names,
+        *([about.short] if about.short else []),
+        metavar=setting.metavar,
+        help=about.help + repeated,
+        rich_help_panel=about.group,
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Verbose
+from armbuild.cli.options import AsJson, Mirror, Options, Verbose, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -14,31 +14,19 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild smoke`` to the command line."""
-    app.command("smoke")(smoke)
+    app.command("smoke")(smoke_command)
 
 
-def smoke(
+@with_settings("imports", "command", "requires", "cpu")
+def smoke_command(
     wheel: Annotated[
         Path, typer.Argument(help="An AArch64 wheel, of armllm or with a test of yours, or an image.")
     ],
     *,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", metavar="NAME", help="Import this module of the wheel; may be repeated."),
-    ] = None,
-    command: Annotated[
-        str, typer.Option("--command", metavar="TEXT", help="Run this, such as 'pytest --pyargs thing'.")
-    ] = "",
-    requires: Annotated[
-        list[str] | None,
-        typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
-    ] = None,
+    options: Options,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long one CPU may take.")
     ] = 1200.0,
-    cpu: Annotated[
-        list[str] | None, typer.Option("--cpu", metavar="CPU", help="A core to run on; may be repeated.")
-    ] = None,
     engine: Annotated[
         str | None,
         typer.Option("--engine", metavar="docker|podman", help="Serve an image from a container of this."),
@@ -53,17 +41,21 @@ def smoke(
     from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
     from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel import smoke as smoking  # noqa: PLC0415
     from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
     tests = UserTests(
-        imports=tuple(imports or ()), command=command, requires=tuple(requires or ()), project=Path.cwd()
+        imports=tuple(options["imports"] or ()),
+        command=options["command"] or "",
+        requires=tuple(options["requires"] or ()),
+        project=Path.cwd(),
     )
     if mirror:
         debian.check_address(mirror)
     process.interrupt_on_termination()
     progress = Progress()
-    names = tuple(cpu or smoking.default_cpus())
+    names = tuple(options["cpu"] or cpus.default_cpus())
     if is_image(wheel):
         if tests:
             raise typer.BadParameter(
@@ -73,10 +65,10 @@ def smoke(
     if engine:
         raise typer.BadParameter("--engine is for images; a wheel is proven without one")
     smoking.check(wheel, tests)
-    smoking.check_names(names)
+    cpus.check_names(names)
     with cache.work_folder("smoke") as work, logs(work, shown=verbose):
         with progress.step("smoke", ", ".join(names)):
-            report = smoking.smoke(
+            report = smoking.smoke_test(
                 wheel, names, work, tests=tests, mirror=mirror, timeout=timeout, on_step=progress.note
             )
         if not report.ok:

@@ -4,216 +4,150 @@ import functools
 import json
 import os
 import re
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Baseline, Bf16, Dotprod, Fhm, I8mm, Mirror, PlanOnly, Sve, Verbose
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
+from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
-    from armbuild.wheel.container import Container
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from armbuild.host.pythons import HostPython
+    from armbuild.wheel.lanes.cibuildwheel import Container
+    from armbuild.wheel.pipeline import Finished, Result
     from armbuild.wheel.plan import Plan
+    from armbuild.wheel.verdict import CpuResult
 
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild wheel`` to the command line."""
-    app.command("wheel")(wheel)
+    app.command("wheel")(wheel_command)
 
 
-def wheel(
+@with_settings()
+def wheel_command(
     project: Annotated[
         str, typer.Argument(help="A project's folder, an sdist file, or a requirement such as 'lz4>=4.4'.")
     ] = ".",
     *,
+    options: Options,
     hashes: Annotated[
         list[str] | None,
-        typer.Option("--hash", metavar="sha256:HEX", help="The sdist must match it; may be repeated."),
+        typer.Option("--hash", metavar="sha256:HEX", help="The sdist must match it. May be repeated."),
     ] = None,
-    python: Annotated[
-        list[str] | None,
-        typer.Option("--python", metavar="X.Y", help="Build for this Python, or for `all`; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where finished wheels go; default: dist.")
-    ] = None,
-    toolchain: Annotated[
-        str | None,
-        typer.Option(
-            "--toolchain",
-            metavar="zig|gcc|clang",
-            help="The cross lane's compiler, default: zig; clang in the container lane.",
-        ),
-    ] = None,
-    compile_cache: Annotated[
-        str | None,
-        typer.Option(
-            "--compile-cache",
-            metavar="ccache|sccache|none",
-            help="What keeps compiled objects; default: the first on PATH.",
-        ),
-    ] = None,
-    glibc: Annotated[
-        str | None,
-        typer.Option(
-            "--glibc", metavar="2.N", help="Refuse a wheel that needs a newer glibc; default: any is fine."
-        ),
-    ] = None,
-    config_setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config-settings", "-C", metavar="KEY=VALUE", help="Tell the build back end; may be repeated."
-        ),
-    ] = None,
-    packages: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="DEB[,DEB]", help="Debian arm64 packages to build with (zlib1g-dev)."),
-    ] = None,
-    check_reproducible: Annotated[
-        bool,
-        typer.Option("--check-reproducible", help="Build twice, in two folders, and compare the bytes."),
-    ] = False,
-    no_provenance: Annotated[
-        bool, typer.Option("--no-provenance", help="Write no provenance file beside the wheel.")
-    ] = False,
-    no_isolation: Annotated[
-        bool, typer.Option("--no-isolation", help="Build with what is installed here already.")
-    ] = False,
-    lock: Annotated[
-        Path | None,
-        typer.Option("--lock", metavar="FILE", help="Pin and hash the build requirements in this file."),
-    ] = None,
-    lane: Annotated[
-        str | None, typer.Option("--lane", metavar="cross|native|container", help="How to compile.")
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="docker|podman", help="What runs the container lane's container."),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option("--image", metavar="NAME", help="The container lane's image; may be a local one."),
-    ] = None,
-    baseline: Baseline = None,
-    variant: Annotated[
-        bool,
-        typer.Option(
-            "--variant", help="Experimental: say --baseline in a wheel variant, not in the version."
-        ),
-    ] = False,
-    bf16: Bf16 = None,
-    dotprod: Dotprod = None,
-    fhm: Fhm = None,
-    i8mm: I8mm = None,
-    sve: Sve = None,
-    cpu: Annotated[
-        list[str] | None,
-        typer.Option("--cpu", metavar="CPU", help="Smoke-test on this core; may be repeated."),
-    ] = None,
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", metavar="NAME", help="Prove the wheel by importing this; may be repeated."),
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(
-            "--command",
-            metavar="TEXT",
-            help="Prove it by running this; {project} is the sources' folder.",
-        ),
-    ] = None,
-    requires: Annotated[
-        list[str] | None,
-        typer.Option("--requires", metavar="REQUIREMENT", help="What --command needs; may be repeated."),
-    ] = None,
-    no_smoke: Annotated[bool, typer.Option("--no-smoke", help="Do not run the wheel.")] = False,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
-    from armbuild.host import process  # noqa: PLC0415
+    from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
 
     process.interrupt_on_termination()
-    from armbuild.cli.pipeline import Pipeline  # noqa: PLC0415
-    from armbuild.host import pythons  # noqa: PLC0415
     from armbuild.target import debian  # noqa: PLC0415
-    from armbuild.wheel import fetch, settings, smoke  # noqa: PLC0415
-    from armbuild.wheel import plan as planning  # noqa: PLC0415 - heavy modules load when the command runs
-    from armbuild.wheel.project import read as read_project  # noqa: PLC0415
-    from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
-    if no_smoke and (cpu or imports or command):
+    if options["smoke"] is False and (options["cpu"] or options["imports"] or options["command"]):
         raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")
     if mirror:
         debian.check_address(mirror)
-    located = fetch.locate(project, python=_resolve_for(python or []), hashes=hashes or ())
-    given = {
-        "python": python,
-        "lane": lane,
-        "engine": engine,
-        "image": image,
-        "toolchain": toolchain,
-        "compile_cache": compile_cache,
-        "glibc": glibc,
-        "config_settings": config_setting,
-        "packages": packages,
-        "baseline": baseline,
-        "variant": variant or None,
-        "isolation": False if no_isolation else None,
-        "lock": lock,
-        "imports": imports,
-        "command": command,
-        "requires": requires,
-        "cpu": cpu,
-        "smoke": False if no_smoke else None,
-        "out": out,
-        "provenance": False if no_provenance else None,
-        "check_reproducible": check_reproducible or None,
-    }
-    table = read_project(located.folder, located.origin).tool.get("armbuild", {})
-    told = settings.load(given, table, os.environ, where=located.folder / "pyproject.toml")
-    tests = UserTests(imports=tuple(told.imports), command=told.command, requires=tuple(told.requires))
-    chosen = planning.plan(
-        located.folder,
-        origin=located.origin,
-        python_versions=told.python,
-        lane=told.lane,
-        kernels={"bf16": bf16, "dotprod": dotprod, "fhm": fhm, "i8mm": i8mm, "sve": sve},
-        baseline=told.baseline,
-        out=Path(told.out),
-        cpus=tuple(told.cpu or smoke.default_cpus()) if told.smoke else (),
-        tests=tests,
-        toolchain=told.toolchain,
-        newest_glibc=told.glibc,
-        config_settings=told.config_settings,
-        packages=told.packages,
-        isolation=told.isolation,
-        lock=Path(told.lock) if told.lock else None,
-        engine=told.engine,
-        image=told.image,
-        as_variant=told.variant,
-        objects=told.compile_cache,
-        find=pythons.find if plan_only else functools.partial(pythons.obtain, mirror=mirror),
-    )
-    chosen.tests.check()
-    smoke.check_names(chosen.cpus)
-    if cpu and not chosen.cpus:
+    plan = _plan(project, options, hashes or (), None if plan_only else mirror, obtain=not plan_only)
+    if options["cpu"] and not plan.cpus:
         raise typer.BadParameter(
-            f"--cpu: {chosen.project.name} carries no test of its own: say --import NAME or --command TEXT"
+            f"--cpu: {plan.project.name} carries no test of its own: say --import NAME or --command TEXT"
         )
     if plan_only:
-        print(json.dumps(chosen.as_dict(), indent=2) if as_json else _plan_text(chosen))
+        print(json.dumps(plan.as_dict(), indent=2) if as_json else _plan_text(plan))
         return 0
-    run = Pipeline(
-        chosen,
-        mirror=mirror,
-        verbose=verbose,
-        provenance=told.provenance,
-        check_reproducible=told.check_reproducible,
-    )
-    return run.all(as_json=as_json)
+    return build_and_report(plan, mirror=mirror, verbose=verbose, as_json=as_json)
+
+
+def _plan(
+    text: str,
+    options: Options,
+    hashes: tuple[str, ...] | list[str],
+    mirror: str | None,
+    *,
+    obtain: bool,
+) -> Plan:
+    """Return the plan for the project that ``text`` names; ``obtain``: missing interpreters are fetched."""
+    from armbuild.host import pythons  # noqa: PLC0415
+    from armbuild.wheel import fetch, planning, project, settings  # noqa: PLC0415
+
+    located = fetch.locate(text, python=_resolve_for(options["python"] or []), hashes=hashes)
+    described = project.read(located.folder, located.origin)
+    table = described.tool.get("armbuild", {})
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    asked = settings.load(values, table, os.environ, where=located.folder / "pyproject.toml")
+    find = functools.partial(pythons.obtain, mirror=mirror) if obtain else pythons.find
+    return planning.plan(asked, described, find=find)
+
+
+def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool) -> int:
+    """Build every wheel of the plan, say how far it is, and return the status of the first failure."""
+    from armbuild.wheel import pipeline  # noqa: PLC0415
+
+    console = Console(verbose=verbose)
+    results: list[Result] = []
+    for result in pipeline.run(plan, console, mirror=mirror):
+        results.append(result)
+        console.show(result)
+    status = next((result.status for result in results if not result.ok), 0)
+    if as_json:
+        wheels = [result.as_dict() for result in results]
+        print(json.dumps({"schema": 1, "ok": not status, "wheels": wheels}, indent=2))
+    return status
+
+
+class Console(Progress):
+    """What a person sees on stderr; an observer of the pipeline."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__()
+        self.verbose = verbose
+
+    def begin(self, plan: Plan, python: HostPython) -> None:
+        """Print the heading of a wheel."""
+        self.seconds = {}
+        print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
+
+    def logs(self, work: Path) -> AbstractContextManager[None]:
+        """Show the tools' logs in the end, where --verbose asks for them."""
+        return logs(work, shown=self.verbose)
+
+    def result(self, result: CpuResult) -> None:
+        """Print what the smoke test found on one CPU."""
+        speed = f", {result.tokens_per_second:.1f} tokens/s" if result.tokens_per_second else ""
+        last = f": {result.said}" if result.said else ""
+        verdict = "passed" if result.passed else "FAILED"
+        self.note(f"{'':<19}{result.cpu}: {verdict}{speed}, {result.seconds:.1f} s{last}")
+
+    def show(self, result: Result) -> None:
+        """Print how a Python ended."""
+        from armbuild.wheel import pipeline  # noqa: PLC0415
+
+        match result:
+            case pipeline.Finished():
+                print("\n".join(summary(result)), file=sys.stderr)
+            case pipeline.Shared():
+                self.note(f"Python {result.python}: {result.path.name} serves it too")
+            case pipeline.Failed():
+                print(f"armbuild: error: Python {result.python}: {result.error}", file=sys.stderr)
+
+
+def summary(result: Finished) -> list[str]:
+    """Return the lines that sum up a finished wheel."""
+    code = f"lowest core: {result.lowest_core}" if result.lowest_core else "no machine code"
+    reason = result.not_proven_because
+    lines = [f"{result.path}", f"  {result.size / 1e6:.2f} MB, {result.report.tag}, {code}"]
+    if result.built.cached and any(result.built.cached.values()):
+        counts = ", ".join(f"{count} {part}" for part, count in result.built.cached.items())
+        lines.append(f"  compile cache: {counts}")
+    where = f": {reason}" if reason else f" on {', '.join(result.built.plan.cpus)}"
+    return [*lines, f"  {result.verdict}{where}"]
 
 
 def _resolve_for(versions: list[str]) -> str | None:
@@ -237,7 +171,7 @@ def _container_rows(plan: Plan, container: Container) -> list[tuple[str, str]]:
         ("variable", f"CIBW_BUILD={' or '.join(facts['build'])}"),
     ]
     rows += [("variable", f"{name}={value}") for name, value in container.variables.items()]
-    rows += [("kept", f"[tool.cibuildwheel] {key}") for key in container.kept]
+    rows += [("kept", f"[tool.cibuildwheel] {key}") for key in container.unchanged]
     rows += [
         ("overridden", f"[tool.cibuildwheel] {key}: {instead}")
         for key, instead in container.overridden.items()
@@ -259,7 +193,7 @@ def _plan_text(plan: Plan) -> str:
         ("baseline", plan.baseline or "armv8-a"),
         *((("variant", f"{plan.variant} (experimental: PEP 825 is a draft)"),) if plan.variant else ()),
         *((("cached by", plan.compile_cache.name),) if plan.compile_cache else ()),
-        *((("glibc", f"{plan.newest_glibc} or older"),) if plan.newest_glibc else ()),
+        *((("glibc", f"{plan.settings.glibc} or older"),) if plan.settings.glibc else ()),
         *(
             (("settings", " ".join(f"{name}={value}" for name, value in plan.config_settings)),)
             if plan.config_settings

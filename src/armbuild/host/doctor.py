@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from armbuild.errors import ArmbuildError
 from armbuild.host import cache, process, pythons
 from armbuild.target import debian, qemu
-from armbuild.wheel.container import ENGINES
+from armbuild.wheel.lanes.cibuildwheel import ENGINES
 from armbuild.wheel.lanes.container import registered
 
 if TYPE_CHECKING:

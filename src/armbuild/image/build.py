@@ -109,9 +109,11 @@ def _build_wheel(plan: ImagePlan, work: Path, *, mirror: str | None, step: Step)
     if plan.project is None:
         raise UsageError("there is no wheel and no project to build one from")
     (python,) = plan.project.pythons
-    built = wheel_build.build(plan.project, python, work, mirror=mirror, step=step)
+    built = wheel_build.build_wheel(
+        plan.project, python, work, mirror=mirror, watcher=wheel_build.Steps(step)
+    )
     with step("repair", "auditwheel, RECORD, version"):
-        return repair.repair(built, work).path
+        return repair.repair_wheel(built, work).path
 
 
 class _Maker:

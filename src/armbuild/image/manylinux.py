@@ -21,7 +21,7 @@ from armbuild.host import process, pythons
 from armbuild.image import archive, layers, root
 from armbuild.target import arm64_root, debian, target_packages
 from armbuild.toolchain import sysroot
-from armbuild.wheel.container import ENGINES
+from armbuild.wheel.lanes.cibuildwheel import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

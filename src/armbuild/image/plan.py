@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, Specifier
@@ -20,11 +21,14 @@ from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.image import model, packages, reference, root
 from armbuild.target import arm64_root
-from armbuild.wheel import choices, provenance
-from armbuild.wheel import plan as wheel_plan
+from armbuild.wheel import planning, provenance
+from armbuild.wheel import project as wheel_project
+from armbuild.wheel.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from armbuild.wheel.plan import Plan
 
 BUILDERS = ("oci", "docker", "podman", "buildah")
 ENTRY_POINT = "armbuild/image/entrypoint.py"
@@ -37,7 +41,7 @@ class ImagePlan:
     architectures: tuple[str, ...]
     wheels: Mapping[str, Path]
     """Architecture -> the wheel given; what is missing is built from ``project``."""
-    project: wheel_plan.Plan | None
+    project: Plan | None
     """How the wheel for arm64 is built; None where one is given."""
     version: str
     python: str
@@ -96,8 +100,7 @@ def plan(
     index: str | None = None,
     with_model: Path | None = None,
     base: str | None = None,
-    kernels: Mapping[str, bool | None] | None = None,
-    baseline: str | None = None,
+    wheel_settings: Mapping[str, Any] = MappingProxyType({}),
     tag: str | None = None,
     labels: Sequence[str] = (),
     builder: str = "oci",
@@ -106,12 +109,12 @@ def plan(
 ) -> ImagePlan:
     """Check every choice and return what will be done.
 
-    Raises UsageError for a choice that cannot be honoured, MissingError for what this machine lacks.
+    ``wheel_settings`` are fields of Settings, for the wheel that is built from ``folder``. Raises UsageError
+    for a choice that cannot be honoured, MissingError for what this machine lacks.
     """
     architectures = reference.check_platforms(platform)
     if builder not in BUILDERS:
         raise UsageError(f"--builder {builder}: there are {', '.join(BUILDERS)}")
-    given = {name: value for name, value in (kernels or {}).items() if value is not None}
     chosen = _by_architecture(wheels)
     if unused := sorted(chosen.keys() - set(architectures)):
         name = chosen[unused[0]].path.name
@@ -129,25 +132,20 @@ def plan(
     if push and tag is None:
         raise UsageError("--push needs --tag, which says where to")
     version, suggested = _python(chosen, python, base)
-    own: wheel_plan.Plan | None = None
+    own: Plan | None = None
     if "arm64" in architectures and "arm64" not in chosen:
-        own = wheel_plan.plan(
-            folder,
-            python_versions=[suggested],
-            kernels=kernels,
-            baseline=baseline,
-            out=Path(tempfile.gettempdir()),
-            cpus=(),
+        asked = Settings(
+            python=(suggested,), output=Path(tempfile.gettempdir()), smoke=False, **wheel_settings
         )
+        own = planning.plan(asked, wheel_project.read(folder))
         if not own.project.is_armllm:
             raise UsageError(f"{folder}: an image holds the engine, armllm; this is {own.project.name}")
         version = own.project.version or "0"
         if own.label:
             version += f"+{own.label}"
-    elif given or baseline:
-        option = (
-            f"--{'' if given[next(iter(given))] else 'no-'}{next(iter(given))}" if given else "--baseline"
-        )
+    elif wheel_settings:
+        name, value = next(iter(wheel_settings.items()))
+        option = f"--no-{name}" if value is False else f"--{name}"
         raise UsageError(f"{option} says how to build the wheel, and --wheel brings one that is built")
     name = "_".join(architectures)
     path = (output or Path("dist") / f"armllm-{version}-{name}.tar").absolute()
@@ -284,7 +282,7 @@ def _check_output(path: Path) -> None:
         raise UsageError(f"--output {path}: a folder; name a file, such as armllm.tar")
     if path.exists() and not path.is_file():  # a rename would put the archive in a device's place
         raise UsageError(f"--output {path}: there is something that is no file: name another")
-    choices.check_writable(path.parent, f"--output {path}")
+    planning.check_writable(path.parent, f"--output {path}")
 
 
 def _newest(paths: Iterable[Path]) -> int:

@@ -14,13 +14,14 @@ from armbuild.host import process
 from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import Client, free_port
 from armbuild.target import qemu
+from armbuild.wheel import cpus
 from armbuild.wheel import smoke as wheel_smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from armbuild.wheel.verdict import Cpu
+    from armbuild.wheel.cpus import Cpu
 
 MODEL = "armllm/smoke/model"
 READY_SECONDS = 600.0
@@ -89,7 +90,7 @@ def smoke(
     Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
     digests, MissingError when QEMU or the engine cannot be had.
     """
-    chosen = wheel_smoke.check_names(names)
+    chosen = cpus.check_names(names)
     models = tuple(cpu.model for cpu in chosen if cpu.model)
     if engine:
         contained.check(engine, emulated=bool(models))

@@ -43,30 +43,30 @@ class CompileCache:
         """Return what the back end's hooks must see; ccache counts into ``log``."""
         launchers = ("CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER")
         if cross:  # of every back end's: the compilers that we wrote ask for it; once is enough
-            told = {LAUNCHER: str(self.program), **dict.fromkeys(launchers, "")}
+            variables = {LAUNCHER: str(self.program), **dict.fromkeys(launchers, "")}
         else:  # meson looks for a cache by itself
-            told = dict.fromkeys(launchers, str(self.program))
+            variables = dict.fromkeys(launchers, str(self.program))
             for name, usual in (("CC", "cc"), ("CXX", "c++")):
-                told[name] = f"{self.program} {environ.get(name) or usual}"
+                variables[name] = f"{self.program} {environ.get(name) or usual}"
         if self.name == "ccache":
-            # our compilers are scripts, written anew with the kit; their text names all that matters
-            told["CCACHE_COMPILERCHECK"] = "content"
+            # our compilers are scripts, written anew with the environment; their text names all that matters
+            variables["CCACHE_COMPILERCHECK"] = "content"
             configured = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "ccache/ccache.conf")
             if not configured.exists():
-                told["CCACHE_DIR"] = str(cache.root() / "ccache")
+                variables["CCACHE_DIR"] = str(cache.root() / "ccache")
         elif not any(name.startswith("SCCACHE_") for name in environ):
-            told["SCCACHE_DIR"] = str(cache.root() / "sccache")
-        kept = {name: environ[name] for name in told if name in environ and "CCACHE" in name}
-        return {**told, **kept, **({"CCACHE_STATSLOG": str(log)} if self.name == "ccache" else {})}
+            variables["SCCACHE_DIR"] = str(cache.root() / "sccache")
+        own = {name: environ[name] for name in variables if name in environ and "CCACHE" in name}
+        return {**variables, **own, **({"CCACHE_STATSLOG": str(log)} if self.name == "ccache" else {})}
 
     def counted(self, log: Path, environment: Mapping[str, str]) -> dict[str, int]:
         """Return hits and misses so far: of the build that counts into ``log``, or of sccache's server."""
         if self.name == "ccache":
             return counts(log) or {"hits": 0, "misses": 0}
-        said = process.succeeds(
+        answer = process.succeeds(
             [self.program, "--show-stats", "--stats-format=json"], env={**os.environ, **environment}
         )
-        stats: dict[str, Any] = json.loads(said)["stats"] if said else {}
+        stats: dict[str, Any] = json.loads(answer)["stats"] if answer else {}
         return {
             part: sum(stats.get(f"cache_{part}", {}).get("counts", {}).values())
             for part in ("hits", "misses")

@@ -53,22 +53,22 @@ def build_wheel(
         process.run(cmd, log=log, what="the project's build", cwd=Path(cwd) if cwd else None, env=env)
 
     try:
-        with warnings.catch_warnings(record=True) as said:  # the back end's, not ours
+        with warnings.catch_warnings(record=True) as heard:  # the back end's, not ours
             warnings.simplefilter("always")
             environment, builder = _environment(
                 plan, python, sources, settings=settings, runner=run_hook, log=log
             )
             with _as_pep_517_says(log):
-                made = Path(builder.build("wheel", out, settings))
+                wheel = Path(builder.build("wheel", out, settings))
         with log.open("a") as sink:
-            sink.writelines(f"{warning.message}\n" for warning in said)
+            sink.writelines(f"{warning.message}\n" for warning in heard)
     except BuildBackendException as error:
         if isinstance(error.exception, ArmbuildError):
             raise error.exception from None
         raise BuildError(f"the project's build failed: {error}\n  log: {log}") from error
     except BuildException as error:
         raise UsageError(f"{plan.project.folder}: {error}") from error
-    return made, environment
+    return wheel, environment
 
 
 def _environment(
@@ -84,14 +84,14 @@ def _environment(
     from build import ProjectBuilder  # noqa: PLC0415
 
     cross = plan.lane == "cross"
-    if not plan.isolation:
+    if not plan.settings.isolation:
         environment = isolation.existing(python)
         with _as_pep_517_says(log):
             builder = ProjectBuilder(sources, python_executable=str(python.executable), runner=runner)
         _check_installed(plan, python, builder, settings, log)
         return environment, builder
     requires = set(torch_stub.split(plan.project.requires)[0] if cross else plan.project.requires)
-    locked = plan.lock if plan.lock and plan.lock.is_file() else None
+    locked = plan.settings.lock if plan.settings.lock and plan.settings.lock.is_file() else None
     environment = isolation.environment(python, requires, log=log, lock=locked)
     with _as_pep_517_says(log):
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
@@ -99,9 +99,9 @@ def _environment(
     if cross:
         hints.check_languages(plan.project.name, extra)
         extra = set(torch_stub.split(extra)[0])
-    if plan.lock and not locked:
-        isolation.write_lock(plan.lock, python, requires | extra, log=log)
-        environment = isolation.environment(python, requires | extra, log=log, lock=plan.lock)
+    if plan.settings.lock and not locked:
+        isolation.write_lock(plan.settings.lock, python, requires | extra, log=log)
+        environment = isolation.environment(python, requires | extra, log=log, lock=plan.settings.lock)
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     elif locked:
         isolation.check_locked(locked, environment, requires | extra)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from armbuild.errors import UsageError
 from armbuild.host import pythons
 from armbuild.wheel import project, settings
+from armbuild.wheel.cpus import EMULATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-SMOKE_CPUS = ("neoverse-n1", "neoverse-v1", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +43,21 @@ def jobs(
     found = []
     for folder in folders:
         described = project.read(folder)
-        chosen = settings.load(
+        asked = settings.load(
             {"python": tuple(versions) or None, "cpu": tuple(cpus) or None},
             described.tool.get("armbuild", {}),
             environ,
             where=folder / "pyproject.toml",
         )
-        asked = described.pythons if chosen.python in ((), ("all",)) else chosen.python
-        for version in asked:
+        wanted = described.pythons if asked.python in ((), ("all",)) else asked.python
+        for version in wanted:
             if version not in pythons.KNOWN:
                 raise UsageError(f"--python {version}: there are {', '.join(pythons.KNOWN)}")
-        fitting = list(filter(described.supports, asked))
+        fitting = list(filter(described.supports, wanted))
         if not fitting:
             raise UsageError(f"{described.name} needs Python {described.requires_python}: no job fits")
-        tested = described.is_armllm or chosen.imports or chosen.command
-        cores = (chosen.cpu or SMOKE_CPUS) if chosen.smoke and tested else ("",)
+        tested = described.is_armllm or asked.imports or asked.command
+        cores = (asked.cpu or EMULATED) if asked.smoke and tested else ("",)
         found += [_job(described, folder, version, cpu) for version in fitting for cpu in cores]
     return found
 

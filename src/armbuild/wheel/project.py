@@ -145,11 +145,11 @@ def kernel_targets(described: Project) -> tuple[str, ...]:
 
 def source_epoch(described: Project) -> int:
     """Return SOURCE_DATE_EPOCH: the environment's, else the sdist's or last commit's time, else 1980."""
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if given:
-        if not given.isdigit():
-            raise UsageError(f"SOURCE_DATE_EPOCH={given}: not a number of seconds")
-        return int(given)
+    stated = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if stated:
+        if not stated.isdigit():
+            raise UsageError(f"SOURCE_DATE_EPOCH={stated}: not a number of seconds")
+        return int(stated)
     if described.origin:
         return max(described.origin.epoch, EARLIEST)
     commit = process.succeeds(["git", "-C", described.folder, "log", "-1", "--format=%ct"])

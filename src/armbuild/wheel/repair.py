@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from armbuild.wheel.build import BuiltWheel
+    from armbuild.wheel.lanes.lane import BuiltWheel
 
 NO_LIBC = "couldn't detect libc"
 EXCLUDED = ("libgomp.so*", "libtorch*.so*", "libc10*.so*")
@@ -44,7 +44,7 @@ class RepairedWheel:
     """It holds no machine code and was left as it is."""
 
 
-def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
+def repair_wheel(built: BuiltWheel, work: Path) -> RepairedWheel:
     """Repair ``built`` into ``work``; libraries to bundle are looked for where the build found them.
 
     Raises BuildError with auditwheel's reason, MissingError without patchelf, CheckFailed for a wheel that
@@ -71,11 +71,11 @@ def repair(built: BuiltWheel, work: Path) -> RepairedWheel:
     version = f"{read.version}{'.' if '+' in read.version else '+'}{label}" if label else read.version
     parts = {} if pure else {f"{sbom.FOLDER}/{sbom.NAME}": sbom.document(built, read.name, version)}
     if special and plan.baseline:
-        told = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
-        parts[variant.MEMBER] = variant.dump(told)
-    check_glibc(path, plan.newest_glibc)
-    made = repack(path, out, label=label, epoch=plan.epoch, add=parts, variant_label=special)
-    return RepairedWheel(built=built, path=made, pure=pure)
+        document = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
+        parts[variant.MEMBER] = variant.dump(document)
+    check_glibc(path, plan.settings.glibc)
+    final = repack(path, out, label=label, epoch=plan.epoch, add=parts, variant_label=special)
+    return RepairedWheel(built=built, path=final, pure=pure)
 
 
 def check_glibc(wheel: Path, newest: str | None) -> None:
@@ -106,12 +106,12 @@ def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work:
         what="auditwheel",
         env=environment,
     )
-    made = list(out.glob("*.whl"))
-    if len(made) != 1:
+    wheels = list(out.glob("*.whl"))
+    if len(wheels) != 1:
         raise BuildError(
-            f"auditwheel wrote {len(made)} wheels for {wheel.name}\n  log: {work / 'repair.log'}"
+            f"auditwheel wrote {len(wheels)} wheels for {wheel.name}\n  log: {work / 'repair.log'}"
         )
-    return made[0]
+    return wheels[0]
 
 
 def _with_libc(wheel: Path, folder: Path) -> Path:

@@ -23,11 +23,13 @@ def check(first: RepairedWheel, work: Path, *, mirror: str | None) -> None:
     again = work / "again-in-a-folder-with-another-and-longer-name"
     again.mkdir()
     described = plan.project
-    copy = source.mirror(described.folder, again, leave_out=plan.out, complete=described.origin is not None)
+    copy = source.mirror(
+        described.folder, again, leave_out=plan.settings.output, complete=described.origin is not None
+    )
     moved = replace(plan, project=replace(described, folder=copy.resolve()), compile_cache=None)
     try:
-        built = build.build(moved, first.built.python, again, mirror=mirror)
-        second = repair.repair(built, again)
+        built = build.build_wheel(moved, first.built.python, again, mirror=mirror)
+        second = repair.repair_wheel(built, again)
     finally:
         folder = cache.root() / "builds" / f"{described.name}-{moved.key(first.built.python)}"
         shutil.rmtree(folder, ignore_errors=True)

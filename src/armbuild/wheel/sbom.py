@@ -20,7 +20,7 @@ with packages_of("build"):
     from packageurl import PackageURL
 
 if TYPE_CHECKING:
-    from armbuild.wheel.build import BuiltWheel
+    from armbuild.wheel.lanes.lane import BuiltWheel
 
 FOLDER = "sboms"
 NAME = "armbuild.cdx.json"

@@ -1,17 +1,21 @@
-"""What a build can be told: options, ``ARMBUILD_*`` variables, ``[tool.armbuild]``, from one description."""
+"""The settings of a wheel build. Each is described once, as a field of ``Settings``.
+
+Command-line options, ``ARMBUILD_*`` variables, ``[tool.armbuild]``, its JSON schema and the reference in
+docs/wheel.md are derived from the fields.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
 PREFIX = "ARMBUILD_"
 OTHER_VARIABLES = frozenset(
@@ -26,149 +30,352 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables that are no settings of a build."""
 YES, NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
+GROUPS = ("Build", "Target", "Test", "Output")
 
 
-def _setting(default: Any, text: str, *, key: str = "") -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "key": key})
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What there is to know about a setting beside its name, type and default."""
+
+    group: str
+    help: str
+    """One sentence, in Markdown, for `--help`, the schema and the reference."""
+    example: str = ""
+    """A value, for the reference; a list is written with commas."""
+    metavar: str = ""
+    """What stands for the value in `--help`; default: the values, or TEXT."""
+    values: tuple[str, ...] = ()
+    """The only values, where there are few."""
+    key: str = ""
+    """The name outside of Python, where the field's would be a keyword or unclear."""
+    short: str = ""
+    """A short option, such as ``-o``."""
+    former: str = ""
+    """A former key, still read everywhere, shown nowhere."""
+    kernel: bool = False
+    """Whether it switches the kernel target of its name on or off."""
+
+
+def _setting(default: Any, group: str, text: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"about": About(group=group, help=text, **more)})
+
+
+def _kernel(text: str) -> Any:
+    return _setting(None, "Target", text, example="false", kernel=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One field per setting; its key in TOML is the option's name without dashes in front."""
+    """What a build is asked to do. None stands for a default that the plan finds."""
 
-    python: tuple[str, ...] = _setting((), "Pythons to build for, or `all`; default: the running one.")
     lane: str | None = _setting(
-        None, "How to compile: `cross`, `native` or `container`; default: by this machine."
+        None,
+        "Build",
+        "How to compile; default: `native` on AArch64, `cross` elsewhere.",
+        values=("cross", "native", "container"),
+        example="cross",
     )
-    engine: str | None = _setting(None, "What runs the container lane: `docker` or `podman`.")
-    image: str | None = _setting(None, "The container lane's image.")
     toolchain: str | None = _setting(
-        None, "The cross lane's compiler: `zig`, `gcc` or `clang`; the container lane's: `clang`."
+        None,
+        "Build",
+        "The cross lane's compiler, default: `zig`; in the container lane only `clang`.",
+        values=("zig", "gcc", "clang"),
+        example="gcc",
+    )
+    engine: str | None = _setting(
+        None,
+        "Build",
+        "What runs the container lane's container.",
+        metavar="docker|podman",
+        example="podman",
+    )
+    image: str | None = _setting(
+        None,
+        "Build",
+        "The container lane's image; it may be a local one.",
+        metavar="NAME",
+        example="manylinux_2_28",
     )
     compile_cache: str | None = _setting(
-        None, "What keeps compiled objects: `ccache`, `sccache` or `none`; default: the first on PATH."
+        None,
+        "Build",
+        "The cache of compiled objects; default: the first on PATH.",
+        metavar="ccache|sccache|none",
+        example="ccache",
     )
-    glibc: str | None = _setting(None, "Refuse a wheel that needs a newer glibc than this, such as `2.28`.")
     config_settings: tuple[str, ...] = _setting(
-        (), "What the build back end is told, each as `KEY=VALUE` (PEP 517)."
+        (),
+        "Build",
+        "A setting of the project's build back end (PEP 517).",
+        metavar="KEY=VALUE",
+        short="-C",
+        example="cmake.build-type=Debug",
     )
-    packages: tuple[str, ...] = _setting((), "Debian arm64 packages to build with.", key="with")
-    baseline: str | None = _setting(None, "Compile everything for this core and newer.")
+    packages: tuple[str, ...] = _setting(
+        (), "Build", "A Debian arm64 package to build with.", key="with", metavar="DEB", example="zlib1g-dev"
+    )
+    isolation: bool = _setting(True, "Build", "Install build requirements into an environment of their own.")
+    lock: Path | None = _setting(  # noqa: RUF009 - a field
+        None,
+        "Build",
+        "The file that pins and hashes the build requirements; written when it is not there.",
+        metavar="FILE",
+        example="build.lock",
+    )
+    python: tuple[str, ...] = _setting(
+        (),
+        "Target",
+        "A Python to build for, or `all`; default: the running one.",
+        metavar="X.Y",
+        example="3.13",
+    )
+    glibc: str | None = _setting(
+        None,
+        "Target",
+        "Refuse a wheel that needs a newer glibc; default: any is fine.",
+        metavar="2.N",
+        example="2.28",
+    )
+    baseline: str | None = _setting(
+        None,
+        "Target",
+        "Compile everything for this core and newer.",
+        metavar="TARGET",
+        example="neoverse-v1",
+    )
     variant: bool = _setting(
-        False, "Experimental: say the baseline in a wheel variant (PEP 825, a draft), not in the version."
+        False,
+        "Target",
+        "Experimental: state the baseline in a wheel variant (PEP 825, a draft), not in the version.",
     )
-    isolation: bool = _setting(True, "Install build requirements into an environment of their own.")
-    lock: str | None = _setting(None, "The file that pins and hashes the build requirements.")
-    imports: tuple[str, ...] = _setting((), "Modules whose import proves the wheel.", key="import")
-    command: str = _setting("", "A command that proves the wheel; `{project}` is the sources' folder.")
-    requires: tuple[str, ...] = _setting((), "What the command needs.")
-    cpu: tuple[str, ...] = _setting((), "Cores to prove the wheel on.")
-    smoke: bool = _setting(True, "Prove the wheel.")
-    out: str = _setting("dist", "Where finished wheels go.")
-    provenance: bool = _setting(True, "Write a provenance file beside each wheel.")
-    check_reproducible: bool = _setting(False, "Build twice, in two folders, and compare the bytes.")
+    bf16: bool | None = _kernel("Kernels for BF16 instructions; all kernels are in by default.")
+    dotprod: bool | None = _kernel("Kernels for DotProd instructions.")
+    fhm: bool | None = _kernel("Kernels for FP16 multiply-add to FP32.")
+    i8mm: bool | None = _kernel("Kernels for int8 matrix products.")
+    sve: bool | None = _kernel("Kernels for SVE.")
+    cpu: tuple[str, ...] = _setting(
+        (),
+        "Test",
+        "Smoke-test on this core; default: `native` on AArch64, neoverse-n1, neoverse-v1 and max elsewhere.",
+        metavar="CPU",
+        example="neoverse-n1",
+    )
+    imports: tuple[str, ...] = _setting(
+        (),
+        "Test",
+        "Test the wheel by importing this module.",
+        key="import",
+        metavar="NAME",
+        example="lz4.frame",
+    )
+    command: str = _setting(
+        "",
+        "Test",
+        "Test the wheel by running this; `{project}` is the sources' folder.",
+        metavar="TEXT",
+        example="pytest {project}/tests",
+    )
+    requires: tuple[str, ...] = _setting(
+        (), "Test", "A package that the command needs.", metavar="REQUIREMENT", example="pytest"
+    )
+    smoke: bool = _setting(True, "Test", "Run the wheel on each CPU.")
+    check_reproducible: bool = _setting(False, "Test", "Build twice, in two folders, and compare the bytes.")
+    output: Path = _setting(  # noqa: RUF009 - a field
+        Path("dist"),
+        "Output",
+        "The folder for finished wheels; default: dist.",
+        metavar="DIR",
+        short="-o",
+        former="out",
+        example="dist",
+    )
+    provenance: bool = _setting(True, "Output", "Write a provenance file beside each wheel.")
+
+    @property
+    def kernels(self) -> dict[str, bool]:
+        """Return the kernel targets that are switched on or off by name."""
+        values = {name: getattr(self, name) for name in KERNELS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def check(self) -> None:
+        """Raise UsageError for a value that is none of the few that a setting has."""
+        for setting in ALL:
+            value, values = getattr(self, setting.name), setting.about.values
+            if values and value is not None and value not in values:
+                listed = f"{', '.join(values[:-1])} and {values[-1]}"
+                raise UsageError(f"--{setting.key} {value}: there are {listed}{_hint(value, values)}")
 
 
-def keys() -> dict[str, str]:
-    """Return each setting's key in TOML with the field's name."""
-    return {
-        field.metadata["key"] or field.name.replace("_", "-"): field.name
-        for field in dataclasses.fields(Settings)
-    }
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One field of Settings, as everything outside of Python sees it."""
+
+    name: str
+    """The field's."""
+    type: type
+    """bool, str, Path, or tuple for a list of strings."""
+    default: Any
+    about: About
+
+    @property
+    def key(self) -> str:
+        """Return the key in TOML, which is the option without its dashes."""
+        return self.about.key or self.name.replace("_", "-")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the key and the former one."""
+        return (self.key, self.about.former) if self.about.former else (self.key,)
+
+    @property
+    def option(self) -> str:
+        """Return the option as the reference shows it."""
+        if self.type is bool:
+            return f"--no-{self.key}" if self.default else f"--{self.key}"
+        return f"{self.about.short}, --{self.key}" if self.about.short else f"--{self.key}"
+
+    @property
+    def metavar(self) -> str | None:
+        """Return what stands for the value in `--help`."""
+        return None if self.type is bool else self.about.metavar or "|".join(self.about.values) or "TEXT"
+
+    def from_toml(self, key: str, value: Any, where: Path | str) -> Any:
+        """Return the value of a TOML key; raises UsageError for one of the wrong type."""
+        if self.type is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if self.type is not tuple and isinstance(value, bool if self.type is bool else str):
+            return self.type(value)
+        wanted: dict[type, str] = {bool: "true or false", tuple: "a list of strings"}
+        raise UsageError(
+            f"{where}: [tool.armbuild] {key} = {value!r}: it must be {wanted.get(self.type, 'a string')}"
+        )
+
+    def from_text(self, variable: str, text: str) -> Any:
+        """Return the value of an environment variable; raises UsageError for what is neither yes nor no."""
+        if self.type is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.type is bool:
+            if text.lower() in YES | NO:
+                return text.lower() in YES
+            raise UsageError(f"{variable}={text}: it must be 1 or 0")
+        return self.type(text)
+
+    def json_type(self) -> dict[str, Any]:
+        """Return the type as a JSON schema."""
+        if self.type is tuple:
+            return {"type": "array", "items": {"type": "string"}}
+        if self.type is bool:
+            return {"type": "boolean"}
+        return {"type": "string", **({"enum": list(self.about.values)} if self.about.values else {})}
+
+
+def describe(settings: type = Settings) -> tuple[Setting, ...]:
+    """Return the settings of a dataclass whose fields are described like those of ``Settings``."""
+    hints = get_type_hints(settings)
+    return tuple(
+        Setting(
+            name=field.name,
+            type=_plain_type(hints[field.name]),
+            default=field.default,
+            about=field.metadata["about"],
+        )
+        for field in dataclasses.fields(settings)
+    )
+
+
+def _plain_type(hint: Any) -> type:
+    for plain in (bool, tuple, Path):
+        if plain in (hint, getattr(hint, "__origin__", None), *get_args(hint)):
+            return plain
+    return str
+
+
+ALL = describe()
+KERNELS = tuple(setting.name for setting in ALL if setting.about.kernel)
+"""The kernel targets that have an option; those without one (scalar, neon) are always in."""
+
+
+def variable(key: str) -> str:
+    """Return the environment variable of a key."""
+    return PREFIX + key.replace("-", "_").upper()
 
 
 def load(
-    given: Mapping[str, Any], table: Mapping[str, Any], environ: Mapping[str, str], *, where: Path | str
+    options: Mapping[str, Any], table: Mapping[str, Any], environ: Mapping[str, str], *, where: Path | str
 ) -> Settings:
-    """Return the settings: ``given`` options first, then variables, then the ``[tool.armbuild]`` table.
+    """Return the settings: ``options`` first, then variables, then the ``[tool.armbuild]`` table.
 
-    ``given`` maps field names to values, None for what was not said; ``where`` is the table's file. Raises
-    UsageError for a key that is not there, with the nearest one, and for a value of the wrong type.
+    ``options`` maps field names to values, None for an option that is not there; ``where`` is the table's
+    file. Raises UsageError for a key that is not there, with the nearest one, and for a value of the wrong
+    type.
     """
     values: dict[str, Any] = {}
     if not isinstance(table, dict):
         raise UsageError(f"{where}: [tool.armbuild] must be a table")
+    known = {key: setting for setting in ALL for key in setting.keys}
     for key, value in table.items():
-        name = _name(key, keys(), f"{where}: [tool.armbuild] {key}")
-        values[name] = _from_toml(key, value, where)
-    variables = {key.replace("-", "_").upper(): name for key, name in keys().items()}
-    for variable, text in environ.items():
-        word = variable.removeprefix(PREFIX)
-        if word == variable or variable in OTHER_VARIABLES or not text:
+        if key not in known:
+            listed = tuple(setting.key for setting in ALL)
+            hint = _hint(key, listed) or f": there are {', '.join(listed)}"
+            raise UsageError(f"{where}: [tool.armbuild] {key}: no such setting{hint}")
+        values[known[key].name] = known[key].from_toml(key, value, where)
+    variables = {variable(key): setting for key, setting in known.items()}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES or not text:
             continue
-        if word in variables:
-            values[variables[word]] = _from_text(variable, variables[word], text)
-        elif near := difflib.get_close_matches(word, variables, 1, 0.75):  # others may have variables too
-            raise UsageError(f"{variable}: no such setting; did you mean {PREFIX}{near[0]}?")
-    values |= {name: value for name, value in given.items() if value is not None}
+        if name in variables:
+            values[variables[name].name] = variables[name].from_text(name, text)
+        elif near := _near(
+            name.removeprefix(PREFIX), [item.removeprefix(PREFIX) for item in variables], 0.75
+        ):
+            # what resembles none may be another program's
+            raise UsageError(f"{name}: no such setting; did you mean {PREFIX}{near}?")
+    values |= {name: value for name, value in options.items() if value is not None}
     return Settings(**values)
 
 
-def schema() -> dict[str, Any]:
+def _near(text: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    return next(iter(difflib.get_close_matches(text, list(known), 1, cutoff)), "")
+
+
+def _hint(text: str, known: Iterable[str]) -> str:
+    near = _near(text, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def schema(settings: tuple[Setting, ...] = ALL) -> dict[str, Any]:
     """Return the JSON schema of ``[tool.armbuild]``."""
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    properties: dict[str, Any] = {}
+    for setting in settings:
+        described = {**setting.json_type(), "description": setting.about.help}
+        if setting.about.former:
+            properties[setting.about.former] = {**described, "deprecated": True}
+        properties[setting.key] = described
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "[tool.armbuild]",
         "type": "object",
         "additionalProperties": False,
-        "properties": {
-            key: {**_json_type(_kind(name)), "description": fields[name].metadata["help"]}
-            for key, name in keys().items()
-        },
+        "properties": properties,
     }
 
 
-def reference() -> str:
-    """Return the reference as a Markdown table."""
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
-    rows = ["| `[tool.armbuild]` | variable | type | meaning |", "| --- | --- | --- | --- |"]
-    names: dict[type, str] = {bool: "true or false", tuple: "list", str: "text"}
-    rows += [
-        f"| `{key}` | `{PREFIX}{key.replace('-', '_').upper()}` | {names[_kind(name)]} "
-        f"| {fields[name].metadata['help']} |"
-        for key, name in keys().items()
-    ]
-    return "\n".join(rows) + "\n"
+def reference(settings: tuple[Setting, ...] = ALL) -> str:
+    """Return the reference in Markdown, a table for each group."""
+    lines = []
+    for group in GROUPS:
+        lines += [f"### {group}", "", "| option | `[tool.armbuild]` | meaning |", "| --- | --- | --- |"]
+        for setting in settings:
+            if setting.about.group == group:
+                lines.append(f"| `{setting.option}` | `{_toml_line(setting)}` | {setting.about.help} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
-def _kind(name: str) -> type:
-    hint = get_type_hints(Settings)[name]
-    if hint is bool:
-        return bool
-    return tuple if getattr(hint, "__origin__", None) is tuple else str
-
-
-def _json_type(kind: type) -> dict[str, Any]:
-    if kind is tuple:
-        return {"type": "array", "items": {"type": "string"}}
-    return {"type": "boolean" if kind is bool else "string"}
-
-
-def _name(asked: str, known: Mapping[str, str], what: str) -> str:
-    if asked in known:
-        return known[asked]
-    near = difflib.get_close_matches(asked, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else f": there are {', '.join(known)}"
-    raise UsageError(f"{what}: no such setting{hint}")
-
-
-def _from_toml(key: str, value: Any, where: Path | str) -> Any:
-    kind = _kind(keys()[key])
-    if kind is tuple and isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if kind is not tuple and isinstance(value, kind):
-        return value
-    wanted: dict[type, str] = {bool: "true or false", tuple: "a list of strings", str: "a string"}
-    raise UsageError(f"{where}: [tool.armbuild] {key} = {value!r}: it must be {wanted[kind]}")
-
-
-def _from_text(variable: str, name: str, text: str) -> Any:
-    kind = _kind(name)
-    if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if kind is bool:
-        if text.lower() in YES | NO:
-            return text.lower() in YES
-        raise UsageError(f"{variable}={text}: it must be 1 or 0")
-    return text
+def _toml_line(setting: Setting) -> str:
+    example = setting.about.example
+    if setting.type is bool:
+        return (
+            f"{setting.key} = {str(not setting.default).lower() if setting.default is not None else example}"
+        )
+    return f'{setting.key} = ["{example}"]' if setting.type is tuple else f'{setting.key} = "{example}"'

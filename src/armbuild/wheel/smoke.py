@@ -15,21 +15,20 @@ import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import armisa
 from armbuild.artifact import symbols, variant, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.target import arm64_root, qemu, target_packages
-from armbuild.wheel import user_tests
+from armbuild.wheel import cpus, user_tests
 from armbuild.wheel.user_tests import UserTests
-from armbuild.wheel.verdict import TIMEOUT, Cpu, CpuResult, Run, judge, judge_status
+from armbuild.wheel.verdict import TIMEOUT, CpuResult, Run, judge, judge_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-NATIVE = "native"
-"""The CPU name that stands for this machine itself."""
+    from armbuild.wheel.cpus import Cpu
+
 EXTRAS = ("engine",)
 NO_TESTS = UserTests()
 
@@ -53,31 +52,6 @@ class SmokeReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON value."""
         return {"schema": 1, "ok": self.ok, **asdict(self)}
-
-
-def check_names(names: Sequence[str]) -> tuple[Cpu, ...]:
-    """Return the CPUs named; raises UsageError for a name that nobody knows or that QEMU has no model of."""
-    chosen = []
-    for name in dict.fromkeys(names):
-        if name == NATIVE:
-            if platform.machine() != "aarch64":
-                raise UsageError(
-                    f"--cpu native: this is {platform.machine()}; name a core, such as neoverse-n1"
-                )
-            chosen.append(Cpu(name=name, model=None, isa=armisa.detect()))
-            continue
-        core = armisa.Isa.from_target(name)
-        model = (core.cores[0].name or name).lower().removeprefix("qemu ").replace(" ", "-")
-        if model not in qemu.MODELS:
-            listed = ", ".join(sorted(qemu.MODELS))
-            raise UsageError(f"--cpu {name}: QEMU has no model of {model}; it has {listed}")
-        chosen.append(Cpu(name=name, model=model, isa=core))
-    return tuple(chosen)
-
-
-def default_cpus() -> tuple[str, ...]:
-    """Return this machine on AArch64; elsewhere an old and a new server core and all that QEMU can do."""
-    return (NATIVE,) if platform.machine() == "aarch64" else ("neoverse-n1", "neoverse-v1", "max")
 
 
 def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
@@ -110,7 +84,7 @@ def python_for(wheel: wheelfile.WheelFile) -> str:
     return fitting[0]
 
 
-def smoke(
+def smoke_test(
     path: Path,
     names: Sequence[str],
     work: Path,
@@ -127,8 +101,8 @@ def smoke(
     that the wheel requires cannot be had. A run that lasts longer than ``timeout`` seconds has failed.
     """
     wheel = check(path, tests)
-    chosen = check_names(names)
-    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    cores = cpus.check_names(names)
+    models = tuple(cpu.model for cpu in cores if cpu.model)
     emulator = qemu.find(models, mirror=mirror) if models else None
     python = python_for(wheel)
     log = work / "smoke-install.log"
@@ -152,12 +126,12 @@ def smoke(
         interpreter = arm64_root.interpreter(root, python)
     else:
         prefix, interpreter = [], pythons.find(python).executable
-    starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in chosen}
+    starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in cores}
     env = environment(own, site, work, emulated=bool(models))
     if tests:
         if emulator:
             env["PYTHONHOME"] = str(root / "usr")
-        programs = {cpu.name: work / "programs" / cpu.name for cpu in chosen}
+        programs = {cpu.name: work / "programs" / cpu.name for cpu in cores}
         for name, start in starts.items():
             user_tests.programs(programs[name], start, start[:-1], (own, site))
         runs = {
@@ -170,16 +144,16 @@ def smoke(
         }
     else:
         available = kernel_targets(path)
-        words = ("-m", "armllm.smoke", "--json")
+        program = ("-m", "armllm.smoke", "--json")
         runs = {
             cpu.name: _Test(
-                [*starts[cpu.name], *words, *(("--emulated",) if cpu.model else ())],
+                [*starts[cpu.name], *program, *(("--emulated",) if cpu.model else ())],
                 env,
                 lambda run, status: judge(run, status, available),
             )
-            for cpu in chosen
+            for cpu in cores
         }
-    results = _run_all(chosen, runs, work=work, timeout=timeout, on_result=on_result)
+    results = _run_all(cores, runs, work=work, timeout=timeout, on_result=on_result)
     return SmokeReport(
         wheel=path.name,
         python=python,
@@ -237,7 +211,7 @@ def kernel_targets(path: Path) -> frozenset[str] | None:
 
 
 def _run_all(
-    chosen: Sequence[Cpu],
+    cores: Sequence[Cpu],
     tests: Mapping[str, _Test],
     *,
     work: Path,
@@ -245,7 +219,7 @@ def _run_all(
     on_result: Callable[[CpuResult], None],
 ) -> tuple[CpuResult, ...]:
     """Run the CPUs side by side, at most two and no more than there are cores: memory is limited too."""
-    waiting, running, results = list(chosen), list[Run](), dict[str, CpuResult]()
+    waiting, running, results = list(cores), list[Run](), dict[str, CpuResult]()
     places = min(2, len(os.sched_getaffinity(0)))
     try:
         while waiting or running:
@@ -262,7 +236,7 @@ def _run_all(
             time.sleep(0.05)
     finally:
         process.stop_all()
-    return tuple(results[cpu.name] for cpu in chosen)
+    return tuple(results[cpu.name] for cpu in cores)
 
 
 def _start(cpu: Cpu, test: _Test, work: Path, timeout: float) -> Run:

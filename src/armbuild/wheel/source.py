@@ -94,13 +94,13 @@ def _is_file(path: Path) -> bool:
 
 def _walk(project: Path, *, complete: bool) -> Iterator[str]:
     for parent, folders, files in os.walk(project):
-        kept = []
+        remaining = []
         for name in sorted(folders):
             path = os.path.join(parent, name)  # noqa: PTH118 - os.walk speaks in strings
             if os.path.islink(path):  # noqa: PTH114
                 files.append(name)
             elif complete or (name not in CACHES and not (parent == str(project) and name in OUTPUTS)):
-                kept.append(name)
-        folders[:] = kept
+                remaining.append(name)
+        folders[:] = remaining
         for name in files:
             yield os.path.relpath(os.path.join(parent, name), project)  # noqa: PTH118

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import armisa
+    from armbuild.wheel.cpus import Cpu
 
 
 TIMEOUT = 1200.0
@@ -24,16 +24,6 @@ TORCH_FLOOR = frozenset({"atomics"})
 """Features (Linux names) without which torch 2.10's AArch64 wheel dies while it is imported: a static
 initialiser executes LDADDAL, an atomic instruction of Armv8.1 (pytorch/pytorch#174344, seen under QEMU
 too)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cpu:
-    """A CPU to run on."""
-
-    name: str
-    model: str | None
-    """QEMU's name for it; None: this machine."""
-    isa: armisa.Isa
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def run(capsys, *arguments):
 )
 def test_a_wrong_option_is_one_line_and_builds_nothing(capsys, tmp_path, arguments, status, reason):
     folder = [] if arguments[0].startswith("/") else [ROOT]
-    got, out, err = run(capsys, "wheel", *folder, *arguments, "--out", tmp_path / "dist")
+    got, out, err = run(capsys, "wheel", *folder, *arguments, "--output", tmp_path / "dist")
     assert got == status
     assert reason in err
     assert len(err.strip().splitlines()) <= 2
@@ -87,7 +87,7 @@ def test_a_full_disk_is_something_missing_here_and_not_a_fault_of_the_project(er
 
 def test_the_plan_builds_nothing_and_prints_one_document(capsys, tmp_path):
     status, out, err = run(
-        capsys, "wheel", ROOT, "--plan", "--json", "--out", tmp_path / "dist", "--lane", "cross"
+        capsys, "wheel", ROOT, "--plan", "--json", "--output", tmp_path / "dist", "--lane", "cross"
     )
     assert status == 0
     assert err == ""
@@ -176,7 +176,7 @@ def broken(tmp_path):
 @pytest.mark.slow
 @pytest.mark.network
 def test_a_compiler_error_is_shown_with_its_log_and_nothing_is_in_dist(capsys, tmp_path, broken):
-    status, _, err = run(capsys, "wheel", broken, "--lane", "cross", "--out", tmp_path / "dist")
+    status, _, err = run(capsys, "wheel", broken, "--lane", "cross", "--output", tmp_path / "dist")
     assert status == 4
     assert "src/broken.c:2:14: error: use of undeclared identifier 'oops'" in err
     log = Path(err.rpartition("log: ")[2].strip())
@@ -188,7 +188,9 @@ def test_a_compiler_error_is_shown_with_its_log_and_nothing_is_in_dist(capsys, t
 @pytest.mark.network
 def test_two_builds_of_one_folder_at_once_and_one_interrupted_leave_whole_wheels(tmp_path):
     project, dist = PROJECTS / "setuptools", tmp_path / "dist"
-    words, environment = command("wheel", project, "--lane", "cross", "--out", dist, cache=tmp_path / "cache")
+    words, environment = command(
+        "wheel", project, "--lane", "cross", "--output", dist, cache=tmp_path / "cache"
+    )
     before = sorted(project.rglob("*"))
     both = [subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
@@ -222,7 +224,7 @@ def test_two_cold_builds_in_two_folders_give_the_same_bytes(tmp_path):
         (folder / "cache").mkdir()
         (folder / "cache/zig").symlink_to(ZIG_CACHE)
         for project in ("setuptools", ROOT.name):
-            options = ["--lane=cross", "--no-smoke", f"--out={folder / 'dist'}", f"--python={here[-1]}"]
+            options = ["--lane=cross", "--no-smoke", f"--output={folder / 'dist'}", f"--python={here[-1]}"]
             fewer = FEWER_KERNELS if project == ROOT.name else []
             words, environment = command("wheel", folder / project, *options, *fewer, cache=folder / "cache")
             environment["SOURCE_DATE_EPOCH"] = "1700000000"

@@ -4,7 +4,7 @@ import pytest
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.image import manylinux
-from armbuild.wheel import container
+from armbuild.wheel.lanes import cibuildwheel
 
 
 def test_its_name_says_what_its_wheels_can_be():
@@ -18,7 +18,7 @@ def test_interpreters_lie_where_cibuildwheel_looks_for_them():
     folders = manylinux.plan().as_dict()["pythons"]
     assert set(folders) == {"3.11", "3.13", "3.14"}
     for version, folder in folders.items():
-        assert str(container.python(version).executable) == f"{folder}/bin/python"
+        assert str(cibuildwheel.python(version).executable) == f"{folder}/bin/python"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.armbuild.plans import planned
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import isolation
 from armbuild.toolchain import compile_cache
-from armbuild.wheel import container
+from armbuild.wheel.lanes import cibuildwheel
+
+PROJECT = Path(__file__).parents[1] / "projects/setuptools"
 
 
 @pytest.fixture
@@ -114,10 +117,8 @@ def test_a_container_gets_the_settings_by_name_and_the_cache_itself(tmp_path):
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
         "CCACHE_STATSLOG": "/of/this/machine",
     }
-    made = container.compute(
-        tool={}, engine="podman", image=None, settings=(), flags=(), link=(), emulated=True, test=False,
-        history=None, environ=environ,
-    )  # fmt: skip
+    plan = planned(PROJECT, lane="container", engine="podman", python=("3.13",), output=tmp_path, smoke=False)
+    made = cibuildwheel.compute(plan, emulated=True, environ=environ)
     names = set(environ) - {"CCACHE_STATSLOG"}
     assert {f"--env={name}" for name in names} <= set(made.arguments)
     assert f"--volume={tmp_path}:{tmp_path}" in made.arguments
@@ -185,10 +186,9 @@ def test_a_machine_that_compiled_nothing_gets_everything_from_the_remote_storage
             "SCCACHE_SERVER_UDS": str(tmp_path / machine),
             **remote[name],
         }
-        project = Path(__file__).parents[1] / "projects/setuptools"
-        command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--no-smoke"]
+        command = [sys.executable, "-m", "armbuild", "wheel", PROJECT, "--lane=cross", "--no-smoke"]
         done = subprocess.run(
-            [*command, f"--compile-cache={name}", "--json", f"--out={tmp_path / machine}-dist"],
+            [*command, f"--compile-cache={name}", "--json", f"--output={tmp_path / machine}-dist"],
             env=environment,
             check=True,
             capture_output=True,

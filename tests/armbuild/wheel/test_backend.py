@@ -8,6 +8,7 @@ import pytest
 
 from armbuild.errors import BuildError
 from armbuild.wheel import backend
+from armbuild.wheel.settings import Settings
 
 BACKEND = """\
 import warnings
@@ -25,7 +26,8 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = 
 def run(folder, code, described=PROJECT):
     (folder / "own.py").write_text(code)
     (folder / "pyproject.toml").write_text(described)
-    plan = SimpleNamespace(lane="cross", isolation=False, project=SimpleNamespace(requires=(), folder=folder))
+    project = SimpleNamespace(requires=(), folder=folder)
+    plan = SimpleNamespace(lane="cross", settings=Settings(isolation=False), project=project)
     python = SimpleNamespace(version="3.11", executable=Path(sys.executable))
     return backend.build_wheel(
         plan, python, folder, folder / "out", settings={}, hooks={}, log=folder / "log"

@@ -6,12 +6,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.armbuild.plans import planned
 
 from armbuild.artifact import wheelfile
 from armbuild.errors import BuildError, MissingError
 from armbuild.host import cache
 from armbuild.target import arm64_root, qemu, target_packages
-from armbuild.wheel import build, plan, repair
+from armbuild.wheel import build, repair
+from armbuild.wheel.lanes import cross
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 
@@ -25,9 +27,9 @@ def shared_cache(tmp_path_factory):
 
 
 def make(project, work):
-    chosen = plan.plan(project, lane="cross", out=work)
-    built = build.build(chosen, chosen.pythons[0], work)
-    return repair.repair(built, work).path
+    plan = planned(project, lane="cross", output=work)
+    built = build.build_wheel(plan, plan.pythons[0], work)
+    return repair.repair_wheel(built, work).path
 
 
 def under_emulation(wheel, code, work):
@@ -59,7 +61,7 @@ def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(t
         (library, "z is not among the target's libraries: --with zlib1g-dev"),
         ("it failed", "the target has no rare/thing.h: --with the Debian package that brings it"),
     ):
-        error = build._with_hint(
+        error = cross.with_hint(
             BuildError(f"failed: {cause}\n  log: x"), said.format(cause), tmp_path / "log"
         )
         assert str(error) == f"failed: {cause}\n  {hint} (log: {tmp_path / 'log'})"
@@ -169,14 +171,14 @@ def compressing(tmp_path):
 @pytest.mark.emulated
 @pytest.mark.usefixtures("shared_cache")
 def test_a_library_is_named_when_it_is_absent_and_bundled_when_its_package_is_given(tmp_path, compressing):
-    chosen = plan.plan(compressing, lane="cross", out=tmp_path)
+    plan = planned(compressing, lane="cross", output=tmp_path)
     advice = r"lz4\.h' file not found\n  the target has no lz4\.h: --with liblz4-dev"
     with pytest.raises(BuildError, match=advice):
-        build.build(chosen, chosen.pythons[0], tmp_path)
+        build.build_wheel(plan, plan.pythons[0], tmp_path)
     work = tmp_path / "work"
     work.mkdir()
-    chosen = plan.plan(compressing, lane="cross", out=tmp_path, packages=["liblz4-dev"])
-    wheel = repair.repair(build.build(chosen, chosen.pythons[0], work), work).path
+    plan = planned(compressing, lane="cross", output=tmp_path, packages=("liblz4-dev",))
+    wheel = repair.repair_wheel(build.build_wheel(plan, plan.pythons[0], work), work).path
     with zipfile.ZipFile(wheel) as archive:
         assert any(name.startswith("compressing.libs/liblz4") for name in archive.namelist())
     assert under_emulation(wheel, "import compressing as c; print(c.version()[:2])", work) == "1."
@@ -187,8 +189,8 @@ def test_a_library_is_named_when_it_is_absent_and_bundled_when_its_package_is_gi
 @pytest.mark.emulated
 @pytest.mark.usefixtures("shared_cache")
 def test_gcc_builds_against_an_old_glibc_and_the_targets_libstdcxx(tmp_path):
-    chosen = plan.plan(PROJECTS / "scikit", lane="cross", out=tmp_path, toolchain="gcc")
-    wheel = repair.repair(build.build(chosen, chosen.pythons[0], tmp_path), tmp_path).path
+    plan = planned(PROJECTS / "scikit", lane="cross", output=tmp_path, toolchain="gcc")
+    wheel = repair.repair_wheel(build.build_wheel(plan, plan.pythons[0], tmp_path), tmp_path).path
     glibc = int(wheel.name.rpartition("manylinux_2_")[2].split("_")[0])
     assert glibc <= 31
     code = (
@@ -203,8 +205,8 @@ def test_gcc_builds_against_an_old_glibc_and_the_targets_libstdcxx(tmp_path):
 @pytest.mark.usefixtures("shared_cache")
 def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the_target(tmp_path):
     before = sorted(cache.root().glob("environments/*"))
-    chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, isolation=False)
-    built = build.build(chosen, chosen.pythons[0], tmp_path)
+    plan = planned(PROJECTS / "setuptools", lane="cross", output=tmp_path, isolation=False)
+    built = build.build_wheel(plan, plan.pythons[0], tmp_path)
     assert wheelfile.mismatches(wheelfile.read(built.path)) == []
     assert "pytest" in built.tools, "the environment is the one of these tests"
     assert sorted(cache.root().glob("environments/*")) == before
@@ -213,9 +215,9 @@ def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the
     (project / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools", "not-there-at-all"]\n[project]\nname = "x"\n'
     )
-    chosen = plan.plan(project, lane="cross", out=tmp_path, isolation=False)
+    plan = planned(project, lane="cross", output=tmp_path, isolation=False)
     with pytest.raises(MissingError, match=r"--no-isolation: .* lacks not-there-at-all: install it"):
-        build.build(chosen, chosen.pythons[0], project)
+        build.build_wheel(plan, plan.pythons[0], project)
 
 
 @pytest.mark.slow
@@ -224,8 +226,8 @@ def test_without_isolation_nothing_is_installed_and_what_is_there_builds_for_the
 def test_a_lock_is_written_once_obeyed_and_its_hashes_checked(tmp_path):
     def built(name):
         (tmp_path / name).mkdir()
-        chosen = plan.plan(PROJECTS / "setuptools", lane="cross", out=tmp_path, lock=tmp_path / "build.lock")
-        return build.build(chosen, chosen.pythons[0], tmp_path / name)
+        plan = planned(PROJECTS / "setuptools", lane="cross", output=tmp_path, lock=tmp_path / "build.lock")
+        return build.build_wheel(plan, plan.pythons[0], tmp_path / name)
 
     assert "setuptools" in built("one").tools
     lock = tmp_path / "build.lock"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
+from tests.armbuild.plans import planned
 
-from armbuild.wheel import plan, provenance, reproduce
-from armbuild.wheel.build import BuiltWheel
+from armbuild.wheel import provenance, reproduce
 from armbuild.wheel.fetch import Origin
+from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.repair import RepairedWheel, repack
 
 PROJECT = Path(__file__).parents[1] / "projects/scikit"
@@ -18,10 +19,10 @@ PROJECT = Path(__file__).parents[1] / "projects/scikit"
 
 @pytest.fixture
 def built(tmp_path):
-    chosen = plan.plan(PROJECT, lane="cross", out=tmp_path / "dist")
+    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
     return BuiltWheel(
-        plan=chosen,
-        python=chosen.pythons[0],
+        plan=plan,
+        python=plan.pythons[0],
         path=wheels.write(tmp_path),
         compiler="zig 0.15.2",
         headers="this machine's",

@@ -6,20 +6,21 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from tests.armbuild import wheels
+from tests.armbuild.plans import planned
 
-from armbuild.wheel import plan, sbom
-from armbuild.wheel.build import BuiltWheel
+from armbuild.wheel import sbom
 from armbuild.wheel.lanes.cross import ZIG_RUNTIME
+from armbuild.wheel.lanes.lane import BuiltWheel
 
 PROJECT = Path(__file__).parents[1] / "projects/scikit"
 
 
 @pytest.fixture
 def built(tmp_path):
-    chosen = plan.plan(PROJECT, lane="cross", out=tmp_path / "dist")
+    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
     return BuiltWheel(
-        plan=chosen,
-        python=chosen.pythons[0],
+        plan=plan,
+        python=plan.pythons[0],
         path=wheels.write(tmp_path),
         compiler="zig 0.15.2",
         headers="this machine's",

@@ -1,26 +1,30 @@
-import inspect
+import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from armbuild.cli import main, options, wheel
+from armbuild.cli import main, options
 from armbuild.errors import UsageError
 from armbuild.wheel import settings
+from armbuild.wheel.lanes import LANES
 
 ROOT = Path(__file__).parents[3]
+PROJECT = ROOT / "tests/armbuild/projects/setuptools"
 
 
-def load(given=None, table=None, environ=None):
-    return settings.load(given or {}, table or {}, environ or {}, where="pyproject.toml")
+def load(options=None, table=None, environ=None):
+    return settings.load(options or {}, table or {}, environ or {}, where="pyproject.toml")
 
 
 def test_options_win_over_variables_and_these_over_the_table():
-    table = {"lane": "cross", "with": ["a-dev"], "out": "one"}
-    told = load(
-        {"out": "three", "lane": None}, table, {"ARMBUILD_OUT": "two", "ARMBUILD_WITH": "b-dev, c-dev"}
-    )
-    assert (told.lane, told.packages, told.out) == ("cross", ("b-dev", "c-dev"), "three")
+    table = {"lane": "cross", "with": ["a-dev"], "output": "one"}
+    environ = {"ARMBUILD_OUTPUT": "two", "ARMBUILD_WITH": "b-dev, c-dev"}
+    merged = load({"output": Path("three"), "lane": None}, table, environ)
+    assert (merged.lane, merged.packages, merged.output) == ("cross", ("b-dev", "c-dev"), Path("three"))
     assert load() == settings.Settings()
 
 
@@ -28,7 +32,7 @@ def test_options_win_over_variables_and_these_over_the_table():
     ("table", "environ", "reason"),
     [
         ({"pyton": ["3.11"]}, {}, r"\[tool\.armbuild\] pyton: no such setting; did you mean python\?"),
-        ({"zzz": 1}, {}, "there are python, lane"),
+        ({"zzz": 1}, {}, "there are lane, toolchain"),
         ([1], {}, "must be a table"),
         ({"python": "3.11"}, {}, "python = '3.11': it must be a list of strings"),
         ({"isolation": "no"}, {}, "it must be true or false"),
@@ -55,22 +59,81 @@ def test_variables_of_other_meaning_and_empty_ones_are_let_alone():
     assert not load(environ={"ARMBUILD_PROVENANCE": "off"}).provenance
 
 
-def test_every_setting_is_an_option_of_the_wheel_command():
-    source = inspect.getsource(wheel.wheel) + inspect.getsource(options)
-    for key in sorted(settings.keys()):
-        assert re.search(rf'"--(?:no-)?{key}"', source), key
+def test_the_former_name_of_a_setting_still_works_everywhere_but_not_beside_the_new_one(capsys, tmp_path):
+    assert load(table={"out": "one"}).output == Path("one")
+    assert load(environ={"ARMBUILD_OUT": "two"}).output == Path("two")
+    for words in (["--out", "three"], ["--output", "three"], ["-o", "three"]):
+        assert main(["wheel", str(PROJECT), "--lane=cross", "--plan", *words]) == 0
+        assert "three/fixture_setuptools" in capsys.readouterr().out
+    assert main(["wheel", str(PROJECT), "--out", "a", "--output", "b"]) == 2
+    assert "--out is the former name of --output" in capsys.readouterr().err
+    assert main(["wheel", "--help"]) == 0
+    assert not re.search(r"--out\b(?!put)", capsys.readouterr().out)
+
+
+def test_an_option_overrides_yes_and_no_of_the_table(capsys, tmp_path):
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "x"\nversion = "1"\n[tool.armbuild]\nisolation = false\n'
+    )
+    for words, expected in (([], False), (["--isolation"], True)):
+        assert main(["wheel", str(tmp_path), "--lane=cross", "--plan", "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out)["isolation"] is expected
 
 
 def test_the_schema_describes_what_is_accepted():
     schema = settings.schema()
-    assert set(schema["properties"]) == set(settings.keys())
+    assert set(schema["properties"]) == {key for setting in settings.ALL for key in setting.keys}
     assert schema["properties"]["with"]["type"] == "array"
     assert schema["properties"]["smoke"]["type"] == "boolean"
+    assert schema["properties"]["lane"]["enum"] == list(LANES)
+    assert schema["properties"]["out"]["deprecated"]
     assert schema["additionalProperties"] is False
 
 
 def test_the_reference_page_is_the_one_that_the_settings_give():
     assert settings.reference() in (ROOT / "docs/wheel.md").read_text()
+
+
+def test_every_setting_has_a_group_and_an_example_that_it_accepts():
+    for setting in settings.ALL:
+        assert setting.about.group in settings.GROUPS
+        assert setting.type is bool or setting.about.example, setting.name
+        if setting.about.example and setting.type is not bool:
+            assert setting.from_text("X", setting.about.example), setting.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithColour(settings.Settings):
+    """The settings after somebody added one, in one place."""
+
+    colour: str | None = settings._setting(
+        None, "Build", "The wheel's colour.", values=("red", "blue"), example="red"
+    )
+
+
+def test_a_setting_that_is_added_in_one_place_is_found_in_all(monkeypatch):
+    """Else a new option would have to be spelled in the command, the loader, the schema and the page too."""
+    found = settings.describe(WithColour)
+    monkeypatch.setattr(settings, "ALL", found)
+    monkeypatch.setattr(settings, "Settings", WithColour)
+    seen = {}
+
+    @options.with_settings()
+    def command(*, options):
+        seen.update(options)
+        return 0
+
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, ["--colour", "blue"])
+    assert done.exit_code == 0, done.output
+    assert load(seen).colour == "blue"
+    assert "red|blue" in CliRunner().invoke(app, ["--help"]).output
+    assert load(table={"colour": "red"}, environ={"ARMBUILD_COLOUR": "blue"}).colour == "blue"
+    with pytest.raises(UsageError, match="--colour green: there are red and blue"):
+        WithColour(colour="green").check()
+    assert settings.schema(found)["properties"]["colour"]["enum"] == ["red", "blue"]
+    assert '| `--colour` | `colour = "red"` | The wheel\'s colour. |' in settings.reference(found)
 
 
 def test_a_projects_own_table_decides_the_plan(capsys, tmp_path, monkeypatch):

@@ -2,23 +2,23 @@ import pytest
 from tests.armbuild import wheels
 
 from armbuild.errors import UsageError
-from armbuild.wheel import smoke
+from armbuild.wheel import cpus, smoke
 from armisa.errors import IsaError
 
 
 def test_names_of_products_and_cores_reach_the_emulators_model():
-    models = [known.model for known in smoke.check_names(["neoverse_v1", "graviton3", "Cortex-A72", "max"])]
+    models = [known.model for known in cpus.check_names(["neoverse_v1", "graviton3", "Cortex-A72", "max"])]
     assert models == ["neoverse-v1", "neoverse-v1", "cortex-a72", "max"]
 
 
 def test_a_cpu_that_nobody_knows_or_qemu_lacks_is_refused(monkeypatch):
     with pytest.raises(IsaError, match="neoverse-v1"):
-        smoke.check_names(["neoverse-v11"])
+        cpus.check_names(["neoverse-v11"])
     with pytest.raises(UsageError, match="QEMU has no model of neoverse-v2; it has"):
-        smoke.check_names(["neoverse-v2"])
-    monkeypatch.setattr(smoke.platform, "machine", lambda: "x86_64")
+        cpus.check_names(["neoverse-v2"])
+    monkeypatch.setattr(cpus.platform, "machine", lambda: "x86_64")
     with pytest.raises((UsageError, IsaError), match="native"):
-        smoke.check_names(["native"])
+        cpus.check_names(["native"])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import signal
 import pytest
 
 import armisa
-from armbuild.wheel import smoke, verdict
+from armbuild.wheel import cpus, verdict
 from armbuild.wheel.verdict import Run
 
 RUNS = [
@@ -26,7 +26,7 @@ OPS = {"rms_norm_f32": {"error": 0.0, "bound": 1e-5}}
 
 
 def cpu(name):
-    return smoke.check_names([name])[0]
+    return cpus.check_names([name])[0]
 
 
 def judge(tmp_path, name="neoverse-v1", *, status=0, report=None, said="", available=None):
@@ -119,7 +119,7 @@ def judged(tmp_path, status, *, said="", heard="", start=1e18):
     (tmp_path / "out").write_text(said)
     (tmp_path / "log").write_text(f"$ sh\n{heard}")
     run = Run(
-        cpu=smoke.check_names(["neoverse-n1"])[0],
+        cpu=cpus.check_names(["neoverse-n1"])[0],
         poll=lambda: status,
         output=tmp_path / "out",
         log=tmp_path / "log",

@@ -1,28 +1,12 @@
-"""Ways to compile for AArch64.
-
-``cross`` and ``native`` prepare the world of the project's back end; ``container`` leaves it to cibuildwheel.
-"""
+"""Ways to compile for AArch64: one module each, behind the ``Lane`` protocol."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from armbuild.wheel.lanes import cross, native
+from armbuild.wheel.lanes import container, cross, native
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from armbuild.wheel.lanes.lane import Lane
 
-    from armbuild.host.pythons import HostPython
-    from armbuild.wheel.lanes.setup import Setup
-    from armbuild.wheel.plan import Plan
-
-
-class Lane(Protocol):
-    """What a lane's module offers."""
-
-    def prepare(self, plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
-        """Return what the back end must be told so that its wheel is the one that was planned."""
-
-
-LANES: dict[str, Lane] = {"cross": cross, "native": native}
-"""The lanes in which this process runs the back end; in ``container`` cibuildwheel does."""
+LANES: dict[str, Lane] = {"cross": cross, "native": native, "container": container}

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,16 +22,22 @@ from packaging.utils import canonicalize_name
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 from armbuild.host import isolation, process
+from armbuild.target import arm64_headers
 from armbuild.toolchain import compile_cache, host_clang
-from armbuild.wheel import container, hints
-from armbuild.wheel.container import PLATFORM
+from armbuild.wheel import hints, source
+from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.lanes import cibuildwheel
+from armbuild.wheel.lanes.cibuildwheel import PLATFORM
+from armbuild.wheel.lanes.lane import BuiltWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Sequence
 
     from armbuild.host.pythons import HostPython
-    from armbuild.wheel.container import Container
+    from armbuild.wheel.lanes.cibuildwheel import Container
+    from armbuild.wheel.lanes.lane import Watcher
     from armbuild.wheel.plan import Plan
+    from armbuild.wheel.settings import Settings
 
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 AARCH64 = re.compile(r"^magic 7f454c460201.{20}0200b7", re.MULTILINE)
@@ -46,7 +52,7 @@ REFUSED = re.compile(
     r"|short-name|toomanyrequests|reference|not found).*)$"
 )
 """What docker and podman say when an image cannot be fetched, and why."""
-TESTING = re.compile(r"(?m)^(?:::group::)?Testing wheel\.\.\.$(?P<said>(?:\n(?!Copying wheels back).*)*)\Z")
+TESTING = re.compile(r"(?m)^(?:::group::)?Testing wheel\.\.\.$(?P<output>(?:\n(?!Copying wheels back).*)*)\Z")
 """How cibuildwheel's output ends when the project's own test-command, or what it requires, failed."""
 TEST_FAILURE = re.compile(r"(?m)^(?:FAILED |ERROR:? |E {2,})(.*\S)")
 """How pytest and pip, which write to standard output, say what failed."""
@@ -89,72 +95,122 @@ KNOWN: tuple[tuple[str, type[ArmbuildError], str], ...] = (
 """What cibuildwheel reports, the error that it is, and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """What came out of the container."""
+def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
+    """Refuse what cibuildwheel and the image decide, and work out what cibuildwheel is told."""
+    del find  # the image has its own
+    settings = draft.settings
+    _check_settings(settings, draft.packages)
+    pythons, missing = interpreters(draft.project, settings.python, cibuildwheel.find)
+    if settings.toolchain not in (None, "clang"):
+        raise UsageError(
+            f"--toolchain {settings.toolchain}: the container lane has the image's compiler; "
+            "--toolchain clang brings one"
+        )
+    complete = replace(
+        draft,
+        pythons=pythons,
+        missing=missing,
+        toolchain=settings.toolchain,
+        flags=draft.baseline_flags("gcc"),
+    )
+    emulated = platform.machine() != "aarch64"
+    return replace(complete, container=cibuildwheel.compute(complete, emulated=emulated, environ=os.environ))
 
-    path: Path
-    compiler: str
-    libraries: tuple[Path, ...]
-    """A folder with the image's libraries that the wheel needs."""
-    tools: Mapping[str, str]
-    """The build requirements, with their versions, where the front end tells them."""
-    cached: Mapping[str, int] | None
-    """Hits and misses of the image's ccache, None where it has none."""
+
+def _check_settings(settings: Settings, packages: Sequence[str]) -> None:
+    if not settings.isolation:
+        raise UsageError(
+            "--no-isolation: in the container lane this is cibuildwheel's: "
+            '[tool.cibuildwheel] build-frontend = { name = "build", args = ["--no-isolation"] }'
+        )
+    if settings.lock:
+        raise UsageError(
+            "--lock: the container lane installs build requirements inside the container: "
+            "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
+        )
+    if settings.compile_cache not in (None, "none"):
+        raise UsageError(
+            f"--compile-cache: the container lane uses what is in the image: "
+            f"`armbuild manylinux-image --with {settings.compile_cache}`"
+        )
+    if packages:
+        raise UsageError(
+            "--with: the container lane uses what is in the image: [tool.cibuildwheel] before-all installs, "
+            f"or `armbuild manylinux-image --with {','.join(packages)}`"
+        )
 
 
-def build(plan: Plan, python: HostPython, sources: Path, out: Path, *, log: Path) -> Made:
-    """Let cibuildwheel build ``sources`` into ``out``.
+def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
+    """Let cibuildwheel build a fresh copy of the project: what was compiled before stayed in its container.
 
     Raises MissingError with what this machine lacks, BuildError with the first error of the build, UsageError
     where the project's own configuration leaves this build out.
     """
-    chosen = plan.container
-    if chosen is None:  # a plan of another lane
+    del mirror  # the image has its own
+    container = plan.container
+    if container is None:
         raise UsageError(f"--lane {plan.lane} is not the container lane")
-    if plan.toolchain == "clang" and remote():
-        raise MissingError(
-            "--toolchain clang: the engine is on another machine, which does not see this one's"
+    log, out = work / f"build-{python.version}.log", work / f"built-{python.version}"
+    with watcher.step("build", f"Python {python.version}, {container.engine}, cibuildwheel"):
+        sources = source.mirror(
+            plan.project.folder,
+            work / f"project-{python.version}",
+            leave_out=plan.settings.output,
+            complete=plan.project.origin is not None,
         )
-    check(chosen, asked=chosen.variables.get("CIBW_MANYLINUX_AARCH64_IMAGE"))
-    if plan.toolchain == "clang":
-        host_clang.write()
-    label = f"armbuild.wheel.build={uuid.uuid4()}"
-    environment = {
-        **container.clean(isolation.clean()),
-        **chosen.environment(python.version, f"--label={label}"),
-        "SOURCE_DATE_EPOCH": str(plan.epoch),
-    }
-    try:
-        process.run(
-            [sys.executable, *container.COMMAND, "--output-dir", out],
-            log=log,
-            what="cibuildwheel",
-            cwd=sources,
-            env=environment,
-        )
-    except BuildError as error:
-        raise _explain(error, log.read_text(errors="replace"), chosen, python) from error
-    except BaseException:  # an interrupt ends cibuildwheel before it has removed its container
-        _remove(chosen.engine, label)
-        raise
+        _run(plan, container, python, sources=sources, out=out, log=log)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"cibuildwheel brought {len(wheels)} wheels\n  log: {log}")
-    said = out / "compiler.txt"
-    lines = said.read_text(errors="replace").splitlines() if said.is_file() else []
-    return Made(
+    version = out / "compiler.txt"
+    lines = version.read_text(errors="replace").splitlines() if version.is_file() else []
+    return BuiltWheel(
+        plan=plan,
+        python=python,
         path=wheels[0],
-        compiler=f"{lines[0] if lines else 'no compiler'} in {chosen.reference}",
+        compiler=f"{lines[0] if lines else 'no compiler'} in {container.reference}",
+        headers=arm64_headers.described(python),
         libraries=(out / "libraries",),
         tools=requirements(log.read_text(errors="replace")),
         cached=compile_cache.counts(out / "ccache.txt"),
     )
 
 
-def requirements(said: str) -> dict[str, str]:
+def _run(
+    plan: Plan, container: Container, python: HostPython, *, sources: Path, out: Path, log: Path
+) -> None:
+    """Run cibuildwheel on ``sources`` in a container that is gone afterwards."""
+    if plan.toolchain == "clang" and remote():
+        raise MissingError(
+            "--toolchain clang: the engine is on another machine, which does not see this one's"
+        )
+    check(container, asked=container.variables.get("CIBW_MANYLINUX_AARCH64_IMAGE"))
+    if plan.toolchain == "clang":
+        host_clang.write()
+    label = f"armbuild.wheel.build={uuid.uuid4()}"
+    environment = {
+        **cibuildwheel.clean(isolation.clean()),
+        **container.environment(python.version, f"--label={label}"),
+        "SOURCE_DATE_EPOCH": str(plan.epoch),
+    }
+    try:
+        process.run(
+            [sys.executable, *cibuildwheel.COMMAND, "--output-dir", out],
+            log=log,
+            what="cibuildwheel",
+            cwd=sources,
+            env=environment,
+        )
+    except BuildError as error:
+        raise _explain(error, log.read_text(errors="replace"), container, python) from error
+    except BaseException:  # an interrupt ends cibuildwheel before it has removed its container
+        _remove(container.engine, label)
+        raise
+
+
+def requirements(text: str) -> dict[str, str]:
     """Return the build requirements that `python -m build` reports as installed; older ones report none."""
-    listed = re.findall(r"(?m)^\* Installed build dependency versions:\n((?:  - .*\n)+)", said)
+    listed = re.findall(r"(?m)^\* Installed build dependency versions:\n((?:  - .*\n)+)", text)
     lines = re.findall(r"(?m)^  - ([\w.-]+)==(\S+)$", "".join(listed))
     return {canonicalize_name(name): version for name, version in lines}
 
@@ -164,12 +220,12 @@ def _remove(engine: str, label: str) -> None:
         process.succeeds([engine, "rm", "--force", "--volumes", name])
 
 
-def check(chosen: Container, *, asked: str | None) -> None:
+def check(container: Container, *, asked: str | None) -> None:
     """Raise MissingError, in a line, for what keeps a container from running here.
 
     ``asked`` is the image where it was named; another one is for cibuildwheel to fetch.
     """
-    engine = chosen.engine
+    engine = container.engine
     if importlib.util.find_spec("cibuildwheel") is None:
         raise MissingError("cibuildwheel is not installed: pip install 'armllm[build]'")
     if shutil.which(engine) is None:
@@ -178,11 +234,11 @@ def check(chosen: Container, *, asked: str | None) -> None:
             f"no container engine: {others} installed: `apt-get install podman`, or --lane cross, "
             "which needs none"
         )
-    status, said = _ask([engine, "info"])
+    status, answer = _ask([engine, "info"])
     if status:
         raise MissingError(
-            f"{engine} is installed but does not answer (`{engine} info`: {said[:200] or status}): start it, "
-            "or use --lane cross"
+            f"{engine} is installed but does not answer (`{engine} info`: {answer[:200] or status}): "
+            "start it, or use --lane cross"
         )
     if not (remote() or registered()):
         raise MissingError(
@@ -193,15 +249,15 @@ def check(chosen: Container, *, asked: str | None) -> None:
 
 
 def _installed() -> list[str]:
-    return [name for name in container.ENGINES if shutil.which(name)]
+    return [name for name in cibuildwheel.ENGINES if shutil.which(name)]
 
 
 def _check_image(engine: str, image: str) -> None:
     """Refuse a local image of another machine, and one that no registry can have."""
-    status, said = _ask([engine, "image", "inspect", image, "--format", "{{.Os}}/{{.Architecture}}"])
-    if status == 0 and said != PLATFORM:
+    status, answer = _ask([engine, "image", "inspect", image, "--format", "{{.Os}}/{{.Architecture}}"])
+    if status == 0 and answer != PLATFORM:
         raise MissingError(
-            f"--image {image}: it is for {said}, not {PLATFORM}: `{engine} pull --platform {PLATFORM}` the "
+            f"--image {image}: it is for {answer}, not {PLATFORM}: `{engine} pull --platform {PLATFORM}` the "
             "right one, or make one with `armbuild manylinux-image`"
         )
     if status and image.startswith("localhost/"):
@@ -244,34 +300,34 @@ def _ask(command: list[str]) -> tuple[int, str]:
     return done.returncode, lines[-1] if lines else ""
 
 
-def _explain(error: BuildError, said: str, chosen: Container, python: HostPython) -> ArmbuildError:
+def _explain(error: BuildError, text: str, container: Container, python: HostPython) -> ArmbuildError:
     """Return the error that says what to do about what cibuildwheel reported."""
-    image, log = chosen.reference, str(error).splitlines()[-1].strip()
-    if NOT_STARTED.search(said) and (reason := REFUSED.search(said)):
+    image, log = container.reference, str(error).splitlines()[-1].strip()
+    if NOT_STARTED.search(text) and (reason := REFUSED.search(text)):
         return MissingError(
             f"the image {image} is not here and cannot be fetched: {reason[1].strip()[:240]}\n"
             "  name a local one with --image; `armbuild manylinux-image` makes one from Debian packages"
         )
-    if tests := TESTING.search(said):
-        reason = TEST_FAILURE.search(tests["said"])
-        cause = reason[1] if reason else process.first_error(said)
+    if tests := TESTING.search(text):
+        reason = TEST_FAILURE.search(tests["output"])
+        cause = reason[1] if reason else process.first_error(text)
         return BuildError(
             f"the wheel was built, and the project's own test-command failed: {cause[:240]}\n"
             f"  CIBW_TEST_SKIP='*' leaves it out, --import NAME proves the wheel instead ({log})"
         )
     for pattern, kind, sentence in KNOWN:
-        if found := re.search(pattern, said):
+        if found := re.search(pattern, text):
             place = python.executable.parents[1]
-            text = sentence.format(*found.groups(), image=image, version=python.version, place=place)
-            return kind(f"{text}\n  {log}")
-    if lacking := hints.missing(str(error)) or hints.missing(said):
+            advice = sentence.format(*found.groups(), image=image, version=python.version, place=place)
+            return kind(f"{advice}\n  {log}")
+    if lacking := hints.missing(str(error)) or hints.missing(text):
         what, package = lacking
         brings = f"with {package}" if package else "with the Debian package that brings it"
         return BuildError(
             f"{str(error).splitlines()[0]}\n  {what}: [tool.cibuildwheel] before-all installs it, or "
             f"`armbuild manylinux-image --{brings}` ({log})"
         )
-    if hints.TOO_OLD.search(said):
+    if hints.TOO_OLD.search(text):
         return BuildError(
             f"{str(error).splitlines()[0]}\n  the image's library is too old: `armbuild manylinux-image "
             f"--suite` of a newer Debian, or [tool.cibuildwheel] before-all brings another ({log})"

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
+from armbuild.errors import BuildError, UsageError
 from armbuild.host import cache, process
-from armbuild.toolchain import compilers, kit, torch_stub
+from armbuild.target import arm64_root, qemu
+from armbuild.toolchain import compile_cache, compilers, crossenv, sysroot, torch_stub
+from armbuild.wheel import hints, project
+from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.lanes import local
+from armbuild.wheel.lanes.local import refuse_container_settings
 from armbuild.wheel.lanes.setup import Setup, backend_family, prefix_map, settings
 from armbuild.wheel.plan import GLIBC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from armbuild.host import isolation
     from armbuild.host.pythons import HostPython
+    from armbuild.wheel.lanes.lane import BuiltWheel, Watcher
     from armbuild.wheel.plan import Plan
 
 RUNTIME_PROBE = """\
@@ -35,10 +47,67 @@ ZIG_RUNTIME = (
 """What `zig c++` links statically into every shared object that needs it."""
 
 
+def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
+    """Choose the compiler: zig, but GCC for what must share torch's libstdc++."""
+    settings, described = draft.settings, draft.project
+    refuse_container_settings(settings, "cross")
+    pythons, missing = interpreters(described, settings.python, find)
+    hints.check_languages(described.name, described.requires)
+    extends_torch = project.needs_torch(described)
+    if settings.toolchain == "zig" and extends_torch:
+        raise UsageError(
+            f"--toolchain zig: {described.name} extends torch and must share its libstdc++: use gcc or clang"
+        )
+    toolchain = settings.toolchain or ("gcc" if extends_torch else "zig")
+    sysroot.check_names(draft.packages)
+    return replace(
+        draft,
+        pythons=pythons,
+        missing=missing,
+        toolchain=toolchain,
+        flags=draft.baseline_flags("zig" if toolchain == "zig" else "gcc"),
+        compile_cache=compile_cache.find(settings.compile_cache),
+    )
+
+
+def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
+    """Build with the project's own back end; QEMU is fetched for one whose checks run on the target."""
+
+    def setup(folder: Path) -> Setup:
+        return prepare(plan, python, folder, mirror=mirror)
+
+    def attempt(
+        hooks: local.Hooks, first: Setup, folder: Path, log: Path
+    ) -> tuple[Path, isolation.BuildEnvironment]:
+        try:
+            return hooks(first)
+        except BuildError as error:
+            text = log.read_text(errors="replace")
+            if crossenv.emulator().exists() or not hints.NO_EMULATOR.search(text):
+                raise with_hint(error, text, log) from error
+        qemu.find(("max",), mirror=mirror)
+        if arm64_root.cached(mirror) is None:
+            arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
+        second = setup(folder)
+        local.forget_other_world(folder, second)
+        return hooks(second)
+
+    return local.build(plan, python, work, watcher=watcher, prepare=setup, attempt=attempt)
+
+
+def with_hint(error: BuildError, text: str, log: Path) -> BuildError:
+    """Add what to do: about the error, else about the log's ``text``, where checks may fail in vain."""
+    cause = str(error).splitlines()[0]
+    hint = hints.explain(cause) or hints.explain(text)
+    return BuildError(f"{cause}\n  {hint} (log: {log})") if hint else error
+
+
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
-    """Make the kit and return the back end's world; raises MissingError without zig or headers."""
+    """Return the back end's world; raises MissingError without zig or headers."""
+    if plan.toolchain is None:
+        raise UsageError(f"--lane {plan.lane} is not the cross lane")
     compiler = compilers.find(plan.toolchain, glibc=GLIBC)
-    tools = kit.make(
+    tools = crossenv.make(
         python,
         compiler,
         flags=plan.flags,
@@ -75,11 +144,13 @@ def _with_torch(
     return environment | {
         "PYTHONPATH": os.pathsep.join((environment["PYTHONPATH"], str(stub))),
         "CMAKE_PREFIX_PATH": str(site / "torch"),
-        kit.TARGET_SITE: str(site),
+        crossenv.TARGET_SITE: str(site),
     }
 
 
-def _build_runtime(marker: Path, tools: kit.Kit, environment: dict[str, str], log: Path) -> None:
+def _build_runtime(
+    marker: Path, tools: crossenv.CrossEnvironment, environment: dict[str, str], log: Path
+) -> None:
     """Link one small library, for which zig compiles libc++, libunwind and glibc's stubs into its cache."""
 
     def fill(folder: Path) -> None:

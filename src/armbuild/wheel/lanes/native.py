@@ -4,24 +4,60 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from armbuild.errors import MissingError
+from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
 from armbuild.target import arm64_headers
+from armbuild.toolchain import compile_cache
+from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.lanes import local
+from armbuild.wheel.lanes.local import refuse_container_settings
 from armbuild.wheel.lanes.setup import Setup, prefix_map, settings
 from armbuild.wheel.plan import STATIC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from armbuild.host.pythons import HostPython
+    from armbuild.wheel.lanes.lane import BuiltWheel, Watcher
     from armbuild.wheel.plan import Plan
 
 
-def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
-    """Return the back end's world; raises MissingError without a C++ compiler or Python.h."""
+def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
+    """Refuse what is this machine's to decide."""
+    settings = draft.settings
+    refuse_container_settings(settings, "native")
+    pythons, missing = interpreters(draft.project, settings.python, find)
+    if settings.toolchain:
+        raise UsageError(
+            f"--toolchain {settings.toolchain}: the native lane has this machine's compiler: set CC and CXX"
+        )
+    if draft.packages:
+        raise UsageError(
+            f"--with: the native lane uses what is installed: `apt-get install {' '.join(draft.packages)}`"
+        )
+    return replace(
+        draft,
+        pythons=pythons,
+        missing=missing,
+        flags=draft.baseline_flags("gcc"),
+        compile_cache=compile_cache.find(settings.compile_cache),
+    )
+
+
+def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
+    """Build with the project's own back end and this machine's compiler."""
     del mirror  # everything is this machine's own
+    return local.build(
+        plan, python, work, watcher=watcher, prepare=lambda folder: prepare(plan, python, folder)
+    )
+
+
+def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
+    """Return the back end's world; raises MissingError without a C++ compiler or Python.h."""
     compiler = os.environ.get("CXX") or next(
         (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None
     )
@@ -34,12 +70,12 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map(plan, folder).items())),
     ]
     runtime = STATIC if plan.project.is_armllm else ()
-    given = {name: os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
+    own = {name: os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
     return Setup(
         environment={
-            "CFLAGS": " ".join([given["CFLAGS"], *flags]).strip(),
-            "CXXFLAGS": " ".join([given["CXXFLAGS"], *flags]).strip(),
-            "LDFLAGS": " ".join([given["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
+            "CFLAGS": " ".join([own["CFLAGS"], *flags]).strip(),
+            "CXXFLAGS": " ".join([own["CXXFLAGS"], *flags]).strip(),
+            "LDFLAGS": " ".join([own["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
         },
         settings=settings(plan, folder),
         static=(("libstdc++", "GCC's C++ library"),) if runtime else (),

@@ -51,17 +51,17 @@ def settings(plan: Plan, folder: Path, *, meson_arguments: Sequence[str] = ()) -
     What the user asks for comes last: one value takes the place of ours, a list's is added to it, and a name
     that stands twice becomes a list.
     """
-    told = _own_settings(plan, folder, meson_arguments)
+    merged = _own_settings(plan, folder, meson_arguments)
     asked: dict[str, list[str]] = {}
     for name, value in plan.config_settings:
         asked.setdefault(name, []).append(value)
     for name, values in asked.items():
-        own = told.get(name)
+        own = merged.get(name)
         if isinstance(own, list):
-            told[name] = [*own, *values]
+            merged[name] = [*own, *values]
         else:
-            told[name] = values if len(values) > 1 else values[0]
-    return told
+            merged[name] = values if len(values) > 1 else values[0]
+    return merged
 
 
 def _own_settings(plan: Plan, folder: Path, meson_arguments: Sequence[str]) -> Settings:

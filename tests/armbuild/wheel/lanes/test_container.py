@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.armbuild import plans
 
 from armbuild.artifact import wheelfile
 from armbuild.errors import BuildError, MissingError, UsageError
-from armbuild.wheel import plan
+from armbuild.wheel.build import Steps
 from armbuild.wheel.lanes import container
 
 PROJECTS = Path(__file__).parents[2] / "projects"
@@ -56,13 +57,14 @@ def machine(tmp_path, monkeypatch):
 
 
 def planned(folder, out, **options):
-    facts = {"engine": "podman", "image": "localhost/image", "python_versions": ["3.13"], "cpus": ()}
-    return plan.plan(folder, **{"lane": "container", "out": out, **facts, **options})
+    facts = {"engine": "podman", "image": "localhost/image", "python": ("3.13",), "smoke": False}
+    return plans.planned(folder, **{"lane": "container", "output": out, **facts, **options})
 
 
-def build(made, work):
-    log = work / "build.log"
-    return container.build(made, made.pythons[0], made.project.folder, work / "built", log=log)
+def build(plan, work):
+    folder = work / f"work-{len(list(work.glob('work-*')))}"
+    folder.mkdir()
+    return container.build(plan, plan.pythons[0], folder, mirror=None, watcher=Steps())
 
 
 def test_a_machine_without_an_engine_is_told_how_to_get_one(machine, tmp_path, monkeypatch):
@@ -344,7 +346,7 @@ def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(
         done = subprocess.run(
             [*armbuild, "wheel", project, "--lane=container", f"--engine={name}", f"--image={tag}",
              "--json", "--python=3.11", "--import=fixture_setuptools", "--cpu=neoverse-n1",
-             f"--out={tmp_path / 'dist'}"],
+             f"--output={tmp_path / 'dist'}"],
             env=environment,
             check=False,
             capture_output=True,
@@ -354,7 +356,7 @@ def test_a_project_is_built_in_an_image_of_debian_packages_with_its_own_library(
         own = subprocess.run(
             [*armbuild, "wheel", PROJECTS / "setuptools", "--lane=container", f"--engine={name}",
              f"--image={tag}", "--json", "--python=3.11", "--import=fixture_setuptools", "--cpu=neoverse-n1",
-             f"--out={tmp_path / 'clang'}", "--toolchain=clang"],
+             f"--output={tmp_path / 'clang'}", "--toolchain=clang"],
             env=environment,
             check=False,
             capture_output=True,

@@ -34,7 +34,7 @@ def test_on_an_arm_machine_the_plan_is_native(machine):
 def test_on_an_arm_machine_a_c_project_is_built_repaired_and_audited_with_its_own_compiler(machine):
     project = ROOT / "tests/armbuild/projects/setuptools"
     done = machine.armbuild(
-        "wheel", str(project), "--no-smoke", "--json", "--out", str(machine.folder / "dist")
+        "wheel", str(project), "--no-smoke", "--json", "--output", str(machine.folder / "dist")
     )
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["wheels"]
@@ -49,7 +49,9 @@ def test_on_an_arm_machine_a_c_project_is_built_repaired_and_audited_with_its_ow
 @pytest.mark.network
 @pytest.mark.emulated
 def test_on_an_arm_machine_our_own_kernels_are_built_and_no_second_cxx_runtime_is_linked(machine):
-    done = machine.armbuild("wheel", str(ROOT), "--no-smoke", "--json", "--out", str(machine.folder / "own"))
+    done = machine.armbuild(
+        "wheel", str(ROOT), "--no-smoke", "--json", "--output", str(machine.folder / "own")
+    )
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["wheels"]
     assert result["lane"] == "native"

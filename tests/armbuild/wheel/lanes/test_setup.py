@@ -3,17 +3,17 @@
 from pathlib import Path
 
 import pytest
+from tests.armbuild.plans import planned
 
-from armbuild.wheel import plan
 from armbuild.wheel.lanes import setup
 
 PROJECTS = Path(__file__).parents[2] / "projects"
 ROOT = Path(__file__).parents[4]
 
 
-def told(folder, *asked, arguments=("--cross-file=x",)):
-    made = plan.plan(folder, out=Path("/tmp/out"), lane="cross", config_settings=asked)  # noqa: S108
-    return setup.settings(made, Path("/f"), meson_arguments=arguments)
+def back_end_settings(folder, *asked, arguments=("--cross-file=x",)):
+    plan = planned(folder, output=Path("/tmp/out"), lane="cross", config_settings=asked)  # noqa: S108
+    return setup.settings(plan, Path("/f"), meson_arguments=arguments)
 
 
 @pytest.mark.parametrize(
@@ -25,29 +25,32 @@ def told(folder, *asked, arguments=("--cross-file=x",)):
     ],
 )
 def test_meson_keeps_our_arguments_and_gets_the_users(asked, arguments):
-    assert told(PROJECTS / "meson", *asked) == {"builddir": "/f/build", "setup-args": arguments}
+    assert back_end_settings(PROJECTS / "meson", *asked) == {"builddir": "/f/build", "setup-args": arguments}
 
 
 def test_a_users_value_takes_the_place_of_ours_and_leaves_the_others():
-    usual = told(ROOT)
-    changed = told(ROOT, "cmake.define.ARMLLM_SVE=OFF", "cmake.build-type=Debug")
+    usual = back_end_settings(ROOT)
+    changed = back_end_settings(ROOT, "cmake.define.ARMLLM_SVE=OFF", "cmake.build-type=Debug")
     assert usual["cmake.define.ARMLLM_SVE"] == "ON"
     assert changed == usual | {"cmake.define.ARMLLM_SVE": "OFF", "cmake.build-type": "Debug"}
 
 
 def test_a_key_that_stands_twice_is_a_list():
     asked = ("--build-option=-a", "=--build-option=-b", "--build-option=-c", "one=1")
-    assert told(PROJECTS / "setuptools", *asked) == {"--build-option": ["-a", "-b", "-c"], "one": "1"}
+    assert back_end_settings(PROJECTS / "setuptools", *asked) == {
+        "--build-option": ["-a", "-b", "-c"],
+        "one": "1",
+    }
 
 
 def test_in_a_container_a_users_value_takes_the_place_of_ours():
-    made = plan.plan(
+    plan = planned(
         ROOT,
-        out=Path("/tmp/out"),  # noqa: S108
+        output=Path("/tmp/out"),  # noqa: S108
         lane="container",
         engine="podman",
         config_settings=("cmake.define.ARMLLM_SVE=OFF",),
     )
-    settings = made.container.variables["CIBW_CONFIG_SETTINGS"].split()
+    settings = plan.container.variables["CIBW_CONFIG_SETTINGS"].split()
     assert [word for word in settings if "SVE" in word] == ["cmake.define.ARMLLM_SVE=OFF"]
     assert "cmake.define.ARMLLM_BF16=ON" in settings

@@ -7,13 +7,15 @@ import pytest
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import pythons
-from armbuild.wheel import choices, project
+from armbuild.wheel import planning, project
+from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.settings import Settings
 from armisa.errors import IsaError
 
 
 def test_an_unknown_baseline_is_refused():
     with pytest.raises(IsaError, match="neoverse-v9"):
-        choices.baseline("neoverse-v9", as_variant=False)
+        planning.baseline("neoverse-v9", as_variant=False)
 
 
 @pytest.mark.parametrize(
@@ -26,36 +28,41 @@ def test_an_unknown_baseline_is_refused():
     ],
 )
 def test_the_lane_follows_the_machine_unless_named(lane, machine, chosen):
-    assert choices.lane(lane, machine) == chosen
+    assert planning.lane(lane, machine) == chosen
 
 
 @pytest.mark.parametrize(
-    ("lane", "reason"),
+    ("settings", "reason"),
     [
-        ("crsos", "did you mean cross"),
-        ("continer", "did you mean container"),
-        ("native", "builds on an AArch64 machine, and this is x86_64"),
+        ({"lane": "crsos"}, "--lane crsos: there are cross, native and container; did you mean cross"),
+        ({"lane": "continer"}, "did you mean container"),
+        ({"toolchain": "gc"}, "--toolchain gc: there are zig, gcc and clang; did you mean gcc"),
     ],
 )
-def test_a_lane_that_cannot_be_is_refused(lane, reason):
+def test_a_value_that_a_setting_does_not_have_is_refused(settings, reason):
     with pytest.raises(UsageError, match=reason):
-        choices.lane(lane, "x86_64")
+        Settings(**settings).check()
+
+
+def test_the_native_lane_needs_an_arm_machine():
+    with pytest.raises(UsageError, match="builds on an AArch64 machine, and this is x86_64"):
+        planning.lane("native", "x86_64")
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "dist").touch()
-    with pytest.raises(UsageError, match="--out"):
-        choices.check_writable(tmp_path / "dist", "--out dist")
+    with pytest.raises(UsageError, match="--output"):
+        planning.check_writable(tmp_path / "dist", "--output dist")
 
 
 @pytest.mark.parametrize("out", ["/proc/dist", "/sys/kernel/dist/deeper", "/dev/null/dist"])
 def test_an_output_that_takes_no_files_is_found_before_the_build_even_by_root(out):
-    with pytest.raises(UsageError, match=f"--out {out}: .*(cannot be written to|is not a folder)"):
-        choices.check_writable(Path(out), f"--out {out}")
+    with pytest.raises(UsageError, match=f"--output {out}: .*(cannot be written to|is not a folder)"):
+        planning.check_writable(Path(out), f"--output {out}")
 
 
 def test_looking_at_the_output_leaves_nothing_there(tmp_path):
-    choices.check_writable(tmp_path / "dist", "--out dist")
+    planning.check_writable(tmp_path / "dist", "--output dist")
     assert not list(tmp_path.iterdir())
 
 
@@ -76,19 +83,19 @@ def described(folder, *lines):
 
 def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_be_had(tmp_path):
     read = described(tmp_path, 'requires-python = ">=3.10,<3.14"')
-    found, missing = choices.interpreters(read, ["all"], fake_find("3.11", "3.13"))
+    found, missing = interpreters(read, ["all"], fake_find("3.11", "3.13"))
     assert [python.version for python in found] == ["3.11", "3.13"]
     assert missing == (("3.10", "no Python 3.10"), ("3.12", "no Python 3.12"))
     with pytest.raises(MissingError, match="can be built for none here"):
-        choices.interpreters(read, ["all"], fake_find())
+        interpreters(read, ["all"], fake_find())
     with pytest.raises(UsageError, match="name no other"):
-        choices.interpreters(read, ["all", "3.11"], fake_find("3.11"))
+        interpreters(read, ["all", "3.11"], fake_find("3.11"))
 
 
 def test_all_says_so_where_a_project_allows_no_python_that_there_is(tmp_path):
     read = described(tmp_path, 'requires-python = ">=3.99"')
     with pytest.raises(UsageError, match=r"x needs Python >=3\.99: none fits"):
-        choices.interpreters(read, ["all"], fake_find("3.11"))
+        interpreters(read, ["all"], fake_find("3.11"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +110,7 @@ def test_all_includes_the_free_threaded_python_where_the_project_says_that_it_su
     tmp_path, classifiers, tried
 ):
     read = described(tmp_path, 'requires-python = ">=3.13"', f"classifiers = {classifiers}")
-    found, _ = choices.interpreters(read, ["all"], fake_find(*tried))
+    found, _ = interpreters(read, ["all"], fake_find(*tried))
     assert [python.version for python in found] == tried
-    _, missing = choices.interpreters(read, ["all"], fake_find("3.13", "3.14"))
+    _, missing = interpreters(read, ["all"], fake_find("3.13", "3.14"))
     assert [version for version, _ in missing] == tried[2:]

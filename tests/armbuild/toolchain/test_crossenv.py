@@ -1,16 +1,16 @@
-"""What the kit's files make of a build tool's own settings."""
+"""What the cross environment's files make of a build tool's own settings."""
 
 import os
 import subprocess
 import sys
 
-from armbuild.toolchain import kit
+from armbuild.toolchain import crossenv
 from armbuild.wheel import hints
 
 
 def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
     """Debian's Python without its -dev package names a folder that is not there."""
-    (tmp_path / "toolchain.cmake").write_text(kit.PYTHON_HEADERS.format(include=tmp_path / "target"))
+    (tmp_path / "toolchain.cmake").write_text(crossenv.PYTHON_HEADERS.format(include=tmp_path / "target"))
     (tmp_path / "preset.cmake").write_text(
         "".join(
             f'set({name}_INCLUDE_DIR "/no/such/folder" CACHE PATH "" FORCE)\n'
@@ -35,7 +35,7 @@ def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
 
 
 def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
-    (tmp_path / "toolchain.cmake").write_text(kit.NO_FORTRAN)
+    (tmp_path / "toolchain.cmake").write_text(crossenv.NO_FORTRAN)
     (tmp_path / "gfortran").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "gfortran").chmod(0o755)
     (tmp_path / "CMakeLists.txt").write_text(
@@ -54,7 +54,7 @@ def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
 
 def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(tmp_path):
     """Autoconf's scripts set these three from --host, then read CONFIG_SITE, then use them."""
-    (tmp_path / "config.site").write_text(kit.CONFIG_SITE)
+    (tmp_path / "config.site").write_text(crossenv.CONFIG_SITE)
 
     def configured(**given):
         names = "host_alias host cross_compiling"

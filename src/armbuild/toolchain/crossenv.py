@@ -1,4 +1,4 @@
-"""The kit: one folder with compilers, the target's sysconfig, and files for CMake and meson."""
+"""The cross environment: one folder with compilers, the target's sysconfig, and files for CMake and meson."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ esac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kit:
+class CrossEnvironment:
     """Where the pieces are."""
 
     folder: Path
@@ -174,8 +174,8 @@ def make(
     prefix_map: Mapping[str, str],
     packages: tuple[str, ...] = (),
     mirror: str | None,
-) -> Kit:
-    """Write the kit for ``python``, or find it in the cache: equal settings give the same folder.
+) -> CrossEnvironment:
+    """Write the environment for ``python``, or find it in the cache: equal settings give the same folder.
 
     ``flags`` are compiled into everything; ``prefix_map`` replaces folders in what the compiler writes down;
     ``packages`` are Debian arm64 packages whose headers and libraries the project may use.
@@ -205,12 +205,14 @@ def make(
         values = sysconfig_data.target_values(json.loads(answer), tools / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
-        _write_settings(folder, made)
+        _write_settings(folder, environment)
 
-    made = Kit(folder=place, tools=tools, headers=headers, headers_source=found.source, sysroot=system)
+    environment = CrossEnvironment(
+        folder=place, tools=tools, headers=headers, headers_source=found.source, sysroot=system
+    )
     _write_emulator(mirror)
     cache.fill(place, fill)
-    return made
+    return environment
 
 
 def _tools(compiler: Compiler, world: World) -> Path:
@@ -232,14 +234,14 @@ def _tools(compiler: Compiler, world: World) -> Path:
     return cache.fill(cache.root() / "tools" / cache.digest(facts), fill)
 
 
-def _write_settings(folder: Path, kit: Kit) -> None:
-    """Write CMake's toolchain file and meson's cross files into ``folder``, which becomes ``kit.folder``."""
-    place, system, headers = kit.folder, kit.sysroot, kit.headers
-    fortran = (kit.bin / "fortran").exists()
+def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
+    """Write CMake's toolchain file and meson's cross files into ``folder``, the environment's to be."""
+    place, system, headers = environment.folder, environment.sysroot, environment.headers
+    fortran = (environment.bin / "fortran").exists()
     root = system.folder if system else place / "root"
-    text = TOOLCHAIN_FILE.format(bin=kit.bin, root=root, triplet=TRIPLET)
+    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=TRIPLET)
     if fortran:
-        text += f'set(CMAKE_Fortran_COMPILER "{kit.bin / "fortran"}")\n'
+        text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:
         text += NO_FORTRAN
     if headers:
@@ -247,10 +249,10 @@ def _write_settings(folder: Path, kit: Kit) -> None:
     (folder / "toolchain.cmake").write_text(text)
     (folder / "config.site").write_text(CONFIG_SITE)
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
-    wrapper = f"exe_wrapper = '{kit.bin / 'run-target'}'"
+    wrapper = f"exe_wrapper = '{environment.bin / 'run-target'}'"
     for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):
-        more = f"fortran = '{kit.bin / 'fortran'}'\n{line}" if fortran else line
-        text = CROSS_FILE.format(bin=kit.bin, pkgconfig=pkg_config, wrapper=more)
+        more = f"fortran = '{environment.bin / 'fortran'}'\n{line}" if fortran else line
+        text = CROSS_FILE.format(bin=environment.bin, pkgconfig=pkg_config, wrapper=more)
         text += f"sys_root = '{system.folder}'\n" if system else ""
         (folder / name).write_text(text)
 
@@ -258,7 +260,7 @@ def _write_settings(folder: Path, kit: Kit) -> None:
 def emulator() -> Path:
     """Return the script that runs the target's programs; it is there once QEMU and an arm64 root are.
 
-    It lies outside of the kits, so that QEMU's arrival leaves compiled code valid.
+    It lies outside of them, so that QEMU's arrival leaves compiled code valid.
     """
     return cache.root() / "run-aarch64"
 

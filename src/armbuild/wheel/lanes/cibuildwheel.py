@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING, Any
 from armbuild.errors import UsageError
 from armbuild.host import pythons
 from armbuild.host.pythons import HostPython
-from armbuild.toolchain import compile_cache
+from armbuild.toolchain import compile_cache, host_clang
+from armbuild.wheel.plan import STATIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from armbuild.wheel.plan import Plan
 
 COMMAND = ("-m", "cibuildwheel", "--platform", "linux", "--archs", "aarch64")
 """The arguments of ``python``; ``--output-dir`` follows."""
@@ -66,7 +69,7 @@ class Container:
     """Whether the build sees this machine's files below ``/host``: only where the project says so."""
     variables: Mapping[str, str]
     """The ``CIBW_*`` variables for every Python."""
-    kept: tuple[str, ...]
+    unchanged: tuple[str, ...]
     """The project's own ``[tool.cibuildwheel]`` settings that stay in force."""
     overridden: Mapping[str, str]
     """Those that don't, each with what is used instead."""
@@ -92,115 +95,85 @@ class Container:
             "command": ["python", *COMMAND],
             "build": [identifier(version) for version in versions],
             "environment": {**self.variables},
-            "kept": list(self.kept),
+            "kept": list(self.unchanged),
             "overridden": dict(self.overridden),
         }
 
 
-def compute(
-    *,
-    tool: Mapping[str, Any],
-    engine: str | None,
-    image: str | None,
-    settings: Sequence[tuple[str, str]],
-    flags: Sequence[str],
-    link: Sequence[str],
-    emulated: bool,
-    test: bool,
-    history: Path | None,
-    environ: Mapping[str, str],
-    compiler: Sequence[str] = (),
-) -> Container:
-    """Return what cibuildwheel is told for a project whose ``[tool.cibuildwheel]`` is ``tool``.
+def compute(plan: Plan, *, emulated: bool, environ: Mapping[str, str]) -> Container:
+    """Return what cibuildwheel is told for the project of ``plan``, by its ``[tool.cibuildwheel]`` too.
 
-    ``settings`` are for the back end, ``flags`` and ``link`` for compiler and linker, ``history`` is the
-    project's .git folder, ``compiler`` the engine's arguments that bring another compiler in. Raises
-    UsageError for an engine that cibuildwheel does not drive.
+    ``emulated``: the containers' programs run under QEMU. Raises UsageError for an engine that cibuildwheel
+    does not drive.
     """
+    tool = plan.project.tool.get("cibuildwheel", {})
     if not isinstance(tool, dict) or not isinstance(tool.get("linux", {}), dict):
         raise UsageError("pyproject.toml: [tool.cibuildwheel] must be a table")
     own = {**tool, **tool.get("linux", {})}
     stated = _engine(environ.get("CIBW_CONTAINER_ENGINE") or own.get("container-engine"))
-    chosen = engine or stated["name"] or _installed(environ)
-    if chosen not in ENGINES:
-        near = difflib.get_close_matches(chosen, ENGINES, 1)
+    engine = plan.settings.engine or stated["name"] or _installed(environ)
+    if engine not in ENGINES:
+        near = difflib.get_close_matches(engine, ENGINES, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"--engine {chosen}: cibuildwheel drives {' and '.join(ENGINES)}{hint}")
-    named = image or environ.get("CIBW_MANYLINUX_AARCH64_IMAGE")
-    arguments = (
-        *stated["arguments"],
-        "--rm",
-        *_passed(environ),
-        *((f"--env=QEMU_CPU={CPU}",) if emulated else ()),
-        *(
-            f"--env={name}={' '.join(words)}"
-            for name, words in (("CFLAGS", flags), ("CXXFLAGS", flags))
-            if words
-        ),
-        f"--env=LDFLAGS={' '.join(link)}",
-        *_history(history),
-        *compiler,
-        *_words("ARMBUILD_ENGINE_OPTIONS", environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
-    )
+        raise UsageError(f"--engine {engine}: cibuildwheel drives {' and '.join(ENGINES)}{hint}")
+    image = plan.settings.image or environ.get("CIBW_MANYLINUX_AARCH64_IMAGE")
+    arguments = (*stated["arguments"], *_arguments(plan, emulated=emulated, environ=environ))
     variables = {
-        "CIBW_CONTAINER_ENGINE": _engine_text(chosen, arguments, host_mount=stated["host_mount"]),
+        "CIBW_CONTAINER_ENGINE": _engine_text(engine, arguments, host_mount=stated["host_mount"]),
         "CIBW_REPAIR_WHEEL_COMMAND": COLLECT,
     }
-    if named or "manylinux-aarch64-image" not in own:
-        variables["CIBW_MANYLINUX_AARCH64_IMAGE"] = named or DEFAULT_IMAGE
-    if "audit-command" not in own:
-        variables["CIBW_AUDIT_COMMAND"] = ""
-    if settings:
-        variables["CIBW_CONFIG_SETTINGS"] = shlex.join(f"{name}={value}" for name, value in settings)
-    if not test:
-        variables["CIBW_TEST_SKIP"] = "*"
     replaced = {
         "build": "--python",
         "archs": "aarch64",
-        "container-engine": f"{chosen}, with its arguments kept and ours added",
+        "container-engine": f"{engine}, with its arguments kept and ours added",
         "repair-wheel-command": "armbuild's own repair",
-        **({"manylinux-aarch64-image": named} if named else {}),
-        **({"config-settings": variables["CIBW_CONFIG_SETTINGS"]} if settings else {}),
-        **({"test-skip": "--no-smoke"} if not test else {}),
     }
+    if image or "manylinux-aarch64-image" not in own:
+        variables["CIBW_MANYLINUX_AARCH64_IMAGE"] = image or DEFAULT_IMAGE
+    if image:
+        replaced["manylinux-aarch64-image"] = image
+    if "audit-command" not in own:
+        variables["CIBW_AUDIT_COMMAND"] = ""
+    if pairs := _config_settings(plan):
+        text = shlex.join(f"{name}={value}" for name, value in pairs)
+        variables["CIBW_CONFIG_SETTINGS"] = replaced["config-settings"] = text
+    if not plan.settings.smoke:
+        variables["CIBW_TEST_SKIP"] = "*"
+        replaced["test-skip"] = "--no-smoke"
     return Container(
-        engine=chosen,
-        image=named or str(own.get("manylinux-aarch64-image", DEFAULT_IMAGE)),
+        engine=engine,
+        image=image or str(own.get("manylinux-aarch64-image", DEFAULT_IMAGE)),
         arguments=arguments,
         host_mount=stated["host_mount"],
         variables=variables,
-        kept=tuple(sorted(key for key in own if key not in replaced and key not in SECTIONS)),
+        unchanged=tuple(sorted(key for key in own if key not in replaced and key not in SECTIONS)),
         overridden={key: value for key, value in replaced.items() if key in own},
     )
 
 
+def _arguments(plan: Plan, *, emulated: bool, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the arguments of ``ENGINE create``."""
+    flags = " ".join(plan.flags)
+    return (
+        "--rm",
+        *_passed(environ),
+        *((f"--env=QEMU_CPU={CPU}",) if emulated else ()),
+        *((f"--env=CFLAGS={flags}", f"--env=CXXFLAGS={flags}") if flags else ()),
+        f"--env=LDFLAGS={' '.join(('-Wl,-s', *(STATIC if plan.project.is_armllm else ())))}",
+        *_history(history(plan.project.folder)),
+        *(host_clang.arguments() if plan.toolchain == "clang" else ()),
+        *_split("ARMBUILD_ENGINE_OPTIONS", environ.get("ARMBUILD_ENGINE_OPTIONS", "")),
+    )
+
+
+def _config_settings(plan: Plan) -> list[tuple[str, str]]:
+    """Return the back end's settings: ours, but for those that the user sets, then the user's."""
+    own = {f"cmake.define.{name}": value for name, value in plan.defines().items()}
+    asked = {name for name, _ in plan.config_settings}
+    return [*((name, value) for name, value in own.items() if name not in asked), *plan.config_settings]
+
+
 SECTIONS = frozenset({"android", "ios", "linux", "macos", "pyodide", "windows"})
-
-
-def check_options(
-    *, isolation: bool, lock: Path | None, packages: Sequence[str], objects: str | None
-) -> None:
-    """Raise UsageError for what cibuildwheel's front end and the image decide, with what to do instead."""
-    if not isolation:
-        raise UsageError(
-            "--no-isolation: in the container lane this is cibuildwheel's: "
-            '[tool.cibuildwheel] build-frontend = { name = "build", args = ["--no-isolation"] }'
-        )
-    if lock:
-        raise UsageError(
-            "--lock: the container lane installs build requirements inside the container: "
-            "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
-        )
-    if objects not in (None, "none"):
-        raise UsageError(
-            f"--compile-cache: the container lane uses what is in the image: "
-            f"`armbuild manylinux-image --with {objects}`"
-        )
-    if packages:
-        raise UsageError(
-            "--with: the container lane uses what is in the image: [tool.cibuildwheel] before-all installs, "
-            f"or `armbuild manylinux-image --with {','.join(packages)}`"
-        )
 
 
 def history(project: Path) -> Path | None:
@@ -271,14 +244,14 @@ def _engine(value: Any) -> dict[str, Any]:
     found["name"] = str(fields.get("name", ""))
     arguments = fields.get("create_args", ())
     if isinstance(arguments, str):
-        arguments = _words("container-engine: create_args", arguments)
+        arguments = _split("container-engine: create_args", arguments)
     found["arguments"] = tuple(map(str, arguments))
     if "disable_host_mount" in fields:
         found["host_mount"] = str(fields["disable_host_mount"]).lower() in ("false", "0", "no", "off")
     return found
 
 
-def _words(where: str, text: str) -> list[str]:
+def _split(where: str, text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -286,12 +259,12 @@ def _words(where: str, text: str) -> list[str]:
 
 
 def _passed(environ: Mapping[str, str]) -> list[str]:
-    told = [name for name in environ if name.startswith(compile_cache.PASSED) and name != "CCACHE_STATSLOG"]
-    arguments = [f"--env={name}" for name in (*PASSED, *sorted(told)) if environ.get(name)]
+    caches = [name for name in environ if name.startswith(compile_cache.PASSED) and name != "CCACHE_STATSLOG"]
+    arguments = [f"--env={name}" for name in (*PASSED, *sorted(caches)) if environ.get(name)]
     arguments.append(f"--env=CCACHE_STATSLOG={compile_cache.IN_CONTAINER}")
-    kept = environ.get("CCACHE_DIR", "")
-    if os.path.isabs(kept) and os.path.isdir(kept):  # noqa: PTH112, PTH117 - text that becomes an argument
-        arguments.append(f"--volume={kept}:{kept}")
+    folder = environ.get("CCACHE_DIR", "")
+    if os.path.isabs(folder) and os.path.isdir(folder):  # noqa: PTH112, PTH117 - text that becomes an argument
+        arguments.append(f"--volume={folder}:{folder}")
     mounted = set()
     for name in CERTIFICATES:
         file = environ.get(name, "")

@@ -2,30 +2,27 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cibuildwheel.frontend import parse_config_settings
 from cibuildwheel.oci_container import OCIContainerEngineConfig
+from tests.armbuild.plans import planned
 
 from armbuild.errors import UsageError
-from armbuild.wheel import container
+from armbuild.wheel.lanes import cibuildwheel
+
+PROJECT = Path(__file__).parents[2] / "projects/setuptools"
 
 
-def computed(**given):
-    facts = {
-        "tool": {},
-        "engine": "podman",
-        "image": None,
-        "settings": (),
-        "flags": (),
-        "link": ("-Wl,-s",),
-        "emulated": True,
-        "test": True,
-        "history": None,
-        "environ": {},
-    }
-    return container.compute(**{**facts, **given})
+def computed(*, tool=None, folder=PROJECT, settings=(), flags=(), environ=None, **options):
+    """What cibuildwheel is told: ``tool`` is its table, ``settings`` are the back end's."""
+    plan = planned(PROJECT, lane="cross", compile_cache="none", output=Path("/tmp/out"))  # noqa: S108
+    asked = replace(plan.settings, **{"engine": "podman", **options})
+    project = replace(plan.project, tool={"cibuildwheel": tool or {}}, folder=folder)
+    plan = replace(plan, project=project, settings=asked, config_settings=tuple(settings), flags=flags)
+    return cibuildwheel.compute(plan, emulated=True, environ=environ or {})
 
 
 def engine(made):
@@ -39,12 +36,13 @@ def test_settings_reach_the_back_end_through_cibuildwheel_whole():
     assert "CIBW_CONFIG_SETTINGS" not in computed().variables
 
 
-def test_arguments_with_spaces_reach_the_engine_whole():
-    made = computed(flags=("-mcpu=neoverse-v1", "-DA='b c'"), history=Path("/a folder/.git"))
+def test_arguments_with_spaces_reach_the_engine_whole(tmp_path):
+    (git := tmp_path / "a folder/.git").mkdir(parents=True)
+    made = computed(flags=("-mcpu=neoverse-v1", "-DA='b c'"), folder=git.parent)
     read = engine(made)
     assert read.create_args == made.arguments
     assert "--env=CFLAGS=-mcpu=neoverse-v1 -DA='b c'" in read.create_args
-    assert "--volume=/a folder/.git:/a folder/.git:ro" in read.create_args
+    assert f"--volume={git}:{git}:ro" in read.create_args
 
 
 @pytest.mark.parametrize(
@@ -73,14 +71,14 @@ def test_a_linux_table_wins_over_the_general_one_as_in_cibuildwheel():
     made = computed(tool=tool)
     assert made.image == "two"
     assert "CIBW_MANYLINUX_AARCH64_IMAGE" not in made.variables  # overrides per identifier stay in charge
-    assert made.kept == ("before-all", "manylinux-aarch64-image")
+    assert made.unchanged == ("before-all", "manylinux-aarch64-image")
 
 
 def test_what_the_plan_overrides_is_named():
     tool = {"build": "cp39-*", "skip": "cp310-*", "repair-wheel-command": "x", "manylinux-aarch64-image": "y"}
-    made = computed(tool=tool, image="localhost/z", test=False)
+    made = computed(tool=tool, image="localhost/z", smoke=False)
     assert set(made.overridden) == {"build", "repair-wheel-command", "manylinux-aarch64-image"}
-    assert made.kept == ("skip",)
+    assert made.unchanged == ("skip",)
     assert made.variables["CIBW_TEST_SKIP"] == "*"
 
 
@@ -89,8 +87,12 @@ def test_a_git_work_tree_brings_the_repository_that_it_belongs_to(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path / "one"], check=True)
     subprocess.run([*run, tmp_path / "one", "commit", "-q", "--allow-empty", "-m", "x"], check=True)
     subprocess.run([*run, tmp_path / "one", "worktree", "add", "-q", tmp_path / "two"], check=True)
-    assert container.history(tmp_path / "two") == container.history(tmp_path / "one") == tmp_path / "one/.git"
-    assert container.history(tmp_path) is None
+    assert (
+        cibuildwheel.history(tmp_path / "two")
+        == cibuildwheel.history(tmp_path / "one")
+        == tmp_path / "one/.git"
+    )
+    assert cibuildwheel.history(tmp_path) is None
 
 
 def test_passwords_in_index_addresses_are_passed_by_name_only():
@@ -117,7 +119,7 @@ def test_docker_without_a_daemon_gives_way_to_podman(tmp_path, monkeypatch):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(container, "DOCKER_SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(cibuildwheel, "DOCKER_SOCKET", tmp_path / "docker.sock")
     assert computed(engine=None).engine == "podman"
     assert computed(engine=None, environ={"DOCKER_HOST": "tcp://other"}).engine == "docker"
     (tmp_path / "docker.sock").touch()
@@ -152,18 +154,18 @@ def test_cibuildwheel_selects_exactly_the_build_that_was_planned(tmp_path, versi
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "x"\nversion = "1"\n[tool.cibuildwheel]\nbuild = "cp310-*"\nskip = "cp312-*"\n'
     )
-    environment = container.clean(
+    environment = cibuildwheel.clean(
         {"PATH": "/usr/bin:/bin", "CIBW_BUILD_LINUX": "none", "CIBW_ARCHS": "x86_64"}
     )
     said = subprocess.run(
-        [sys.executable, *container.COMMAND, "--print-build-identifiers"],
+        [sys.executable, *cibuildwheel.COMMAND, "--print-build-identifiers"],
         cwd=tmp_path,
         env={**environment, **computed().environment(version)},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert said.stdout.split() == [container.identifier(version)]
-    assert container.identifier(version).startswith(
-        container.python(version).executable.parts[3].split("-")[0]
+    assert said.stdout.split() == [cibuildwheel.identifier(version)]
+    assert cibuildwheel.identifier(version).startswith(
+        cibuildwheel.python(version).executable.parts[3].split("-")[0]
     )

@@ -1,0 +1,113 @@
+"""The back end run on this machine, as the cross and the native lane do it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from armbuild.errors import UsageError
+from armbuild.host import cache
+from armbuild.wheel import backend, source
+from armbuild.wheel.lanes.lane import BuiltWheel
+from armbuild.wheel.lanes.setup import backend_family
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from armbuild.host import isolation
+    from armbuild.host.pythons import HostPython
+    from armbuild.wheel.lanes.lane import Watcher
+    from armbuild.wheel.lanes.setup import Setup
+    from armbuild.wheel.plan import Plan
+    from armbuild.wheel.settings import Settings
+
+    Prepare = Callable[[Path], Setup]
+    """From the build folder to what the back end is told."""
+    Hooks = Callable[[Setup], tuple[Path, isolation.BuildEnvironment]]
+    """Run the back end's hooks; returns the wheel and the environment that made it."""
+    Attempt = Callable[[Hooks, Setup, Path, Path], tuple[Path, isolation.BuildEnvironment]]
+    """How a lane runs the hooks: with the setup, the build folder and the log."""
+
+
+def refuse_container_settings(settings: Settings, lane: str) -> None:
+    """Raise UsageError for a setting of the container lane in another."""
+    for name in ("engine", "image"):
+        if getattr(settings, name):
+            raise UsageError(f"--{name} is for the container lane, and this is {lane}: say --lane container")
+
+
+def build(
+    plan: Plan,
+    python: HostPython,
+    work: Path,
+    *,
+    watcher: Watcher,
+    prepare: Prepare,
+    attempt: Attempt = lambda hooks, setup, _folder, _log: hooks(setup),
+) -> BuiltWheel:
+    """Build the wheel for ``python`` with the project's own back end, in a folder that stays in the cache.
+
+    Two builds of one plan take turns. Raises BuildError with the back end's first error.
+    """
+    folder = cache.root() / "builds" / f"{plan.project.name}-{plan.key(python)}"
+    log = work / f"build-{python.version}.log"
+    with cache.lock(
+        folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")
+    ):
+        setup = prepare(folder)
+        forget_other_world(folder, setup)
+        sources = source.mirror(
+            plan.project.folder,
+            folder,
+            leave_out=plan.settings.output,
+            complete=plan.project.origin is not None,
+        )
+        if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
+            shutil.rmtree(sources / "build/lib", ignore_errors=True)
+        out = work / f"built-{python.version}"
+        out.mkdir()
+        if setup.runtime and source.has_cxx(sources):
+            with watcher.step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
+                setup.runtime(log)
+        objects, cached = plan.compile_cache, dict[str, str]()
+        counts = work / f"ccache-{python.version}.txt"
+        if objects:
+            cached = objects.environment(counts, cross=plan.lane == "cross", environ=os.environ)
+
+        def hooks(current: Setup) -> tuple[Path, isolation.BuildEnvironment]:
+            variables = {"SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
+            variables |= {**current.environment, **cached}
+            return backend.build_wheel(
+                plan, python, sources, out, settings=current.settings, hooks=variables, log=log
+            )
+
+        with (
+            watcher.step("build", f"Python {python.version}, {plan.lane} lane, {setup.compiler}"),
+            objects.count(counts, cached) if objects else nullcontext() as figures,
+        ):
+            path, environment = attempt(hooks, setup, folder, log)
+    return BuiltWheel(
+        plan=plan,
+        python=python,
+        path=path,
+        compiler=setup.compiler,
+        headers=setup.headers,
+        libraries=setup.libraries,
+        tools=environment.installed(),
+        static=setup.static if source.has_cxx(sources) else (),
+        cached=figures,
+    )
+
+
+def forget_other_world(folder: Path, setup: Setup) -> None:
+    """Drop what was compiled with other tools: CMake and meson keep the compiler they first saw."""
+    world = cache.digest({"environment": setup.world or dict(setup.environment), "settings": setup.settings})
+    stamp = folder / "world"
+    if not stamp.is_file() or stamp.read_text() != world:
+        for build_folder in (folder / "build", folder / "source/build"):
+            shutil.rmtree(build_folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(world)

@@ -1,0 +1,151 @@
+"""From settings and project to a plan: every request is checked before anything is built. Pure and fast."""
+
+from __future__ import annotations
+
+import platform
+import re
+import tempfile
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+import armisa
+from armbuild.artifact import variant
+from armbuild.errors import UsageError
+from armbuild.host import pythons
+from armbuild.wheel import cpus, project
+from armbuild.wheel.lanes import LANES
+from armbuild.wheel.plan import Plan
+from armbuild.wheel.settings import KERNELS
+from armbuild.wheel.user_tests import UserTests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from armbuild.host.pythons import HostPython
+    from armbuild.wheel.project import Project
+    from armbuild.wheel.settings import Settings
+
+BUILD_FOLDERS = ("build-dir", "builddir")
+"""The settings by which scikit-build-core and meson-python are told where to compile."""
+
+
+def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPython] = pythons.find) -> Plan:
+    """Check every request and return what will be done; ``find`` returns this machine's interpreters.
+
+    Raises UsageError for a request that cannot be honoured and MissingError for a Python that this machine
+    lacks.
+    """
+    settings.check()
+    if settings.lock and not settings.isolation:
+        raise UsageError(
+            "--lock says what to install for the build, --no-isolation that nothing is installed"
+        )
+    if settings.glibc and not re.fullmatch(r"2\.\d+", settings.glibc):
+        raise UsageError(f"--glibc {settings.glibc}: not a version of glibc, such as 2.28")
+    name = lane(settings.lane, platform.machine())
+    check_writable(settings.output, f"--output {settings.output}")
+    check_version(described)
+    tests = UserTests(
+        imports=settings.imports,
+        command=settings.command,
+        requires=settings.requires,
+        project=described.folder,
+    )
+    tests.check()
+    cores = (settings.cpu or cpus.default_cpus()) if settings.smoke and (described.is_armllm or tests) else ()
+    cpus.check_names(cores)
+    core, label = baseline(settings.baseline, as_variant=settings.variant)
+    draft = Plan(
+        project=described,
+        settings=replace(
+            settings,
+            output=settings.output.absolute(),
+            lock=settings.lock.absolute() if settings.lock else None,
+        ),
+        lane=name,
+        kernels=kernels(described, settings.kernels),
+        baseline=core,
+        variant=label,
+        epoch=project.source_epoch(described),
+        config_settings=config_settings(settings.config_settings),
+        packages=tuple(
+            dict.fromkeys(package for item in settings.packages for package in item.split(",") if package)
+        ),
+        cpus=tuple(dict.fromkeys(cores)),
+        tests=tests,
+    )
+    return LANES[name].plan(draft, find)
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Find out before the build, not after it, whether what it makes can be written into ``folder``."""
+    nearest = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{option}: {nearest} is not a folder")
+    try:  # root may do what the permission bits forbid, but not on a file system that takes no files
+        tempfile.TemporaryDirectory(prefix=".armbuild-", dir=nearest).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"{option}: {nearest} cannot be written to ({error.strerror}): name another folder"
+        ) from error
+
+
+def lane(asked: str | None, machine: str) -> str:
+    """Return the lane ``asked`` for, by default the one for this ``machine``."""
+    if asked == "native" and machine != "aarch64":
+        raise UsageError(
+            f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
+        )
+    return asked or ("native" if machine == "aarch64" else "cross")
+
+
+def kernels(described: Project, asked: Mapping[str, bool]) -> dict[str, bool]:
+    """Return each optional kernel target of the project and whether it goes into the wheel."""
+    if not described.is_armllm:
+        for name, value in asked.items():
+            raise UsageError(
+                f"--{'' if value else 'no-'}{name}: {described.name} has no kernel targets of armllm"
+            )
+        return {}
+    there = [name for name in project.kernel_targets(described) if name in KERNELS]
+    for name, value in asked.items():
+        if value and name not in there:
+            have = ", ".join(there) or "none of the optional ones"
+            raise UsageError(f"--{name}: this version has no {name} kernels; it has {have}")
+    return {name: asked.get(name, True) for name in there}
+
+
+def baseline(name: str | None, *, as_variant: bool) -> tuple[str | None, str | None]:
+    """Return the core's name in its plain spelling, and the variant's label; None for what there is not."""
+    if name is None:
+        if as_variant:
+            raise UsageError("--variant says a raised baseline: name it with --baseline, such as neoverse-v1")
+        return None, None
+    core, plain = armisa.Isa.from_target(name), re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return plain, variant.label(plain, variant.properties(core)) if as_variant else None
+
+
+def config_settings(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of ``KEY=VALUE``; raises UsageError for other words and for what armbuild decides."""
+    pairs = []
+    for item in asked:
+        name, sign, value = item.removeprefix("=").partition("=")  # -C=KEY=VALUE, as some write it
+        if not sign or not name:
+            raise UsageError(f"--config-settings {item}: expected KEY=VALUE")
+        if name in BUILD_FOLDERS:
+            raise UsageError(f"--config-settings {item}: armbuild chooses the folder that it compiles in")
+        pairs.append((name, value))
+    return tuple(pairs)
+
+
+def check_version(described: Project) -> None:
+    """Raise UsageError for a version that no wheel's name can hold."""
+    try:  # None: the back end computes it
+        Version(described.version or "0")
+    except InvalidVersion as error:
+        raise UsageError(
+            f"{described.folder / 'pyproject.toml'}: version {described.version!r}: {error}"
+        ) from error
