@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING
 
 from armllm.engine.detokenizer import Detokenizer
-from armllm.engine.logits import LogitRules
+from armllm.engine.logit_rules import LogitRules
 from armllm.engine.pooling import Pooler
 from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence

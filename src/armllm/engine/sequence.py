@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import random
 
     from armllm.engine.detokenizer import Detokenizer
-    from armllm.engine.logits import LogitRules
+    from armllm.engine.logit_rules import LogitRules
     from armllm.engine.pooling import Pooler
     from armllm.engine.prompt_logprobs import PromptLogprobs
     from armllm.engine.structured import Matcher

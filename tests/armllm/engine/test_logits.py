@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from armllm import LLM, SamplingParams
-from armllm.engine.logits import LogitRules, adjust
+from armllm.engine.logit_rules import LogitRules
+from armllm.engine.logits import adjust
 from armllm.engine.sequence import Sequence
 from armllm.errors import RequestError
 
