@@ -14,6 +14,7 @@ need_packages 'command -v skopeo && command -v docker-registry && command -v umo
 need_packages 'command -v containerd && command -v ctr' containerd
 need_packages 'command -v mmdebstrap' mmdebstrap
 need_packages 'command -v strace' strace
+need_packages 'command -v bwrap' bubblewrap
 need_packages 'command -v chromium || command -v google-chrome' chromium
 aarch64_in_containers
 environment

@@ -31,6 +31,12 @@ def smoke_command(
         str | None,
         typer.Option("--engine", metavar="docker|podman", help="Serve an image from a container of this."),
     ] = None,
+    unsafe: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-sandbox", help="Run an image's programs as yourself, with all that you may do."
+        ),
+    ] = False,
     mirror: Mirror = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -61,9 +67,14 @@ def smoke_command(
             raise typer.BadParameter(
                 "--import and --command are for wheels; an image is proven by serving from it"
             )
-        return smoke_image(wheel, names, mirror=mirror, engine=engine, as_json=as_json, verbose=verbose)
-    if engine:
-        raise typer.BadParameter("--engine is for images; a wheel is proven without one")
+        if engine and unsafe:
+            raise typer.BadParameter("--unsafe-no-sandbox is for an image without --engine")
+        return smoke_image(
+            wheel, names, mirror=mirror, engine=engine, unsafe=unsafe, as_json=as_json, verbose=verbose
+        )
+    if engine or unsafe:
+        option = "--engine" if engine else "--unsafe-no-sandbox"
+        raise typer.BadParameter(f"{option} is for images; a wheel is proven without one")
     smoking.check(wheel, tests)
     cpus.check_names(names)
     with cache.work_folder("smoke") as work, logs(work, shown=verbose):

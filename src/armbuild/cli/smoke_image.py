@@ -15,6 +15,7 @@ def smoke_image(
     *,
     mirror: str | None,
     engine: str | None,
+    unsafe: bool,
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -27,7 +28,9 @@ def smoke_image(
     with cache.work_folder("smoke-image") as work, logs(work, shown=verbose):
         try:
             with progress.step("smoke", ", ".join(names)):
-                report = smoke.smoke(path, names, work, mirror=mirror, engine=engine, on_step=progress.note)
+                report = smoke.smoke(
+                    path, names, work, mirror=mirror, engine=engine, unsafe=unsafe, on_step=progress.note
+                )
             if not report.ok:
                 cache.keep(work)
         finally:

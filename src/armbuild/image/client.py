@@ -6,8 +6,12 @@ import http.client
 import json
 import socket
 import time
+from typing import TYPE_CHECKING
 
 from armbuild.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOKENS = 48
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
@@ -21,15 +25,30 @@ def free_port() -> int:
         return port
 
 
-class Client:
-    """Speaks to the server on a port of this machine about one model; CheckFailed says what went wrong."""
+def dial(port: int) -> socket.socket:
+    """Return a connection to a port of this machine."""
+    return socket.create_connection(("127.0.0.1", port))
 
-    def __init__(self, port: int, model: str) -> None:
-        self.port, self.model = port, model
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, port: int, connect: Callable[[int], socket.socket], timeout: float) -> None:
+        super().__init__("127.0.0.1", port, timeout=timeout)
+        self._connect = connect
+
+    def connect(self) -> None:
+        self.sock = self._connect(self.port)
+        self.sock.settimeout(self.timeout)
+
+
+class Client:
+    """Speaks to the server on a port about one model; CheckFailed says what went wrong."""
+
+    def __init__(self, port: int, model: str, connect: Callable[[int], socket.socket] = dial) -> None:
+        self.port, self.model, self._connect = port, model, connect
 
     def healthy(self) -> bool:
         """Return whether GET /health says yes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = _Connection(self.port, self._connect, 10)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == http.client.OK
@@ -74,7 +93,7 @@ class Client:
             "temperature": 0,
             "stream": stream,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+        connection = _Connection(self.port, self._connect, 300)
         headers = {"Content-Type": "application/json", "Connection": "close"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()

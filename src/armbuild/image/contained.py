@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
+from armbuild.image import reference
+from armbuild.image.client import dial
 from armbuild.wheel.lanes import container
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from armbuild.host.process import Running
 
 ENGINES = ("docker", "podman")
 
@@ -45,8 +50,16 @@ class Contained:
             "--read-only", "--tmpfs=/tmp:mode=1777", f"--user={self.user}",
             *(f"--env={name}={value}" for name, value in variables.items()),
             *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
-            f"--entrypoint={program[0]}", self.image, *program[1:],
+            f"--entrypoint={program[0]}", "--", self.image, *program[1:],
         ], dict(os.environ)  # fmt: skip
+
+    def connect(self, port: int) -> socket.socket:
+        """Return a connection to ``port`` of this machine, whose network the container has."""
+        return dial(port)
+
+    def terminate(self, server: Running) -> None:
+        """Ask the container, which gets the engine's signals, to end."""
+        server.terminate()
 
 
 def check(engine: str, *, emulated: bool) -> None:
@@ -79,6 +92,8 @@ def loaded(
         raise UsageError(
             f"{path}: {engine} loads an archive that has a name: `armbuild docker --output FILE`"
         )
+    if not reference.is_name(name):
+        raise UsageError(f"{path}: it calls its image {name[:80]!r}, which is not an image's name")
     command: list[str | Path] = [engine, "load", "--input", path]
     if several and engine == "podman":
         command = [engine, "pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]

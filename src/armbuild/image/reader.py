@@ -31,6 +31,7 @@ INDEXES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 DOCUMENT_LIMIT = 16 << 20
+LISTS = ("Env", "Entrypoint", "Cmd")
 _BROKEN = (tarfile.TarError, zlib.error, EOFError, LookupError, TypeError, ValueError, AttributeError)
 
 
@@ -323,6 +324,14 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     labels = dict(settings.get("Labels") or {})
     if not all(isinstance(value, str) for value in labels.values()):
         raise TypeError("a label that is no text")
+    health = dict(settings.get("Healthcheck") or {})
+    for name, value in (*((name, settings.get(name)) for name in LISTS), ("Test", health.get("Test"))):
+        if not all(isinstance(item, str) and "\0" not in item for item in value or []) or isinstance(
+            value, str
+        ):
+            raise TypeError(f"its {name} is no list of texts")
+    if not isinstance(settings.get("User") or "", str):
+        raise TypeError("its User is no text")
     return {**config, "config": {**settings, "Labels": labels}}
 
 

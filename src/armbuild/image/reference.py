@@ -20,6 +20,13 @@ MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 _SPELLINGS = {"aarch64": "arm64", "arm64/v8": "arm64", "x86_64": "amd64", "amd64/v1": "amd64"}
 
 
+def is_name(text: str) -> bool:
+    """Return whether ``text`` names an image, by a tag or by a digest; a program's option never does."""
+    name, at, digest = text.partition("@")
+    known = not at or re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+    return bool(known and len(text) <= 400 and _REFERENCE.fullmatch(name))
+
+
 def check_tag(name: str) -> str:
     """Return ``name`` with a tag (``:latest`` for none); raises UsageError for what no registry takes."""
     match = _REFERENCE.fullmatch(name)

@@ -1,37 +1,50 @@
 """A container runtime's work in little: a program inside an unpacked image, read-only, as the image's user.
 
-User and mount namespaces (user_namespaces(7)) take no root rights. Where they are not allowed, an emulator
-alone maps paths into the image, and the program runs as the caller.
+The program is a stranger's. Bubblewrap gives it namespaces of its own (users, mounts, processes, network,
+IPC), an unpacked root that it cannot write and no rights; a seccomp filter and limits do the rest. Where that
+cannot be had nothing runs, unless the caller asks for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import platform
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from armbuild.errors import MissingError
-from armbuild.host import process
-from armbuild.image import unpack
+from armbuild.errors import CheckFailed, MissingError
+from armbuild.image import bubblewrap, seccomp, unpack
+from armbuild.image.client import dial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-EMULATOR = "qemu-aarch64"
+    from armbuild.host.process import Running
+
+EMULATOR = "/dev/qemu-aarch64"
+PASSWD_LIMIT = 1 << 20
 INITS = ("tini", "tini-static", "dumb-init", "catatonit")
-# The image is mounted over itself to be made read-only; /proc, /dev and /sys are this machine's, /tmp is new.
-ENTER = " && ".join(
-    (
-        "root=$1 user=$2 group=$3",
-        "shift 3",
-        'mount --bind "$root" "$root"',
-        'mount -o remount,ro,bind "$root"',
-        *(f'mount --rbind /{name} "$root/{name}"' for name in ("proc", "dev", "sys")),
-        'mount -t tmpfs tmpfs "$root/tmp"',
-        'exec unshare --user --map-user="$user" --map-group="$group" --root="$root" --wd=/ "$@"',
-    )
-)
+MOUNTED = ("proc", "dev", "sys", "tmp")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SHOWN = ("/sys/devices/system", "/sys/fs/cgroup")
+"""Of this machine, read-only: the processors, and what a cgroup lets them use."""
+SCRATCH = 1 << 30  # bytes of /tmp and of /dev/shm, which are memory
+LIMITS = ("--core=0", "--nofile=4096", "--nproc=4096", f"--fsize={1 << 30}")
+# prlimit, then bwrap, with the filter and the file that gets the first process's number as descriptors
+ENTER = 'filter=$1 info=$2; shift 2; exec "$@" 8<"$filter" 9>"$info"'
+DIAL = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as found:
+    socket.send_fds(socket.socket(fileno=0), [b"+"], [found.fileno()])
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,63 +56,143 @@ class Sandbox:
     group: int
     emulator: Path | None
     """None on the image's own machine."""
-    isolated: bool
-    """Whether namespaces are used; False: paths alone, as the caller."""
+    bwrap: tuple[str, ...]
+    """Begins its command line."""
+    work: Path
+    """A folder for the filter and for what bwrap tells."""
 
     def describe(self) -> str:
         """Return in a few words what surrounds the program."""
-        if self.isolated:
-            return f"as user {self.user}, read-only, in namespaces"
-        return "as the caller: this machine allows no user namespaces"
+        return f"as user {self.user}, read-only, in a sandbox without a network"
 
     def command(
         self, program: Sequence[str], environment: Mapping[str, str], cpu: str | None
     ) -> tuple[list[str], dict[str, str]]:
         """Return the command line and the environment that run the image's ``program`` on a QEMU ``cpu``.
 
+        A program that starts while another runs shares that one's network, and nothing else.
         An init in front is left out under emulation: it would start a program that this machine cannot run.
         An emulator starts no scripts, so that their interpreter is named in front of them.
         """
         words = list(program)
-        if self.emulator is None:
-            return [*self._enter(), *words], dict(environment)
-        words = _machine_code(self.root, without_init(words), environment)
+        if self.emulator is not None:
+            words = _machine_code(self.root, without_init(words), environment)
+            words = [EMULATOR, *(("-cpu", cpu) if cpu else ()), *words]
+        variables = [part for name, value in environment.items() for part in ("--setenv", name, value)]
+        joined, first = self._network(), self.work / "first.json"
+        information = self.work / "other.json" if joined else first
+        options = [*bubblewrap.ISOLATED, *self._mounts(), *(() if joined else ("--unshare-net",)), *variables]
+        command = [
+            *joined, "sh", "-c", ENTER, "sh", str(self.work / "filter"), str(information),
+            "prlimit", *LIMITS, f"--data={_memory()}", "--",
+            *self.bwrap, *options, "--seccomp", "8", "--info-fd", "9", "--", *words,
+        ]  # fmt: skip
+        return command, {"PATH": os.environ.get("PATH", os.defpath)}
+
+    def connect(self, port: int) -> socket.socket:
+        """Return a connection to ``port`` of the running program's own network; OSError for none."""
+        here, there = socket.socketpair()
+        with here, there:
+            command = [*self._network(), sys.executable, "-I", "-S", "-c", DIAL, str(port)]
+            done = subprocess.run(command, stdin=there.fileno(), capture_output=True, check=False)
+            if done.returncode:
+                raise ConnectionRefusedError(f"nobody listens on port {port} in the sandbox")
+            _, (descriptor,), _, _ = socket.recv_fds(here, 1, 1)
+        return socket.socket(fileno=descriptor)
+
+    def terminate(self, server: Running) -> None:  # noqa: ARG002 - that is bwrap, which would kill it
+        """Ask the program that was started first to end."""
+        if (number := self._first()) is not None:
+            os.kill(number, signal.SIGTERM)
+
+    def _mounts(self) -> list[str]:
+        user = ["--uid", str(self.user), "--gid", str(self.group)]
+        size = ["--size", str(SCRATCH), "--perms", "1777", "--tmpfs"]
+        shown = [part for path in SHOWN for part in ("--ro-bind-try", path, path)]
+        devices = [part for name in DEVICES for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]
+        emulator = ["--ro-bind", str(self.emulator), EMULATOR] if self.emulator else []
+        # root, although without rights, owns the kernel's settings in /proc
+        return [
+            *user, "--ro-bind", str(self.root), "/", "--proc", "/proc", "--remount-ro", "/proc",
+            *size, "/tmp",  # noqa: S108 - the image's own
+            "--tmpfs", "/sys", *shown, "--remount-ro", "/sys",
+            "--tmpfs", "/dev", *devices, *emulator, "--symlink", "/proc/self/fd", "/dev/fd",
+            *size, "/dev/shm", "--remount-ro", "/dev", "--chdir", "/",  # noqa: S108
+        ]  # fmt: skip
+
+    def _network(self) -> list[str]:
+        """Return the command in front of one that is to share the running program's network."""
+        number = self._first()
+        if number is None:
+            return []
+        return ["nsenter", f"--target={number}", "--user", "--net", "--preserve-credentials", "--"]
+
+    def _first(self) -> int | None:
+        """Return the number, on this machine, of the program that was started first; None when none runs."""
+        try:
+            number = int(json.loads((self.work / "first.json").read_text())["child-pid"])
+        except (OSError, ValueError):
+            return None
+        return number if Path(f"/proc/{number}").is_dir() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unprotected:
+    """How programs of an unpacked image are started without a sandbox: an emulator maps their paths."""
+
+    root: Path
+    emulator: Path
+
+    def describe(self) -> str:
+        """Return in a few words what surrounds the program."""
+        return "as the caller, without a sandbox"
+
+    def command(
+        self, program: Sequence[str], environment: Mapping[str, str], cpu: str | None
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return what ``Sandbox.command`` does."""
+        words = _machine_code(self.root, without_init(list(program)), environment)
         # -E keeps a variable from the programs that start QEMU, but would cut its value at each comma
         outer = {name: value for name, value in environment.items() if "," in value}
         inner = [f"{name}={value}" for name, value in environment.items() if name not in outer]
-        variables = [part for variable in inner for part in ("-E", variable)]
-        options = [*(("-cpu", cpu) if cpu else ()), *variables]
-        if self.isolated:
-            return [*self._enter(), f"/{EMULATOR}", *options, *words], {
-                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                **outer,
-            }
+        options = [*(("-cpu", cpu) if cpu else ()), *(part for item in inner for part in ("-E", item))]
         inside = str(self.root / words[0].lstrip("/"))
         return [str(self.emulator), "-L", str(self.root), *options, inside, *words[1:]], outer
 
-    def _enter(self) -> list[str]:
-        outer = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", ENTER, "sh"]
-        return [*outer, str(self.root), str(self.user), str(self.group)]
+    def connect(self, port: int) -> socket.socket:
+        """Return a connection to ``port`` of this machine."""
+        return dial(port)
+
+    def terminate(self, server: Running) -> None:
+        """Ask the program to end."""
+        server.terminate()
 
 
-def make(root: Path, user: str, emulator: Path | None) -> Sandbox:
+def make(root: Path, user: str, emulator: Path | None, work: Path, *, mirror: str | None = None) -> Sandbox:
     """Return how to start programs in ``root`` as ``user`` ("10001:10001" or a name of its /etc/passwd).
 
-    Raises MissingError on the image's own machine when that allows no user namespaces.
+    Raises MissingError when this machine has no sandbox.
     """
-    for name in ("proc", "dev", "sys", "tmp"):
-        (root / name).mkdir(exist_ok=True)
-    if emulator:
-        shutil.copyfile(emulator, root / EMULATOR)
-        (root / EMULATOR).chmod(0o755)
+    program = seccomp.program(platform.machine())
+    bwrap = bubblewrap.find(mirror=mirror)
+    for tool in ("nsenter", "prlimit"):
+        if shutil.which(tool) is None:
+            raise MissingError(f"{tool} is not there: apt-get install util-linux\n  {bubblewrap.INSTEAD}")
+    (work / "filter").write_bytes(program)
+    for name in MOUNTED:  # a link would lead the mount elsewhere
+        place = root / name
+        if place.is_symlink() or not place.is_dir():
+            place.unlink(missing_ok=True)
+            place.mkdir()
     number, group = _ids(root, user)
-    sandbox = Sandbox(root=root, user=number, group=group, emulator=emulator, isolated=True)
-    question = [f"/{EMULATOR}", "--version"] if emulator else ["/proc/self/exe", "--version"]
-    if process.succeeds([*sandbox._enter(), *question]) is not None:  # noqa: SLF001 - its own class
-        return sandbox
+    return Sandbox(root=root, user=number, group=group, emulator=emulator, bwrap=bwrap, work=work)
+
+
+def make_unprotected(root: Path, emulator: Path | None) -> Unprotected:
+    """Return how to start programs in ``root`` as the caller; MissingError without an emulator."""
     if emulator is None:
-        raise MissingError("this machine allows no user namespaces: run the image with a container engine")
-    return Sandbox(root=root, user=number, group=group, emulator=emulator, isolated=False)
+        raise MissingError("--unsafe-no-sandbox is for emulated cores; here use --engine podman")
+    return Unprotected(root=root, emulator=emulator)
 
 
 def without_init(words: list[str]) -> list[str]:
@@ -127,7 +220,7 @@ def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) 
     place = find(root, words[0], environment)
     if place is None:
         return words
-    with unpack.inside(root, place).open("rb") as program:
+    with unpack.open_file(root, place) as program:
         first = program.readline(256)
     interpreter = (
         first[2:].decode(errors="replace").strip().split(maxsplit=1) if first.startswith(b"#!") else []
@@ -137,13 +230,22 @@ def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) 
 
 def _ids(root: Path, user: str) -> tuple[int, int]:
     name, _, group = user.partition(":")
-    entries = {}
-    passwd = root / "etc/passwd"
-    if passwd.is_file():
-        for line in passwd.read_text(errors="replace").splitlines():
+    entries = {"root": (0, 0)}
+    with contextlib.suppress(FileNotFoundError), unpack.open_file(root, PurePosixPath("/etc/passwd")) as file:
+        for line in file.read(PASSWD_LIMIT).decode(errors="replace").splitlines():
             fields = line.split(":")
-            if len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal():
+            if len(fields) > 3 and _is_id(fields[2]) and _is_id(fields[3]):
                 entries[fields[0]] = (int(fields[2]), int(fields[3]))
                 entries.setdefault(fields[2], (int(fields[2]), int(fields[3])))
-    number, own = entries.get(name or "root", (int(name) if name.isdecimal() else 0, 0))
-    return number, int(group) if group.isdecimal() else own
+    known = entries.get(name or "root") or ((int(name), 0) if _is_id(name) else None)
+    if known is None:
+        raise CheckFailed(f"the image's user {name[:80]!r} is neither a number nor in its /etc/passwd")
+    return known[0], int(group) if _is_id(group) else known[1]
+
+
+def _is_id(text: str) -> bool:
+    return text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

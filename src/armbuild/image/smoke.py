@@ -7,6 +7,7 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import ArmbuildError, CheckFailed, UsageError
@@ -19,7 +20,6 @@ from armbuild.wheel import smoke as wheel_smoke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from armbuild.wheel.cpus import Cpu
 
@@ -29,6 +29,10 @@ END_SECONDS = 60.0
 CHARACTERS = 80
 """Of the recitation, at least, in the tokens asked for."""
 TIMEOUT = 1800.0
+PASSAGES_LIMIT = 1 << 20
+
+
+Surroundings = sandbox.Sandbox | sandbox.Unprotected | contained.Contained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +86,15 @@ def smoke(
     *,
     mirror: str | None = None,
     engine: str | None = None,
+    unsafe: bool = False,
     on_step: Callable[[str], None] = lambda _what: None,
 ) -> Report:
     """Serve from the image at ``path`` on each CPU of ``names``: health, completions, an orderly end.
 
-    ``engine`` ("docker", "podman") runs it in a container, on another machine with the QEMU of binfmt_misc.
+    ``engine`` ("docker", "podman") runs it in a container, on another machine with the QEMU of binfmt_misc;
+    ``unsafe`` runs it as the caller, without a sandbox.
     Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
-    digests, MissingError when QEMU or the engine cannot be had.
+    digests, MissingError when QEMU, a sandbox or the engine cannot be had.
     """
     chosen = cpus.check_names(names)
     models = tuple(cpu.model for cpu in chosen if cpu.model)
@@ -105,7 +111,7 @@ def smoke(
     if model is None:
         raise UsageError(f"{path}: no image of armllm: there is no {MODEL} in it")
     user, surroundings = config.get("User") or "0:0", ExitStack()
-    box: sandbox.Sandbox | contained.Contained
+    box: Surroundings
     with surroundings:
         if engine:
             on_step(f"loading it into {engine}")
@@ -116,7 +122,10 @@ def smoke(
             )
         else:
             emulator = qemu.find(models, mirror=mirror) if models else None
-            box = sandbox.make(root, user, emulator)
+            if unsafe:
+                box = sandbox.make_unprotected(root, emulator)
+            else:
+                box = sandbox.make(root, user, emulator, work, mirror=mirror)
         results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in chosen)
     return Report(image=str(path), digest=manifest.digest, labels=config.get("Labels") or {}, results=results)
 
@@ -132,7 +141,7 @@ class _Run:
     def __init__(
         self,
         cpu: Cpu,
-        box: sandbox.Sandbox | contained.Contained,
+        box: Surroundings,
         config: Mapping[str, Any],
         model: Path,
         work: Path,
@@ -166,10 +175,11 @@ class _Run:
         )
 
     def _serve(self) -> None:
-        client = Client(self.port, f"/{self.model}")
+        client = Client(self.port, f"/{self.model}", self.box.connect)
         server = self._started(client)
         self._check_health_command()
-        passage = json.loads((self.box.root / self.model / "passages.json").read_text())[0]
+        with unpack.open_file(self.box.root, PurePosixPath("/", self.model, "passages.json")) as file:
+            passage = json.loads(file.read(PASSAGES_LIMIT))[0]
         whole = client.complete(passage["prompt"])
         if not passage["text"].startswith(whole) or len(whole) < CHARACTERS:
             raise CheckFailed(f"a completion said {whole[:60]!r}, not {passage['text'][:60]!r}")
@@ -177,7 +187,7 @@ class _Run:
         self.measured["first token"] = round(first, 2)
         if streamed != whole:
             raise CheckFailed(f"streaming said {streamed[:60]!r}, the completion {whole[:60]!r}")
-        server.terminate()
+        self.box.terminate(server)
         status = _wait(server, END_SECONDS)
         if status is None:
             raise CheckFailed(f"it did not end within {END_SECONDS:.0f} s of SIGTERM")

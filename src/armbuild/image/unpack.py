@@ -5,9 +5,11 @@ OCI image specification, layer.md, "Applying Changesets".
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import shutil
+import stat
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -88,6 +90,29 @@ def inside(root: Path, path: PurePosixPath) -> Path:
     return current
 
 
+def open_file(root: Path, path: PurePosixPath) -> IO[bytes]:
+    """Open a regular file of the unpacked image; no link of it leads outside.
+
+    Raises FileNotFoundError for anything else.
+    """
+    resolved = inside(root, path)
+    parts = resolved.relative_to(root).parts
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            flags = os.O_RDONLY | os.O_NONBLOCK if last else os.O_PATH | os.O_DIRECTORY
+            step = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = step
+        if not stat.S_ISREG(os.fstat(folder).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    except OSError as error:
+        os.close(folder)
+        raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
+    return os.fdopen(folder, "rb")
+
+
 def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if entry.isdir():
@@ -104,7 +129,7 @@ def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Pat
         source = inside(root, link.parent) / link.name
         if not os.path.lexists(source):
             raise CheckFailed(f"{entry.name}: a hard link to {entry.linkname}, which is not in the image")
-        target.hardlink_to(source)
+        os.link(source, target, follow_symlinks=False)
     elif entry.isreg():
         content = cast("IO[bytes]", tar.extractfile(entry))
         with target.open("wb") as sink:

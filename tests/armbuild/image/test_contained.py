@@ -9,7 +9,7 @@ from tests.armbuild.image import small
 
 from armbuild.cli import main
 from armbuild.errors import ArmbuildError, MissingError, UsageError
-from armbuild.image import contained
+from armbuild.image import contained, reference
 from armbuild.wheel.lanes import container
 
 
@@ -48,7 +48,8 @@ def test_a_container_is_read_only_has_the_images_user_and_goes_in_the_end(tmp_pa
         words, outer = box.command(["/usr/bin/tini", "--", "x"], {"A": "b,c"}, "neoverse-n1")
     assert words[:3] == ["podman", "run", "--rm"]
     assert {"--read-only", "--user=7:8", "--env=A=b,c", "--env=QEMU_CPU=neoverse-n1"} <= set(words)
-    assert words[-6:] == ["--memory", "3g", "--entrypoint=/usr/bin/tini", "localhost/x:1", "--", "x"]
+    assert words[-7:-2] == ["--memory", "3g", "--entrypoint=/usr/bin/tini", "--", "localhost/x:1"]
+    assert words[-2:] == ["--", "x"]
     assert outer["PATH"] == os.environ["PATH"], "the engine itself finds its programs"
     load, ask, remove = podman()
     assert load == ["load", "--input", str(path)]
@@ -64,6 +65,22 @@ def test_what_cannot_be_loaded_is_told_with_the_engines_reason(tmp_path, podman)
         with pytest.raises(UsageError, match="an archive that has a name"):
             loaded(tmp_path, path, name).__enter__()
     assert len(podman()) == 1, "the other two were not asked for"
+
+
+@pytest.mark.parametrize(
+    "name", ["--volume=/:/host", "-v", "", "a b", "x:1 --privileged", "x\n", "../x", "A/../b"]
+)
+def test_an_archive_whose_image_has_no_image_name_never_reaches_an_engine(tmp_path, podman, name):
+    with pytest.raises(UsageError, match="not an image's name"):
+        loaded(tmp_path, small.write(tmp_path, {"a": ""}), name).__enter__()
+    assert not (tmp_path / "asked.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "localhost/x:1", "registry.example:5000/a/b_c:v1.0", "a/b@sha256:" + "0" * 64]
+)
+def test_the_names_that_engines_give_are_image_names(name):
+    assert reference.is_name(name)
 
 
 @pytest.mark.parametrize(

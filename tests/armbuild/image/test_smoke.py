@@ -19,7 +19,7 @@ MODEL = {"usr/lib/armllm/smoke/model/config.json": "{}", "usr/bin/tini": ""}
 def test_an_entry_point_that_is_not_there_is_told(tmp_path, capsys, monkeypatch, entry, reason):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("armbuild.image.smoke.qemu.find", lambda *_, **__: None)
-    monkeypatch.setattr("armbuild.image.smoke.sandbox.make", lambda root, *_: Box(root))
+    monkeypatch.setattr("armbuild.image.smoke.sandbox.make", lambda root, *_, **__: Box(root))
     path = small.write(tmp_path, MODEL, Entrypoint=entry)
     assert main(["smoke", str(path), "--cpu", "neoverse-n1"]) == 1
     assert reason in capsys.readouterr().out
@@ -31,3 +31,6 @@ class Box:
 
     def describe(self):
         return "in a box"
+
+    def connect(self, port):
+        raise ConnectionRefusedError(port)

@@ -1,0 +1,87 @@
+"""Bubblewrap (`bwrap`), which makes sandboxes without root rights: the system's own, else Debian's."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from armbuild.errors import MissingError
+from armbuild.host import cache
+from armbuild.target import debian, qemu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SUITES = ("bookworm", "trixie")
+ISOLATED = (
+    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+    "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+)  # fmt: skip
+"""What every sandbox has: namespaces but for the network's, and no rights, although root should start it."""
+INSTEAD = "use --engine podman, or --unsafe-no-sandbox for an image that you trust as your own programs"
+
+
+def find(*, mirror: str | None = None) -> tuple[str, ...]:
+    """Return the command line that begins a bwrap which works here, downloaded if the system has none.
+
+    Raises MissingError with the reason when none can be had or this machine allows no namespaces.
+    """
+    installed = shutil.which("bwrap")
+    command: tuple[str, ...] = (installed,) if installed else ()
+    reason = _refusal(command) if command else "bwrap is not installed"
+    if reason:
+        try:
+            command = _fetched(mirror)
+        except MissingError as error:
+            advice = f"apt-get install bubblewrap, or {INSTEAD}"
+            raise MissingError(f"no sandbox: {reason}; {str(error).splitlines()[0]}\n  {advice}") from error
+        if reason := _refusal(command):
+            raise MissingError(f"this machine allows no sandbox: {reason}\n  {INSTEAD}")
+    return command
+
+
+def _refusal(command: Sequence[str]) -> str:
+    """Return why bwrap makes no sandbox here, empty when it does."""
+    mounts = (
+        "--ro-bind",
+        "/",
+        "/",
+        "--proc",
+        "/proc",
+        "--size",
+        "4096",
+        "--perms",
+        "1777",
+        "--tmpfs",
+        "/run",
+    )
+    asked = subprocess.run(
+        [*command, *ISOLATED, "--unshare-net", *mounts, "--", *command, "--version"],
+        capture_output=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    said = asked.stderr.decode(errors="replace").strip().splitlines()
+    return "" if asked.returncode == 0 else (said[-1] if said else f"bwrap ends with {asked.returncode}")
+
+
+def _fetched(mirror: str | None) -> tuple[str, ...]:
+    """Return Debian's bwrap behind its own loader and libraries, which run on any Linux."""
+    architecture = qemu.DEBIAN_ARCHITECTURES.get(platform.machine(), platform.machine())
+    reasons = []
+    for suite in SUITES:
+
+        def make(folder: Path, suite: str = suite) -> None:
+            debian.install(("bubblewrap",), folder, suite=suite, architecture=architecture, mirror=mirror)
+
+        try:
+            folder = cache.fill(cache.root() / "bubblewrap" / f"{suite}-{architecture}", make)
+        except MissingError as error:
+            reasons.append(str(error).splitlines()[0])
+            continue
+        loader = next(folder.glob("usr/lib/*/ld*.so.*"))
+        return (str(loader), "--library-path", str(loader.parent), str(folder / "usr/bin/bwrap"))
+    raise MissingError("; ".join(reasons))

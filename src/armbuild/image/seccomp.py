@@ -1,0 +1,111 @@
+"""The system calls that a stranger's program may not make: a seccomp filter as the kernel takes it.
+
+Classic BPF over ``struct seccomp_data`` (seccomp(2)). What is refused makes namespaces and mounts, looks into
+other processes, or reaches kernel code that an inference server has no use for: docker refuses the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+from armbuild.errors import MissingError
+
+# linux/audit.h; (x86-64, all other 64-bit machines: asm-generic/unistd.h) of each call
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "riscv64": 0xC00000F3}
+REFUSED = {
+    "acct": (163, 89),
+    "add_key": (248, 217),
+    "adjtimex": (159, 171),
+    "bpf": (321, 280),
+    "chroot": (161, 51),
+    "clock_adjtime": (305, 266),
+    "clock_settime": (227, 112),
+    "delete_module": (176, 106),
+    "finit_module": (313, 273),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fsopen": (430, 430),
+    "fspick": (433, 433),
+    "init_module": (175, 105),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "io_uring_setup": (425, 425),
+    "ioperm": (173, None),
+    "iopl": (172, None),
+    "kcmp": (312, 272),
+    "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104),
+    "keyctl": (250, 219),
+    "modify_ldt": (154, None),
+    "mount": (165, 40),
+    "mount_setattr": (442, 442),
+    "move_mount": (429, 429),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428),
+    "perf_event_open": (298, 241),
+    "pidfd_getfd": (438, 438),
+    "pivot_root": (155, 41),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "ptrace": (101, 117),
+    "quotactl": (179, 60),
+    "reboot": (169, 142),
+    "request_key": (249, 218),
+    "setns": (308, 268),
+    "settimeofday": (164, 170),
+    "swapoff": (168, 225),
+    "swapon": (167, 224),
+    "syslog": (103, 116),
+    "umount2": (166, 39),
+    "unshare": (272, 97),
+    "userfaultfd": (323, 282),
+    "vhangup": (153, 58),
+}
+CLONE, IOCTL, SOCKET, CLONE3 = (56, 220), (16, 29), (41, 198), (435, 435)
+NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
+TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: text for the shell outside (asm-generic/ioctls.h)
+FAMILIES = (1, 2, 10, 16)  # AF_UNIX, INET, INET6, NETLINK; AF_VSOCK and others know no network namespace
+X32 = 0x40000000  # x86-64's second table of calls
+NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24
+# BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+Instruction = tuple[int, int, int, int]
+"""Code, how many to jump over when true, when false, and a constant."""
+_ALLOW, _KILL = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x80000000)
+
+
+def program(machine: str) -> bytes:
+    """Return the filter for ``machine`` (as ``platform.machine()`` says); MissingError for an unknown one."""
+    if machine not in ARCHITECTURES:
+        raise MissingError(f"there is no filter of system calls for {machine}, which a sandbox needs")
+    column = 0 if machine == "x86_64" else 1
+    code = [
+        (_LOAD, 0, 0, ARCHITECTURE),
+        *((_EQUAL, 1, 0, ARCHITECTURES[machine]), _KILL),
+        (_LOAD, 0, 0, NUMBER),
+        *((_AT_LEAST, 0, 1, X32), _KILL),
+    ]
+    for numbers in REFUSED.values():
+        if (number := numbers[column]) is not None:
+            code += _call(number, _error(errno.EPERM))
+    # glibc falls back to clone, whose flags a filter can read, where clone3 is unknown
+    code += _call(CLONE3[column], _error(errno.ENOSYS))
+    flags = (_LOAD, 0, 0, FIRST), (_ANY_BIT, 0, 1, NEW_NAMESPACES)
+    code += _call(CLONE[column], *flags, _error(errno.EPERM), _ALLOW)
+    sends, console = TERMINAL_INPUT
+    request = (_LOAD, 0, 0, SECOND), (_EQUAL, 1, 0, sends), (_EQUAL, 0, 1, console)
+    code += _call(IOCTL[column], *request, _error(errno.EPERM), _ALLOW)
+    family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
+    code += _call(SOCKET[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*code, _ALLOW])
+
+
+def _call(number: int, *body: Instruction) -> list[Instruction]:
+    """Return ``body`` for the system call ``number``; others jump over it."""
+    return [(_EQUAL, 0, len(body), number), *body]
+
+
+def _error(number: int) -> Instruction:
+    return (_RETURN, 0, 0, 0x00050000 | number)  # SECCOMP_RET_ERRNO
