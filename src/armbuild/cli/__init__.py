@@ -10,7 +10,19 @@ import traceback
 
 import typer
 
-from armbuild.cli import audit, cache, detect, docker, doctor, index, manylinux_image, matrix, smoke, wheel
+from armbuild.cli import (
+    audit,
+    cache,
+    detect,
+    docker,
+    doctor,
+    index,
+    manylinux_image,
+    matrix,
+    smoke,
+    verify,
+    wheel,
+)
 from armbuild.errors import ArmbuildError
 from armisa.errors import IsaError
 
@@ -29,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (detect, wheel, audit, smoke, index, docker, manylinux_image, matrix, cache, doctor):
+for module in (detect, wheel, audit, smoke, verify, index, docker, manylinux_image, matrix, cache, doctor):
     module.register(app)
 
 

@@ -1,6 +1,6 @@
 """Where a wheel came from: an in-toto statement with a SLSA provenance predicate, beside the wheel.
 
-Formats: in-toto Attestation Framework v1 and SLSA Provenance v1, both unsigned.
+Formats: in-toto Attestation Framework v1 and SLSA Provenance v1. ``signature`` signs it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from armbuild.host import process
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from armbuild.wheel.repair import RepairedWheel
 
 SUFFIX = ".provenance.json"
+STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 
 
 def write(repaired: RepairedWheel, folder: Path) -> Path:
@@ -35,32 +37,35 @@ def revision(wheel: Path) -> str | None:
     None where no statement about these bytes lies beside it, or its sources were in no repository.
     """
     try:
-        told = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
-        digest = told["subject"][0]["digest"]["sha256"]
-        source = told["predicate"]["buildDefinition"]["resolvedDependencies"][0]
-        commit = source["digest"]["gitCommit"]
-        is_changed = source["annotations"]["uncommitted_changes"]
+        said = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
+        digest = said["subject"][0]["digest"]["sha256"]
+        found = commit(said)
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    if digest != hashlib.sha256(wheel.read_bytes()).hexdigest() or not re.fullmatch(
-        "[0-9a-f]{40}", str(commit)
-    ):
+    return found if digest == hashlib.sha256(wheel.read_bytes()).hexdigest() else None
+
+
+def commit(said: Mapping[str, Any]) -> str | None:
+    """Return the commit that a statement names, as ``revision`` does; LookupError, TypeError for none."""
+    source = said["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    found = source.get("digest", {}).get("gitCommit")
+    if not re.fullmatch("[0-9a-f]{40}", str(found)):
         return None
-    return f"{commit}-dirty" if is_changed else str(commit)
+    return f"{found}-dirty" if source["annotations"]["uncommitted_changes"] else str(found)
 
 
 def statement(repaired: RepairedWheel) -> dict[str, Any]:
     """Return the statement as a JSON value."""
     built, plan = repaired.built, repaired.built.plan
     return {
-        "_type": "https://in-toto.io/Statement/v1",
+        "_type": STATEMENT,
         "subject": [
             {
                 "name": repaired.path.name,
                 "digest": {"sha256": hashlib.sha256(repaired.path.read_bytes()).hexdigest()},
             }
         ],
-        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
                 "buildType": "https://packaging.python.org/specifications/binary-distribution-format/",

@@ -1,0 +1,235 @@
+"""Whether a wheel or an image is what its documents say, and whether these agree with one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from packaging.utils import canonicalize_name
+
+from armbuild import audit
+from armbuild.artifact.untrusted import BROKEN
+from armbuild.audit.opening import kind_of
+from armbuild.audit.report import one_line
+from armbuild.audit.wheel import FileName, parse_name
+from armbuild.errors import CheckFailed, UsageError
+from armbuild.image import claims
+from armbuild.image.entrypoint import SBOM
+from armbuild.wheel import provenance, signature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    part: str
+    """wheel, image, labels, sbom, provenance or signature."""
+    ok: bool | None
+    """None: there is nothing to check."""
+    text: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check as a JSON value."""
+        return {"part": self.part, "ok": self.ok, "text": one_line(self.text)}
+
+    def __str__(self) -> str:
+        mark = {True: "ok", False: "FAILED", None: "-"}[self.ok]
+        return f"  {mark:<8}{self.part:<12}{one_line(self.text)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """Who must have signed: the certificate's subject, and who vouches for it."""
+
+    identity: str
+    issuer: str
+
+
+def verify(path: Path, *, statement: Path | None = None, signer: Signer | None = None) -> tuple[Check, ...]:
+    """Check a wheel or an image against all that is said of it.
+
+    ``statement`` is the provenance file; None: the one beside a wheel, if any. With ``signer`` a wheel must
+    have a signature of theirs beside it. Raises UsageError for what is neither, or a file that is not there.
+    """
+    if statement and not statement.is_file():
+        raise UsageError(f"--provenance {statement}: no such file")
+    kind = kind_of(path)
+    if kind == "wheel":
+        return tuple(_wheel(path, statement, signer))
+    if kind != "oci":
+        raise UsageError(f"{path}: neither a wheel nor an OCI archive")
+    if signer:
+        raise UsageError(f"{path}: --cert-identity goes with wheels; of images sign the digest in a registry")
+    return tuple(_image(path, statement))
+
+
+def _checks(part: str, problems: Iterable[str], holds: str) -> Iterator[Check]:
+    """Yield a check for each problem, or one that says what holds."""
+    found = [Check(part=part, ok=False, text=problem) for problem in problems]
+    yield from found or [Check(part=part, ok=True, text=holds)]
+
+
+def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Check]:
+    report = audit.audit(path, keep=lambda name: ".dist-info/sboms/" in name)
+    yield from _checks("wheel", report.errors, f"RECORD has all files as they are; tag {report.tag}")
+    stated = parse_name(path.name)
+    name = None if isinstance(stated, str) else stated
+    bills = {member: text for member, text in report.texts.items() if member.endswith(".cdx.json")}
+    if not bills:
+        yield Check(part="sbom", ok=None, text="none in the wheel")
+    built_with: frozenset[str] | None = None
+    for member, text in bills.items():
+        problems: list[str] = []
+        holds = ""
+        try:
+            bill = json.loads(text)
+            form = f"{bill['bomFormat']} {bill['specVersion']}"
+            holds = f"{member.rpartition('/')[2]}: {form}, components: {len(bill['components'])}"
+            if bill["bomFormat"] != "CycloneDX":
+                problems = [f"{member} is {form}"]
+            if member.endswith("/armbuild.cdx.json"):
+                problems, built_with = [*problems, *_bill(bill, name)], _tools(bill)
+        except BROKEN as error:
+            problems = [f"{member} is no CycloneDX document: {error}"]
+        yield from _checks("sbom", problems, holds)
+    beside = file or path.with_name(path.name + provenance.SUFFIX)
+    if beside.is_file():
+        yield from _provenance(path, beside, name, built_with)
+    else:
+        yield Check(part="provenance", ok=None, text=f"no {beside.name} beside it")
+    yield _signature(path, beside, signer)
+
+
+def _bill(bill: Mapping[str, Any], name: FileName | None) -> Iterator[str]:
+    """Yield where armbuild's bill of materials contradicts the wheel that it is in."""
+    whole = bill["metadata"]["component"]
+    said = f"{canonicalize_name(whole['name'])} {whole['version']}"
+    if name and said != f"{name.name} {name.version}":
+        yield f"it is of {said}, the wheel is {name.name} {name.version}"
+
+
+def _tools(bill: Mapping[str, Any]) -> frozenset[str]:
+    """Return the Python packages and the compiler of a bill of materials, each with its version."""
+    compilers = {f"compiler {tool['name']}" for tool in bill["metadata"]["tools"]["components"]}
+    addresses = (str(part.get("purl", "")) for part in bill["components"])
+    return frozenset(compilers.union(*map(_package, addresses)))
+
+
+def _package(address: str) -> set[str]:
+    """Return name and version that the package URL of a Python distribution has, as a set of one or none."""
+    match = re.fullmatch(r"pkg:pypi/([^@]+)@(.+)", unquote(address))
+    return {f"{canonicalize_name(match[1])} {match[2]}"} if match else set()
+
+
+def _provenance(
+    path: Path, file: Path, name: FileName | None, built_with: frozenset[str] | None
+) -> Iterator[Check]:
+    """Check that a statement is of these bytes, and that it agrees with the bill of materials in them."""
+    problems, holds = [], ""
+    try:
+        said = json.loads(file.read_bytes())
+        definition = said["predicate"]["buildDefinition"]
+        source, *materials = definition["resolvedDependencies"]
+        problems = list(_subject(path, said))
+        project = canonicalize_name(definition["externalParameters"]["project"])
+        if name and project != name.name:
+            problems.append(f"it is of the project {project}, the wheel is {name.name}")
+        used: frozenset[str] = frozenset().union(*map(_material, materials))
+        gone, added = (built_with - used, used - built_with) if built_with is not None else ((), ())
+        for how, difference in (("leaves out", gone), ("has, and the bill of materials has not", added)):
+            problems += [f"it {how}: {', '.join(sorted(difference))}"] if difference else []
+        holds = f"of these bytes, from {_source(source)}, with {len(used)} tools"
+    except BROKEN as error:
+        problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
+    yield from _checks("provenance", problems, holds)
+
+
+def _material(part: Mapping[str, Any]) -> set[str]:
+    """Return what one of a statement's dependencies is, in the words of ``_tools``."""
+    if part["name"] == "compiler":
+        return {f"compiler {part['annotations']['version']}"}
+    return _package(str(part.get("uri", "")))
+
+
+def _subject(path: Path, said: Mapping[str, Any]) -> Iterator[str]:
+    if (said["_type"], said["predicateType"]) != (provenance.STATEMENT, provenance.PREDICATE):
+        yield f"it is {said['predicateType']} in {said['_type']}, not SLSA provenance v1"
+    (subject,) = said["subject"]
+    if subject["name"] != path.name:
+        yield f"it is of {subject['name']}"
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if subject["digest"]["sha256"] != found:
+        yield f"it is of other bytes: sha256 {subject['digest']['sha256']}, the file has {found}"
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    """Return where the sources came from, and which state of them."""
+    digest = source.get("digest", {})
+    state = next((f" at {kind} {value[:12]}" for kind, value in digest.items()), ", in no repository")
+    changed = source.get("annotations", {}).get("uncommitted_changes")
+    return f"{source['uri']}{state}{', with uncommitted changes' if changed else ''}"
+
+
+def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
+    file = path.with_name(path.name + signature.SUFFIX)
+    if not file.is_file():
+        absent = f"no {file.name} beside it"
+        return Check(part="signature", ok=False if signer else None, text=absent)
+    if signer is None:
+        return Check(part="signature", ok=None, text="there is one; --cert-identity says whose it must be")
+    try:
+        signed = signature.signed_statement(file.read_bytes(), signer=signer.identity, issuer=signer.issuer)
+    except CheckFailed as error:
+        return Check(part="signature", ok=False, text=str(error))
+    same = statement.is_file() and signed == statement.read_bytes()
+    text = f"{signer.identity} signed the provenance" if same else f"it signs another file than {statement}"
+    return Check(part="signature", ok=same, text=text)
+
+
+def _image(path: Path, file: Path | None) -> Iterator[Check]:
+    """Check each image of an archive: its digests, its labels, and its bill of materials."""
+    number, count = 0, 1
+    while number < count:
+        report = audit.audit(path, image=number, keep=claims.keep)
+        said = claims.read(report)
+        number, count = number + 1, report.images
+        name = f"{said.name or path.name}, linux/{said.architecture}, {said.digest}"
+        yield from _checks("image", report.errors, f"{name}: every layer has its digest")
+        about_bill = [error for error in said.errors if error.startswith(SBOM)]
+        others = [error for error in said.errors if error not in about_bill]
+        if said.labels or others:
+            yield from _checks("labels", others, f"{len(said.labels)} labels, as the content is")
+        else:
+            yield Check(part="labels", ok=None, text="none on the image")
+        if said.sbom is None and not about_bill:
+            yield Check(part="sbom", ok=None, text="none in the image")
+        else:
+            components = len(said.sbom["components"]) if said.sbom else 0
+            yield from _checks("sbom", about_bill, f"components: {components}, as installed")
+        yield from _origin(said, file) if file else ()
+
+
+def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
+    """Check that an image's labels name the version and the commit that a wheel's provenance states."""
+    problems = []
+    revision = ""
+    try:
+        statement = json.loads(file.read_bytes())
+        revision = provenance.commit(statement) or "no commit"
+        wheel = parse_name(statement["subject"][0]["name"])
+        version = wheel if isinstance(wheel, str) else str(wheel.version)
+        for label, stated in (("version", version), ("revision", revision)):
+            value = said.labels.get(f"org.opencontainers.image.{label}", "nothing")
+            if value != stated:
+                problems.append(f"it states the {label} {stated}, the image's label {value}")
+    except BROKEN as error:
+        problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
+    yield from _checks("provenance", problems, f"of the commit that the image's label names, {revision}")

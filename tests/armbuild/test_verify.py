@@ -1,0 +1,326 @@
+"""Every kind of tampering with a wheel, an image or what is said of them is found, and named by its part."""
+
+import base64
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.armbuild.audit.conftest import RET, make_elf, make_wheel
+from tests.armbuild.image import small
+
+from armbuild import verify
+from armbuild.cli import main
+from armbuild.errors import CheckFailed, MissingError, UsageError
+from armbuild.image import archive
+from armbuild.image.entrypoint import SBOM
+from armbuild.wheel import plan, provenance, sbom, signature
+from armbuild.wheel.build import BuiltWheel
+from armbuild.wheel.lanes.cross import ZIG_RUNTIME
+from armbuild.wheel.repair import RepairedWheel
+
+PROJECT = Path(__file__).parent / "projects/scikit"
+BILL = "demo-1.0.dist-info/sboms/armbuild.cdx.json"
+SIGNER = verify.Signer(identity="https://ci.example/workflow", issuer="https://ci.example")
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    """A wheel as `armbuild wheel` leaves it: bill of materials inside, provenance beside."""
+    planned = plan.plan(PROJECT, lane="cross", out=tmp_path / "dist")
+    built = BuiltWheel(
+        plan=replace(planned, project=replace(planned.project, name="Demo")),
+        python=planned.pythons[0],
+        path=tmp_path,
+        compiler="zig 0.15.2",
+        headers="this machine's",
+        tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
+        static=ZIG_RUNTIME,
+    )
+    code = make_elf([("plain", ".text", [RET])])
+    files = {
+        "demo/x.cpython-311-aarch64-linux-gnu.so": code,
+        "demo/__init__.py": b"",
+        BILL: sbom.document(built, "demo", "1.0"),
+    }
+    path = make_wheel(tmp_path, files)
+    provenance.write(RepairedWheel(built=built, path=path, pure=False), tmp_path)
+    return path
+
+
+def rewrite(path, name, change, *, record=True):
+    """Put ``change(content)`` in the place of a member; RECORD agrees with it unless ``record`` is False."""
+    with zipfile.ZipFile(path) as archive:
+        content = {member: archive.read(member) for member in archive.namelist()}
+    row = f"{name},sha256={digest(content[name])},{len(content[name])}"
+    content[name] = change(content[name])
+    if record:
+        place = "demo-1.0.dist-info/RECORD"
+        new = f"{name},sha256={digest(content[name])},{len(content[name])}"
+        assert row in content[place].decode()
+        content[place] = content[place].replace(row.encode(), new.encode())
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in content.items():
+            archive.writestr(member, data)
+
+
+def digest(content):
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def edit(path, change):
+    said = json.loads(path.read_text())
+    change(said)
+    path.write_text(json.dumps(said))
+
+
+def restate(wheel):
+    """Let the statement beside the wheel be of its bytes again, as somebody who tampers would."""
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    edit(beside(wheel), lambda said: said["subject"][0]["digest"].update(sha256=found))
+
+
+def beside(wheel):
+    return wheel.with_name(wheel.name + provenance.SUFFIX)
+
+
+def verdicts(path, **options):
+    return {check.part: check.ok for check in verify.verify(path, **options)}
+
+
+def failures(path, **options):
+    return [f"{check.part}: {check.text}" for check in verify.verify(path, **options) if check.ok is False]
+
+
+def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
+    assert verdicts(wheel) == {"wheel": True, "sbom": True, "provenance": True, "signature": None}
+    assert main(["verify", str(wheel)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{wheel}: passed"
+    assert lines[1].startswith("  ok      wheel       RECORD has all files")
+    assert "armbuild.cdx.json: CycloneDX 1.6, components: 6" in lines[2]
+    assert "with 3 tools" in lines[3]
+    assert lines[4] == f"  -       signature   no {wheel.name}.sigstore.json beside it"
+    beside(wheel).unlink()
+    assert verdicts(wheel)["provenance"] is None
+    with pytest.raises(UsageError, match="no such file"):
+        verify.verify(wheel, statement=beside(wheel))
+
+
+def test_a_changed_file_is_found_by_record_and_by_the_provenance(wheel):
+    rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n", record=False)
+    found = failures(wheel)
+    assert any("wheel: demo/__init__.py: its content does not match" in line for line in found)
+    assert any("provenance: it is of other bytes" in line for line in found)
+
+
+def test_a_changed_file_with_its_record_is_found_by_the_provenance(wheel):
+    rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n")
+    (found,) = failures(wheel)
+    assert found.startswith("provenance: it is of other bytes: sha256 ")
+
+
+def test_a_renamed_wheel_is_found_by_its_tags_its_bill_and_its_provenance(wheel):
+    other = wheel.rename(wheel.with_name("demo-1.1-cp312-cp312-manylinux_2_28_aarch64.whl"))
+    beside(wheel).rename(beside(other))
+    found = failures(other)
+    assert any(line.startswith("wheel: renamed: the file name says version 1.1") for line in found)
+    assert any(line.startswith("wheel: renamed: the file name's tags") for line in found)
+    assert "sbom: it is of demo 1.0, the wheel is demo 1.1" in found
+    assert f"provenance: it is of {wheel.name}" in found
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text: text.replace(b"3.0.1", b"3.0.2"), "the bill of materials has not: pybind11 3.0.1"),
+        (lambda text: text.replace(b"zig 0.15.2", b"zig 0.14.0"), "leaves out: compiler zig 0.14.0"),
+        (lambda text: text.replace(b'"demo"', b'"other"'), "sbom: it is of other 1.0, the wheel is demo 1.0"),
+        (lambda text: text.replace(b"CycloneDX", b"SPDX"), f"sbom: {BILL} is SPDX 1.6"),
+        (lambda _: b"[1]", f"sbom: {BILL} is no CycloneDX document"),
+        (lambda _: b"[" * 100_000, f"sbom: {BILL} is no CycloneDX document"),
+    ],
+)
+def test_a_changed_bill_is_found_though_record_and_digest_agree(wheel, change, reason):
+    rewrite(wheel, BILL, change)
+    restate(wheel)
+    assert any(reason in line for line in failures(wheel)), failures(wheel)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda said: said["subject"][0]["digest"].update(sha256="0" * 64), "it is of other bytes"),
+        (lambda said: said["subject"][0].update(name="x.whl"), "it is of x.whl"),
+        (lambda said: said.update(predicateType="https://example.org/x"), "not SLSA provenance v1"),
+        (lambda said: said.update(subject=said["subject"] * 2), "no SLSA provenance: ValueError"),
+        (
+            lambda said: said["predicate"]["buildDefinition"]["externalParameters"].update(project="x"),
+            "it is of the project x",
+        ),
+        (
+            lambda said: said["predicate"]["buildDefinition"]["resolvedDependencies"].pop(1),
+            "it leaves out: scikit-build-core 1.1",
+        ),
+        (lambda said: said["predicate"].clear(), "no SLSA provenance: KeyError"),
+    ],
+)
+def test_a_changed_statement_is_found(wheel, change, reason):
+    edit(beside(wheel), change)
+    assert any(reason in line for line in failures(wheel)), failures(wheel)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '"x"', "[" * 100_000, '{"subject": [{}]}'])
+def test_nonsense_for_a_statement_is_a_verdict(wheel, text):
+    beside(wheel).write_text(text)
+    (found,) = failures(wheel)
+    assert "is no SLSA provenance" in found
+
+
+def test_a_wheel_that_cannot_be_read_is_a_verdict(wheel):
+    wheel.write_bytes(wheel.read_bytes()[:200])
+    assert [line.partition(":")[0] for line in failures(wheel)] == ["wheel", "provenance"]
+
+
+def test_a_signature_must_be_there_of_this_statement_and_of_this_signer(wheel, monkeypatch):
+    assert failures(wheel, signer=SIGNER) == [f"signature: no {wheel.name}.sigstore.json beside it"]
+    bundle = wheel.with_name(wheel.name + signature.SUFFIX)
+    bundle.write_text("{}")
+    assert verdicts(wheel)["signature"] is None, "nobody said whose it must be"
+    (found,) = failures(wheel, signer=SIGNER)
+    assert "signature: failed to load bundle" in found
+    signed = beside(wheel).read_bytes()
+    monkeypatch.setattr(signature, "signed_statement", lambda *_, **__: signed)
+    assert verdicts(wheel, signer=SIGNER)["signature"] is True
+    edit(beside(wheel), lambda said: said["subject"][0].update(digest={"sha256": "0" * 64}))
+    assert any("signature: it signs another file" in line for line in failures(wheel, signer=SIGNER))
+
+    def refused(*_, **__):
+        raise CheckFailed("Certificate's SANs do not match")
+
+    monkeypatch.setattr(signature, "signed_statement", refused)
+    assert "signature: Certificate's SANs do not match" in failures(wheel, signer=SIGNER)
+
+
+def test_the_command_exits_with_1_and_its_document_says_why(wheel, capsys):
+    rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n")
+    assert main(["verify", str(wheel), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is said["files"][0]["ok"] is False
+    assert {check["part"]: check["ok"] for check in said["files"][0]["checks"]}["provenance"] is False
+    assert main(["verify", str(wheel), str(wheel), "--provenance", str(beside(wheel))]) == 2
+    assert main(["verify", str(wheel), "--cert-identity", "x"]) == 2
+    assert main(["verify", str(wheel.with_name("none.whl"))]) == 2
+
+
+def test_only_what_holds_is_signed_and_the_bundle_lies_beside_it(wheel, monkeypatch, capsys):
+    asked = []
+
+    def sign(statement, identity):
+        asked.append((statement, identity))
+        return '{"bundle": 1}'
+
+    monkeypatch.setattr(signature, "identity", lambda: "me")
+    monkeypatch.setattr(signature, "sign", sign)
+    assert main(["sign", str(wheel)]) == 0
+    assert asked == [(beside(wheel).read_bytes(), "me")]
+    bundle = wheel.with_name(wheel.name + ".sigstore.json")
+    assert json.loads(bundle.read_text()) == {"bundle": 1}
+    assert capsys.readouterr().out.strip() == str(bundle)
+    rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n")
+    assert main(["sign", str(wheel)]) == 1
+    assert "not signed: provenance: it is of other bytes" in capsys.readouterr().err
+    assert len(asked) == 1
+
+
+def test_without_an_identity_nothing_is_signed(wheel, monkeypatch, capsys):
+    def nobody():
+        raise MissingError("no identity to sign with")
+
+    monkeypatch.setattr(signature, "identity", nobody)
+    assert main(["sign", str(wheel)]) == 3
+    assert "no identity to sign with" in capsys.readouterr().err
+
+
+DEBIAN = {"var/lib/dpkg/status.d/libc6": "Package: libc6\nVersion: 2.36\n"}
+LIBC = {"name": "libc6", "version": "2.36", "purl": "pkg:deb/libc6"}
+TORCH = {"name": "torch", "version": "2.10.0", "purl": "pkg:pypi/torch"}
+LABELS = {
+    "org.opencontainers.image.version": "1.0",
+    "org.opencontainers.image.revision": "a" * 40,
+    "armllm.torch": "2.10.0",
+}
+
+
+def image(folder, *, packages=(LIBC, TORCH), labels=LABELS):
+    files = {
+        **DEBIAN,
+        "site/torch-2.10.0.dist-info/METADATA": "Name: torch\nVersion: 2.10.0\n",
+        SBOM: json.dumps({"bomFormat": "CycloneDX", "components": packages}),
+    }
+    return small.write(folder, files, Labels=labels)
+
+
+def test_an_image_is_held_to_its_digests_labels_and_bill(tmp_path):
+    assert verdicts(image(tmp_path / "whole")) == {"image": True, "labels": True, "sbom": True}
+    wrong = image(tmp_path / "label", labels={**LABELS, "armllm.torch": "9"})
+    assert failures(wrong) == ["labels: label armllm.torch=9: what is inside says 2.10.0"]
+    gone = {"name": "gone", "version": "1", "purl": "pkg:deb/gone"}
+    found = failures(image(tmp_path / "bill", packages=(gone, TORCH)))
+    assert [line.partition(":")[0] for line in found] == ["sbom", "sbom"]
+    assert "the image has not: pkg:deb/gone@1" in found[0]
+    assert "the image has: pkg:deb/libc6@2.36" in found[1]
+
+
+def test_an_image_whose_layer_was_changed_is_found(tmp_path):
+    path = image(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"\x1f\x8b") + 40] ^= 1
+    path.write_bytes(content)
+    assert any(line.startswith("image: ") for line in failures(path))
+
+
+def test_an_image_without_documents_is_said_to_have_none(tmp_path):
+    path = small.write(tmp_path, {"a": "1"})
+    assert verdicts(path) == {"image": True, "labels": None, "sbom": None}
+
+
+def test_an_images_labels_must_be_those_of_the_provenance(wheel, tmp_path):
+    path = image(tmp_path / "image")
+    source = {"name": "source", "uri": "git+x", "digest": {"gitCommit": "a" * 40}}
+    clean = source | {"annotations": {"uncommitted_changes": False}}
+
+    def from_source(item):
+        def change(said):
+            said["predicate"]["buildDefinition"]["resolvedDependencies"][0] = item
+
+        edit(beside(wheel), change)
+        return failures(path, statement=beside(wheel))
+
+    assert from_source(clean) == []
+    (found,) = from_source(clean | {"digest": {"gitCommit": "b" * 40}})
+    assert found.startswith("provenance: it states the revision bbbb")
+    (found,) = from_source(source | {"annotations": {"uncommitted_changes": True}})
+    assert "revision " + "a" * 40 + "-dirty" in found
+    beside(wheel).write_text("{}")
+    (found,) = failures(path, statement=beside(wheel))
+    assert "is no SLSA provenance" in found
+    with pytest.raises(UsageError, match="--cert-identity goes with wheels"):
+        verify.verify(path, signer=SIGNER)
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "x").write_text("x")
+    for path in (tmp_path, tmp_path / "x", tmp_path / "none"):
+        with pytest.raises(UsageError):
+            verify.verify(path)
+
+
+def test_every_image_of_an_archive_is_checked(tmp_path):
+    made = [small.layer(tmp_path, {"a": "1"}, name="one"), small.layer(tmp_path, {"b": "1"}, name="two")]
+    labelled = small.image([made[1]], architecture="amd64", Labels={"armllm.torch": "9"})
+    path = archive.write([small.image([made[0]]), labelled], tmp_path / "x.tar", name="localhost/x:1").path
+    assert failures(path) == ["labels: label armllm.torch=9: what is inside says nothing"]
+    assert sum(check.part == "image" for check in verify.verify(path)) == 2
