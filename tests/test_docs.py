@@ -137,6 +137,17 @@ def test_pictures_show_what_is_true_now() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_files_named_by_the_architecture_exist() -> None:
+    """It would catch a page that describes a tree of the past."""
+    page = (DOCS / "architecture.md").read_text()
+    names = [name for name in re.findall(r"`([\w./]+)`", page) if "/" in name and not name.startswith("/")]
+    assert len(names) > 40
+    roots = [ROOT, *(ROOT / "src" / folder for folder in ("", "armllm", "armbuild"))]
+    made = {"armllm/build_info.json"}  # by the build
+    gone = [name for name in names if not any((root / name).exists() for root in roots)]
+    assert sorted({*gone} - made) == []
+
+
 def test_settings_page_names_every_variable() -> None:
     """It would catch a variable that the code reads and no page explains."""
     read = re.compile(r'(?:environ(?:ment)?(?:\.get\(|\[)|getenv\(|positive\()"(ARM(?:LLM|BUILD)_\w+)"')

@@ -11,15 +11,9 @@ import prose
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Pages that are not rewritten yet.
-PENDING = {"CONTRIBUTING.md", "README.md", "docs/architecture.md"}
-
 
 @pytest.mark.parametrize("page", prose.pages(), ids=lambda page: str(page.relative_to(prose.ROOT)))
 def test_page_keeps_the_rules(page: Path) -> None:
-    name = str(page.relative_to(prose.ROOT))
-    if name in PENDING:
-        pytest.xfail("not rewritten yet")
     assert prose.check(page.read_text()) == []
 
 
