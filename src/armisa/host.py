@@ -17,8 +17,19 @@ AUXV = {"hwcap": 16, "hwcap2": 26, "hwcap3": 29}
 # Linux, include/uapi/linux/prctl.h: PR_SVE_GET_VL, PR_SME_GET_VL and the mask of the length in bytes
 _PRCTL = {"sve": 51, "sme": 64}
 _LENGTH_MASK = 0xFFFF
-# ELF header, e_machine
-_MACHINES = {62: "x86_64", 183: "aarch64"}
+ELF_MACHINES = {
+    3: "i686",
+    8: "mips",
+    20: "ppc",
+    21: "ppc64le",
+    22: "s390x",
+    40: "armv7l",
+    62: "x86_64",
+    183: "aarch64",
+    243: "riscv64",
+    258: "loongarch64",
+}
+"""e_machine of an ELF header (System V ABI) -> the machine as Linux names it."""
 
 
 def machine() -> str:
@@ -169,7 +180,7 @@ def emulated(root: Path) -> bool:
             header = file.read(20)
     except OSError:
         return False
-    program = _MACHINES.get(int.from_bytes(header[18:20], "little")) if header[:4] == b"\x7fELF" else None
+    program = ELF_MACHINES.get(int.from_bytes(header[18:20], "little")) if header[:4] == b"\x7fELF" else None
     return program is not None and program != machine()
 
 

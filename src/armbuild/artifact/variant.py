@@ -105,9 +105,9 @@ def document(name: str, stated: Properties) -> dict[str, Any]:
     }
 
 
-def dump(told: Mapping[str, Any]) -> bytes:
+def dump(content: Mapping[str, Any]) -> bytes:
     """Return a document as the bytes of its file."""
-    return (json.dumps(told, indent=2, sort_keys=True) + "\n").encode()
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def parse(content: bytes | str, name: str) -> dict[str, Any]:
@@ -115,14 +115,29 @@ def parse(content: bytes | str, name: str) -> dict[str, Any]:
     if not _LABEL.fullmatch(name):
         raise UsageError(f"the variant label {name} is not 1 to 16 of 0-9, a-z, _ and .")
     try:
-        told: dict[str, Any] = json.loads(content)
-        wrong = "" if isinstance(told["$schema"], str) else "its $schema is no address"
-        wrong = wrong or _problem(told["variants"], told["default-priorities"]["namespace"], name)
+        parsed: dict[str, Any] = json.loads(content)
+        wrong = "" if isinstance(parsed["$schema"], str) else "its $schema is no address"
+        wrong = wrong or _problem(parsed["variants"], parsed["default-priorities"]["namespace"], name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{MEMBER} is not what the drafts describe: {error!r}") from error
     if wrong:
         raise UsageError(f"{MEMBER}: {wrong}")
-    return told
+    return parsed
+
+
+def stated(content: bytes | str | None, name: str | None) -> dict[str, Any] | None:
+    """Return what a wheel's ``variant.json`` says, None for a wheel that is no variant.
+
+    ``name`` is the label in the file's name, ``content`` the file's. Raises UsageError where there is one of
+    them only, or the content breaks the drafts' rules.
+    """
+    if content is None and name is None:
+        return None
+    if content is None:
+        raise UsageError(f"the name ends in the variant label {name}, but there is no {MEMBER}")
+    if name is None:
+        raise UsageError(f"{MEMBER} in a wheel whose name has no variant label")
+    return parse(content, name)
 
 
 def _problem(variants: Mapping[str, Properties], namespaces: list[str], name: str) -> str:
@@ -146,14 +161,14 @@ def combine(file: str, documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]
     Raises UsageError where two of them contradict each other.
     """
     whole: dict[str, Any] = {}
-    for told in documents:
+    for other in documents:
         if not whole:
-            whole = json.loads(json.dumps(told))
+            whole = json.loads(json.dumps(other))
             continue
-        for name, stated in told["variants"].items():
-            if whole["variants"].setdefault(name, stated) != stated:
+        for name, properties_of in other["variants"].items():
+            if whole["variants"].setdefault(name, properties_of) != properties_of:
                 raise UsageError(f"{file}: the variant {name} has other properties in another wheel")
-        if any(whole.get(key) != told.get(key) for key in (whole.keys() | told.keys()) - {"variants"}):
+        if any(whole.get(key) != other.get(key) for key in (whole.keys() | other.keys()) - {"variants"}):
             raise UsageError(f"{file}: two variants differ in their priorities or providers")
     return whole
 

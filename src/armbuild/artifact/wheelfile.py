@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import email.parser
 import re
 import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
+from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from armbuild.artifact import variant
 from armbuild.errors import UsageError
+from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EM_AARCH64 = 183
-MACHINES = {
-    3: "i386",
-    8: "mips",
-    20: "ppc",
-    21: "ppc64",
-    22: "s390",
-    40: "arm",
-    62: "x86_64",
-    183: "aarch64",
-    243: "riscv",
-    258: "loongarch",
-}
-"""e_machine of the System V ABI, as uname names it."""
+    from packaging.tags import Tag
+
 EXTENSION = re.compile(
     r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
 )
@@ -43,6 +32,70 @@ def needed_glibc(name: str) -> Version | None:
     """Return the glibc that a wheel of this name needs by its tags (PEP 600), None where they name none."""
     needed = re.findall(r"manylinux_(\d+)_(\d+)_", name)
     return min((Version(f"{major}.{minor}") for major, minor in needed), default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileName:
+    """The parts of a wheel's file name."""
+
+    name: str
+    """Normalised."""
+    version: Version
+    tags: frozenset[Tag]
+    variant: str | None
+    """The label of a wheel variant."""
+    tag: str
+    """Python, ABI and platforms as the name has them."""
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """The machine types of the platform tags; empty for a wheel that runs anywhere."""
+        return frozenset(machine for tag in self.tags if (machine := machine_of(tag.platform)))
+
+
+def parse_name(name: str) -> FileName:
+    """Return the parts of a wheel's file name; raises UsageError that says what is wrong with it."""
+    plain, label = variant.split(name)
+    try:
+        project, version, _, tags = parse_wheel_filename(plain)
+    except (InvalidWheelFilename, InvalidVersion) as error:
+        raise UsageError(f"not a wheel's file name: {error}") from error
+    tag = "-".join(plain.removesuffix(".whl").split("-")[-3:])
+    return FileName(name=project, version=version, tags=tags, variant=label, tag=tag)
+
+
+def machine_of(platform: str) -> str | None:
+    """Return the machine of a platform tag (``manylinux_2_28_aarch64``: aarch64), None for ``any``."""
+    if platform == "any":
+        return None
+    match = re.fullmatch(
+        r"(?:manylinux\w*?|musllinux_\d+_\d+|linux)_(aarch64|x86_64|i686|armv7l|ppc64le|s390x|riscv64)",
+        platform,
+    )
+    return match[1] if match else platform
+
+
+def renamings(named: FileName, metadata: str, declared: str) -> list[str]:
+    """Return where METADATA and WHEEL contradict the file's name."""
+    found = []
+    headers = HeaderParser().parsestr(metadata)
+    name, version = headers.get("Name", ""), headers.get("Version", "")
+    if canonicalize_name(name) != named.name:
+        found.append(f"renamed: the file name says {named.name}, METADATA says {name or 'nothing'}")
+    try:
+        same = Version(version) == named.version
+    except InvalidVersion:
+        same = False
+    if not same:
+        found.append(
+            f"renamed: the file name says version {named.version}, METADATA says {version or 'nothing'}"
+        )
+    tags = set(HeaderParser().parsestr(declared).get_all("Tag", []))
+    expected = {str(tag) for tag in named.tags}
+    if tags != expected:
+        listed, stated = (", ".join(sorted(items)) for items in (expected, tags))
+        found.append(f"renamed: the file name's tags ({listed}) are not those of WHEEL ({stated or 'none'})")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +162,10 @@ def read(path: Path) -> WheelFile:
     """Read a wheel's name and metadata; raises UsageError for whatever is no intact wheel, in one line."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
-    plain, label = variant.split(path.name)
     try:
-        name, version, _, tags = parse_wheel_filename(plain)
-    except InvalidWheelFilename as error:
-        raise UsageError(
-            f"{path.name}: not a wheel's file name (NAME-VERSION-PYTHON-ABI-PLATFORM.whl)"
-        ) from error
+        named = parse_name(path.name)
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error} (NAME-VERSION-PYTHON-ABI-PLATFORM.whl)") from error
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
@@ -126,26 +176,26 @@ def read(path: Path) -> WheelFile:
             if len(folders) != 1:
                 raise UsageError(f"{path.name}: not a wheel: it has {len(folders)} .dist-info folders")
             folder = folders.pop()
-            metadata = _headers(archive, f"{folder}/METADATA", path)
-            declared = _headers(archive, f"{folder}/WHEEL", path)
-            described = _variant(archive, f"{folder}/{variant.MEMBER}", path, label)
+            metadata = _text(archive, f"{folder}/METADATA", path)
+            declared = _text(archive, f"{folder}/WHEEL", path)
+            special = f"{folder}/{variant.MEMBER}"
+            properties = archive.read(special) if special in members else None
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path.name}: truncated or not a zip archive ({error})") from error
-    inside = (canonicalize_name(metadata.get("Name", "")), metadata.get("Version", ""))
-    if inside != (name, str(version)) and inside != (name, path.name.split("-")[1].replace("_", "-")):
-        raise UsageError(f"{path.name}: renamed: inside it is {inside[0]} {inside[1]}")
-    if {str(tag) for tag in tags} != set(declared.get_all("Tag", [])):
-        raise UsageError(
-            f"{path.name}: renamed: inside it is tagged {', '.join(declared.get_all('Tag', ['nothing']))}"
-        )
+    try:
+        described = variant.stated(properties, named.variant)
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error}") from error
+    for problem in renamings(named, metadata, declared):
+        raise UsageError(f"{path.name}: {problem}")
     return WheelFile(
         path=path,
-        name=name,
-        version=str(version),
-        pythons=frozenset(tag.interpreter for tag in tags),
-        abis=frozenset(tag.abi for tag in tags),
-        platforms=frozenset(tag.platform for tag in tags),
-        requires=tuple(metadata.get_all("Requires-Dist", [])),
+        name=named.name,
+        version=str(named.version),
+        pythons=frozenset(tag.interpreter for tag in named.tags),
+        abis=frozenset(tag.abi for tag in named.tags),
+        platforms=frozenset(tag.platform for tag in named.tags),
+        requires=tuple(HeaderParser().parsestr(metadata).get_all("Requires-Dist", [])),
         variant=described,
     )
 
@@ -168,7 +218,7 @@ def elf_machine(head: bytes) -> str:
     """Return the machine that the first 20 bytes of an ELF file name; 32-bit and big-endian ones say so."""
     order = ">" if head[5] == 2 else "<"
     number = struct.unpack(f"{order}H", head[18:20])[0] if len(head) >= 20 else 0
-    name = MACHINES.get(number, f"machine {number}")
+    name = ELF_MACHINES.get(number, f"machine {number}")
     return name + (" (32-bit)" if head[4] == 1 else "") + (" (big-endian)" if head[5] == 2 else "")
 
 
@@ -196,25 +246,11 @@ def mismatches(wheel: WheelFile) -> list[str]:
     return found
 
 
-def _headers(archive: zipfile.ZipFile, name: str, path: Path) -> email.message.Message:
+def _text(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     try:
-        text = archive.read(name).decode("utf-8", errors="replace")
+        return archive.read(name).decode("utf-8", errors="replace")
     except KeyError as error:
         raise UsageError(f"{path.name}: not a wheel: {name} is missing") from error
-    return email.parser.HeaderParser().parsestr(text)
-
-
-def _variant(archive: zipfile.ZipFile, name: str, path: Path, label: str | None) -> dict[str, Any] | None:
-    there = name in archive.namelist()
-    if label is None or not there:
-        if label or there:
-            lacks = f"has no {variant.MEMBER}" if label else "is a wheel variant, and its name has no label"
-            raise UsageError(f"{path.name}: renamed: it {lacks}")
-        return None
-    try:
-        return variant.parse(archive.read(name), label)
-    except UsageError as error:
-        raise UsageError(f"{path.name}: {error}") from error
 
 
 def _archive_members(content: bytes) -> Iterator[tuple[str, bytes]]:

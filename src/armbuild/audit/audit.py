@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from armbuild.artifact import variant
+from armbuild.artifact import variant, wheelfile
 from armbuild.audit import code, wheel
 from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, read_elf
@@ -85,7 +85,7 @@ class _Run:
         self.files: list[ElfReport] = []
         self.contents = wheel.Contents()
         self.kept: dict[str, bytes] = {}
-        self.wheel: wheel.FileName | None = None
+        self.wheel: wheelfile.FileName | None = None
         self.parts: dict[str, int] = {}
         self.own = False
         self.variant_floor: str | None = None
@@ -177,11 +177,10 @@ class _Run:
         )
 
     def _name(self) -> None:
-        parsed = wheel.parse_name(self.archive.path.name)
-        if isinstance(parsed, str):
-            self.errors.append(parsed)
-        else:
-            self.wheel = parsed
+        try:
+            self.wheel = wheelfile.parse_name(self.archive.path.name)
+        except UsageError as error:
+            self.errors.append(str(error))
 
     def _texts(self) -> None:
         for member in self.archive.members:
@@ -274,13 +273,13 @@ class _Run:
         if problem := wheel.extension_problem(name, elf.machine, self.wheel):
             self.errors.append(f"{name}: {problem}")
 
-    def _policy(self, name: wheel.FileName, elves: Path) -> Any:
+    def _policy(self, name: wheelfile.FileName, elves: Path) -> Any:
         platforms = frozenset(tag.platform for tag in name.tags)
         machine = self._machine()
         if (
             machine is None
             or platforms == {"any"}
-            or not all(wheel.machine_of(tag) == machine for tag in platforms)
+            or not all(wheelfile.machine_of(tag) == machine for tag in platforms)
         ):
             if not self.files and platforms != {"any"}:
                 self.errors.append("no ELF file in a wheel whose tag names a machine")

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elftools.elf.elffile import ELFFile
+from elftools.elf.enums import ENUM_E_MACHINE
+
+from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_MACHINES = {
-    "EM_AARCH64": "aarch64",
-    "EM_X86_64": "x86_64",
-    "EM_386": "i686",
-    "EM_ARM": "armv7l",
-    "EM_PPC64": "ppc64le",
-    "EM_S390": "s390x",
-    "EM_RISCV": "riscv64",
-}
 # A page of the largest size that AArch64 Linux uses.
 LARGEST_PAGE = 0x10000
 # No user-space address comes near; sums with one stay below 64 bits.
@@ -84,7 +78,7 @@ def read_elf(path: Path) -> Elf:
 
 def _read(elf: Any, size: int) -> Elf:
     header = elf.header
-    machine = str(header["e_machine"])
+    machine = header["e_machine"]  # pyelftools' name of it, or the number that it has no name for
     if header["e_shnum"] > 65_000 or header["e_phnum"] > 65_000:
         raise BrokenElf("broken ELF headers (an implausible number of sections or segments)")
     sections = _sections(elf, size)
@@ -101,7 +95,7 @@ def _read(elf: Any, size: int) -> Elf:
     flags = tags.get("DT_FLAGS", [0])[0]
     flags_1 = tags.get("DT_FLAGS_1", [0])[0]
     return Elf(
-        machine=_MACHINES.get(machine, machine),
+        machine=ELF_MACHINES.get(ENUM_E_MACHINE.get(machine, machine), str(machine)),
         bits=elf.elfclass,
         little_endian=elf.little_endian,
         type=str(header["e_type"]),

@@ -11,44 +11,22 @@ import io
 import json
 import re
 from dataclasses import dataclass, field
-from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
-
-from armbuild.artifact import variant
+from armbuild.artifact import variant, wheelfile
 from armbuild.errors import UsageError
 from armisa import Isa
 from armisa.errors import IsaError
 from armisa.tables import key
 
 if TYPE_CHECKING:
-    from packaging.tags import Tag
+    from armbuild.artifact.wheelfile import FileName
 
 # What pip's and uv's RECORD readers accept (packaging.python.org, "Recording installed projects").
 _HASHES = {"sha256", "sha384", "sha512"}
 _EXTENSION = re.compile(
     r"\.(?:(?P<implementation>cpython|pypy|graalpy)-?(?P<python>\d+t?)[a-z0-9_]*-(?P<platform>[a-z0-9_]+(?:-[a-z0-9_]+)*)|(?P<abi3>abi3))\.so$"
 )
-
-
-@dataclass(kw_only=True)
-class FileName:
-    """The parts of a wheel's file name."""
-
-    name: str
-    version: Version
-    tags: frozenset[Tag]
-    variant: str | None = None
-    """The label of a wheel variant."""
-    tag: str = ""
-    """Python, ABI and platforms as the name has them."""
-
-    @property
-    def machines(self) -> frozenset[str]:
-        """The machine types of the platform tags; empty for a wheel that runs anywhere."""
-        return frozenset(machine for tag in self.tags if (machine := machine_of(tag.platform)))
 
 
 @dataclass(kw_only=True)
@@ -86,28 +64,6 @@ class Contents:
         return None
 
 
-def parse_name(name: str) -> FileName | str:
-    """Return the parts of a wheel's file name, or what is wrong with it."""
-    plain, label = variant.split(name)
-    try:
-        project, version, _, tags = parse_wheel_filename(plain)
-    except (InvalidWheelFilename, InvalidVersion) as error:
-        return f"not a wheel's file name: {error}"
-    tag = "-".join(plain.removesuffix(".whl").split("-")[-3:])
-    return FileName(name=project, version=version, tags=tags, variant=label, tag=tag)
-
-
-def machine_of(platform: str) -> str | None:
-    """Return the machine of a platform tag (``manylinux_2_28_aarch64``: aarch64), None for ``any``."""
-    if platform == "any":
-        return None
-    match = re.fullmatch(
-        r"(?:manylinux\w*?|musllinux_\d+_\d+|linux)_(aarch64|x86_64|i686|armv7l|ppc64le|s390x|riscv64)",
-        platform,
-    )
-    return match[1] if match else platform
-
-
 def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | None:
     """Return what is wrong with an extension module's suffix here, None when nothing is."""
     match = _EXTENSION.search(name)
@@ -127,28 +83,10 @@ def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | 
 
 def check_metadata(wheel: FileName, contents: Contents) -> list[str]:
     """Return what METADATA and WHEEL contradict in the file's name: a renamed wheel is found here."""
-    errors = []
     metadata, about = contents.text(".dist-info/METADATA"), contents.text(".dist-info/WHEEL")
     if metadata is None or about is None:
         return ["no .dist-info/METADATA and WHEEL in it: not a wheel"]
-    headers = HeaderParser().parsestr(metadata)
-    name, version = headers.get("Name", ""), headers.get("Version", "")
-    if canonicalize_name(name) != wheel.name:
-        errors.append(f"renamed: the file name says {wheel.name}, METADATA says {name or 'nothing'}")
-    try:
-        same = Version(version) == wheel.version
-    except InvalidVersion:
-        same = False
-    if not same:
-        errors.append(
-            f"renamed: the file name says version {wheel.version}, METADATA says {version or 'nothing'}"
-        )
-    tags = set(HeaderParser().parsestr(about).get_all("Tag", []))
-    named = {str(tag) for tag in wheel.tags}
-    if tags != named:
-        errors.append(
-            f"renamed: the file name's tags ({_list(named)}) are not those of WHEEL ({_list(tags) or 'none'})"
-        )
+    errors = wheelfile.renamings(wheel, metadata, about)
     folders = {entry.partition("/")[0] for entry in contents.sizes if ".dist-info/" in entry}
     if len({folder for folder in folders if folder.endswith(".dist-info")}) > 1:
         errors.append(f"more than one .dist-info folder: {_list(folders)}")
@@ -157,17 +95,11 @@ def check_metadata(wheel: FileName, contents: Contents) -> list[str]:
 
 def variant_floor(wheel: FileName, contents: Contents) -> tuple[str | None, list[str]]:
     """Return the CPU floor that a wheel variant states (None: it is none) and what is wrong with that."""
-    text = contents.text(f".dist-info/{variant.MEMBER}")
-    if wheel.variant is None or text is None:
-        if wheel.variant:
-            return None, [
-                f"the name ends in the variant label {wheel.variant}, but there is no {variant.MEMBER}"
-            ]
-        return None, [] if text is None else [f"{variant.MEMBER} in a wheel whose name has no variant label"]
     try:
-        return variant.floor(variant.parse(text, wheel.variant), wheel.variant), []
+        document = variant.stated(contents.text(f".dist-info/{variant.MEMBER}"), wheel.variant)
     except UsageError as error:
         return None, [str(error)]
+    return (variant.floor(document, wheel.variant) if document and wheel.variant else None), []
 
 
 def tells_baseline(wheel: FileName, baseline: str) -> bool:

@@ -98,7 +98,9 @@ def _python() -> Finding:
         found = pythons.find()
     except ArmbuildError as error:
         return Finding(name=name, needed_for=need, ok=False, found=str(error))
-    others = [version for version in pythons.SUPPORTED if version != found.version and _there(version)]
+    others = [
+        version for version in pythons.SUPPORTED if version != found.version and pythons.find_or_none(version)
+    ]
     also = f"; also {', '.join(others)}" if others else ""
     if found.include is None and platform.machine() == "aarch64":
         package = f"python{found.version}-dev"
@@ -113,14 +115,6 @@ def _python() -> Finding:
     return Finding(
         name=name, needed_for=need, ok=True, found=f"{found.version} ({found.executable}){headers}{also}"
     )
-
-
-def _there(version: str) -> bool:
-    try:
-        pythons.find(version)
-    except ArmbuildError:
-        return False
-    return True
 
 
 def _module(name: str, need: str) -> Finding:

@@ -110,6 +110,14 @@ def find(version: str | None = None) -> HostPython:
     )
 
 
+def find_or_none(version: str) -> HostPython | None:
+    """Return this machine's CPython ``version``, None where there is none."""
+    try:
+        return find(version)
+    except (MissingError, UsageError):
+        return None
+
+
 def probe(executable: Path) -> HostPython | None:
     """Ask an interpreter who it is; None when it does not run or is no CPython."""
     answer = process.succeeds([executable, "-I", "-c", PROBE])

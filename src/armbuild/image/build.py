@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import zipfile
@@ -15,7 +14,7 @@ from packaging.version import Version
 
 from armbuild import audit
 from armbuild.artifact import wheelfile
-from armbuild.errors import CheckFailed, MissingError, UsageError
+from armbuild.errors import CheckFailed, UsageError
 from armbuild.host import process, pythons
 from armbuild.image import (
     archive,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.audit import AuditReport
-    from armbuild.host.pythons import HostPython
     from armbuild.image.plan import ImagePlan
     from armbuild.image.recipes import Recipe
 
@@ -133,7 +131,7 @@ class _Maker:
         self.plan, self.architecture, self.wheel, self.work = plan, architecture, wheel, work
         self.mirror, self.step, self.note = mirror, step, note
         self.log = work / f"image-{architecture}.log"
-        host = _host(plan.python)
+        host = pythons.find_or_none(plan.python)
         self.target = recipes.Target(
             architecture=architecture,
             python=plan.python,
@@ -333,10 +331,3 @@ class _Maker:
                     f"{self.wheel.name}: armllm/build_info.json is missing or damaged"
                 ) from error
         return found
-
-
-def _host(python: str) -> HostPython | None:
-    """Return an interpreter of this machine that compiles bytecode for the image's, if there is one."""
-    with contextlib.suppress(MissingError, UsageError):
-        return pythons.find(python)
-    return None

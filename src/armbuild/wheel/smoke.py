@@ -106,7 +106,7 @@ def smoke_test(
     emulator = qemu.find(models, mirror=mirror) if models else None
     python = python_for(wheel)
     log = work / "smoke-install.log"
-    host = _host(python)
+    host = pythons.find_or_none(python)
     packages = target_packages.requirements(wheel, python, () if tests else EXTRAS)
     on_step(f"AArch64 packages for Python {python}")
     site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
@@ -264,14 +264,6 @@ def _installable(path: Path, work: Path) -> Path:
     copied.parent.mkdir(exist_ok=True)
     shutil.copyfile(path, copied)
     return copied
-
-
-def _host(python: str) -> pythons.HostPython | None:
-    """Return a host interpreter whose bytecode the target reads, if there is one."""
-    try:
-        return pythons.find(python)
-    except (MissingError, UsageError):
-        return None
 
 
 def _compile_root(root: Path, python: str, host: pythons.HostPython | None, log: Path) -> None:

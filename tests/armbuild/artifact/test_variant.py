@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from provider_variant_aarch64 import plugin
 from tests.armbuild import wheels
+from tests.armbuild.plans import planned
 from tests.armbuild.test_index import install
 from tests.armbuild.test_index import wheel as plain_wheel
 from tests.armbuild.wheel.test_repair import check_record
@@ -13,7 +14,7 @@ from variantlib.variant_dist_info import VariantDistInfo
 from armbuild import audit, index
 from armbuild.artifact import variant, wheelfile
 from armbuild.errors import UsageError
-from armbuild.wheel import plan, repair, smoke
+from armbuild.wheel import repair, smoke
 from armisa import Isa, compiler_flags
 from armisa.tables import extensions_of, target_names
 
@@ -99,7 +100,7 @@ def test_a_name_too_long_for_a_label_becomes_a_digest():
 
 
 def test_a_plan_says_the_variant_in_the_file_name_and_not_in_the_version(tmp_path):
-    made = plan.plan(ROOT, baseline="Neoverse V1", as_variant=True, out=tmp_path, lane="cross")
+    made = planned(ROOT, baseline="Neoverse V1", variant=True, output=tmp_path, lane="cross")
     assert made.label is None
     name = made.wheel_name(made.pythons[0])
     assert name.endswith("_aarch64-neoverse_v1.whl")
@@ -108,7 +109,7 @@ def test_a_plan_says_the_variant_in_the_file_name_and_not_in_the_version(tmp_pat
 
 def test_a_variant_without_a_baseline_is_refused(tmp_path):
     with pytest.raises(UsageError, match="name it with --baseline"):
-        plan.plan(ROOT, as_variant=True, out=tmp_path)
+        planned(ROOT, variant=True, output=tmp_path)
 
 
 def test_a_repaired_variant_carries_its_metadata_and_a_true_record(tmp_path):
@@ -155,11 +156,11 @@ def test_a_variant_that_breaks_the_drafts_rules_is_named_by_reader_and_audit(tmp
 def test_a_label_and_its_metadata_come_together_or_not_at_all(tmp_path):
     path = wheel(tmp_path)
     bare = path.rename(tmp_path / variant.split(path.name)[0])
-    with pytest.raises(UsageError, match="its name has no label"):
+    with pytest.raises(UsageError, match="name has no variant label"):
         wheelfile.read(bare)
     assert "variant.json in a wheel whose name has no variant label" in audit.audit(bare).errors
     empty = write(tmp_path, NAME.format("x"))
-    with pytest.raises(UsageError, match=r"has no variant\.json"):
+    with pytest.raises(UsageError, match=r"there is no variant\.json"):
         wheelfile.read(empty)
     assert any("there is no variant.json" in error for error in audit.audit(empty).errors)
 

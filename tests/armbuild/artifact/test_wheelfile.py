@@ -27,17 +27,17 @@ def test_a_label_in_the_version_and_capitals_in_the_name_are_no_renaming(tmp_pat
         (
             "thing-2.0-cp311-cp311-linux_aarch64.whl",
             {"inside": ("thing", "1.0")},
-            "renamed: inside it is thing 1.0",
+            "renamed: the file name says version 2.0, METADATA says 1.0",
         ),
         (
             "other-1.0-cp311-cp311-linux_aarch64.whl",
             {"inside": ("thing", "1.0")},
-            "renamed: inside it is thing 1.0",
+            "renamed: the file name says other, METADATA says thing",
         ),
         (
             "thing-1.0-cp312-cp312-linux_aarch64.whl",
             {"tags": ["cp311-cp311-linux_aarch64"]},
-            "renamed: inside it is tagged cp311",
+            r"renamed: .* are not those of WHEEL \(cp311-cp311-linux_aarch64\)",
         ),
         ("thing.whl", {"tags": ["x"], "inside": ("thing", "1.0")}, "not a wheel's file name"),
     ],
@@ -91,7 +91,7 @@ def test_what_is_no_wheel_inside_is_refused(tmp_path):
         (
             "thing-1.0-cp311-cp311-linux_aarch64.whl",
             {"x": wheels.elf("arm", bits=32)},
-            r"x is arm \(32-bit\)",
+            r"x is armv7l \(32-bit\)",
         ),
         (
             "thing-1.0-cp311-cp311-linux_aarch64.whl",

@@ -136,7 +136,7 @@ MODULE = "thing/_core.cpython-311-aarch64-linux-gnu.so"
         ("cp311-cp311-linux_x86_64", {"armllm/_kernels.so": wheels.elf("aarch64")}, "misnamed"),
         ("cp312-cp312-linux_aarch64", {MODULE: None, "x.so": wheels.elf()}, "no Debian release carries"),
         ("cp311-cp311-linux_aarch64", {plan.ENTRY_POINT: None}, "too old for an image"),
-        ("cp311-cp311-linux_armv7l", {MODULE: wheels.elf("arm", bits=32)}, "holds arm (32-bit) code"),
+        ("cp311-cp311-linux_armv7l", {MODULE: wheels.elf("arm", bits=32)}, "holds armv7l (32-bit) code"),
         ("cp311-cp311-linux_aarch64", {"y.so": wheels.elf("x86_64")}, "aarch64, x86_64 code"),
     ],
 )
