@@ -104,7 +104,7 @@ def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Che
     if beside.is_file():
         yield from _provenance(path, beside, name, built_with)
     else:
-        yield Check(part="provenance", ok=None, text=f"no {beside.name} beside it")
+        yield Check(part="provenance", ok=None, text="none beside it")
     yield _signature(path, beside, signer)
 
 
@@ -181,8 +181,7 @@ def _source(source: Mapping[str, Any]) -> str:
 def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
     file = path.with_name(path.name + signature.SUFFIX)
     if not file.is_file():
-        absent = f"no {file.name} beside it"
-        return Check(part="signature", ok=False if signer else None, text=absent)
+        return Check(part="signature", ok=False if signer else None, text="none beside it")
     if signer is None:
         return Check(part="signature", ok=None, text="there is one; --cert-identity says whose it must be")
     try:

@@ -102,7 +102,7 @@ def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
     assert lines[1].startswith("  ok      wheel       RECORD has all files")
     assert "armbuild.cdx.json: CycloneDX 1.6, components: 6" in lines[2]
     assert "with 3 tools" in lines[3]
-    assert lines[4] == f"  -       signature   no {wheel.name}.sigstore.json beside it"
+    assert lines[4] == "  -       signature   none beside it"
     beside(wheel).unlink()
     assert verdicts(wheel)["provenance"] is None
     with pytest.raises(UsageError, match="no such file"):
@@ -185,7 +185,7 @@ def test_a_wheel_that_cannot_be_read_is_a_verdict(wheel):
 
 
 def test_a_signature_must_be_there_of_this_statement_and_of_this_signer(wheel, monkeypatch):
-    assert failures(wheel, signer=SIGNER) == [f"signature: no {wheel.name}.sigstore.json beside it"]
+    assert failures(wheel, signer=SIGNER) == ["signature: none beside it"]
     bundle = wheel.with_name(wheel.name + signature.SUFFIX)
     bundle.write_text("{}")
     assert verdicts(wheel)["signature"] is None, "nobody said whose it must be"
