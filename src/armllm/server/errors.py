@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Their variants have a tag, which pydantic puts after the name.
 TAGGED = ("response_format", "format")
+LONGEST = 1000  # characters of a message: it may quote what a client has sent
 _WORD = re.compile(r"[a-z_]+")
 
 
@@ -52,7 +53,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message if len(message) <= LONGEST else f"{message[:LONGEST]}…"
         self.status = status
         self.param = param
         self.code = code
@@ -99,11 +100,9 @@ def error_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Respo
 
 def _invalid(error: ValidationError) -> ApiError:
     """The first of pydantic's complaints, in its words, with the path of the field."""
-    found = error.errors(include_url=False, include_context=True)
+    found = error.errors(include_url=False, include_input=False)
     first = found[0]
     kind = first["type"]
-    if kind == "json_invalid":
-        return ApiError(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
     if kind == "unsupported_parameter":
         return ApiError(first["msg"], param=first["ctx"]["param"], code=kind)
     # of a union of types, the branch that got furthest tells most

@@ -8,16 +8,19 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from armllm.server.errors import ApiError, as_api_error
+from armllm.server.limits import HEAVY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
+    from armllm.server.limits import Limits
     from armllm.server.protocol.base import Body
 
 logger = logging.getLogger("armllm.server")
@@ -25,25 +28,51 @@ logger = logging.getLogger("armllm.server")
 T = TypeVar("T")
 AnyBody = TypeVar("AnyBody", bound="Body")
 
-MAX_BODY_BYTES = 64 << 20
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"
 
 
 async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
     """The request's JSON body, checked; ApiError or pydantic's ValidationError says what is wrong."""
-    pieces, size = [], 0
-    try:
-        async for piece in request.stream():
-            size += len(piece)
-            if size > MAX_BODY_BYTES:
-                raise ApiError(f"the body has more than {MAX_BODY_BYTES >> 20} MiB", status=413)
-            pieces.append(piece)
-    except ClientDisconnect:
-        raise ApiError("the client went away", status=499) from None
-    body = model.model_validate_json(b"".join(pieces))
+    limits: Limits = request.app.state.service.limits
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":  # the types that web pages may send to other sites without asking
+        raise ApiError(
+            "send the body with the header 'Content-Type: application/json'"
+            + (f", not {media_type!r:.80}" if media_type else ""),
+            status=415,
+            code="unsupported_media_type",
+        )
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
+        raise limits.too_large()
+    with limits.reservation() as take:
+        pieces = []
+        try:
+            async for piece in request.stream():
+                take(len(piece))
+                pieces.append(piece)
+        except ClientDisconnect:
+            raise ApiError("the client went away", status=499) from None
+        document = b"".join(pieces)
+        del pieces
+        if len(document) < HEAVY_BYTES:
+            body = _parse(limits, document, model)
+        else:
+            body = await limits.offload.run(lambda: _parse(limits, document, model))
     request.state.fields = body.names_for_errors()
     return body
+
+
+def _parse(limits: Limits, document: bytes, model: type[AnyBody]) -> AnyBody:
+    limits.check_values(document)
+    try:
+        values = from_json(document)
+    except ValueError as error:
+        raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(values, dict):
+        raise ApiError("the body must be a JSON object", code="invalid_value")
+    return model.model_validate(values)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

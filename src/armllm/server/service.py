@@ -13,6 +13,7 @@ from armllm.chat import ChatTemplate, find_template
 from armllm.errors import RequestError
 from armllm.sampling_params import SamplingParams
 from armllm.server.errors import ApiError
+from armllm.server.limits import HEAVY_BYTES, Limits
 from armllm.server.metrics import Metrics
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 # Shorter texts are tokenized in less time than it takes to hand them to another thread.
 LONG_TEXT = 2000
 MANY_TEXTS = 4
-# From here on it pays to find out by its length alone that a text is hopeless.
-HUGE_TEXT = 1_000_000
+CHARACTERS_PER_TOKEN = 8
+CUT_TOKENS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,10 +87,12 @@ class Service:
             SamplingParams() if options.neutral_sampling else engine.get_default_sampling_params()
         )
         self.max_model_len = engine.max_model_len
+        self.longest_text = self.max_model_len * self.tokenizer.longest_token
         self.vocab_size = engine.llm_engine.processor.vocab_size
         self.model = options.served_model_names[0]
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.model)
+        self.limits = Limits(self.max_model_len)
         self._templates: dict[bool, ChatTemplate] = {}
         if options.chat_template is not None:
             self.template(tools=False)  # say now if it can't be compiled
@@ -128,17 +131,34 @@ class Service:
 
         What is long, or ``slow`` because there are many, is done away from the event loop.
         """
-        longest = self.max_model_len * self.tokenizer.longest_token if len(text) > HUGE_TEXT else len(text)
-        if len(text) > longest and truncate_to is None:
+        if len(text) > self.longest_text and truncate_to is None:
             raise ApiError(
                 f"the prompt has {len(text)} characters, more than the model's max_model_len"
                 f" {self.max_model_len} tokens can hold",
                 param="prompt",
                 code="context_length_exceeded",
             )
-        encode = functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
+        encode = functools.partial(self._encode, text, add_special_tokens, truncate_to)
+        if len(text) > HEAVY_BYTES:
+            token_ids = await self.limits.offload.run(encode)
+        else:
+            token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
         return self.truncated(Prompt(token_ids, text), truncate_to)
+
+    def _encode(self, text: str, add_special_tokens: bool, truncate_to: int | None) -> list[int]:
+        """Token ids of a text, of which only the last ``truncate_to`` need to be right.
+
+        A part at the end is enough, if it has more tokens than that: where it was cut, some may differ.
+        """
+        if truncate_to is not None:
+            enough = truncate_to + CUT_TOKENS
+            size = CHARACTERS_PER_TOKEN * enough
+            while size < len(text):
+                token_ids = self.tokenizer.encode(text[-size:], add_special_tokens=add_special_tokens)
+                if len(token_ids) >= enough:
+                    return token_ids
+                size *= 2
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     async def prompts(
         self,

@@ -11,12 +11,14 @@ import httpx2
 import pytest
 from tests.armllm.server.conftest import wait_until
 
+HEADERS = "Host: x\r\nContent-Type: application/json\r\n"
+
 
 @contextlib.contextmanager
 def sent(server, path, body):
     """A connection on which a request was sent."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{HEADERS}Content-Length: {len(content)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(head.encode() + content)
         yield connection
@@ -84,7 +86,9 @@ def test_in_embeddings(server):
 
 def test_while_the_body_is_on_its_way(server):
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(
+            f"POST /v1/completions HTTP/1.1\r\n{HEADERS}Content-Length: 100\r\n\r\n{{".encode()
+        )
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"\x00\xff not HTTP at all\r\n\r\n")
         assert b"400" in connection.recv(100)

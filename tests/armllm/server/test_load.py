@@ -87,7 +87,8 @@ class Client:
     async def send(self, content, cut=None):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}"
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}"
         )
         writer.write(head.encode() + b"\r\n\r\n" + content[:cut])
         await writer.drain()

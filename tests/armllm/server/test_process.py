@@ -76,7 +76,10 @@ from armllm.cli import main
 armllm.server.draining.PATIENCE = 0.5
 sys.exit(main(sys.argv[1:]))
 """
-HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+HALF = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 500\r\n\r\n{"
+)
 
 
 def test_a_client_that_says_no_more_does_not_keep_the_process(start, folder):

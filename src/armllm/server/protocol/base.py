@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128  # OpenAI's limit of n; every choice costs memory from the start
 MAX_PROMPTS = 2048  # OpenAI's limit of inputs per request
 MAX_LOGPROBS = 20  # vLLM's --max-logprobs
+MAX_ENTRIES = 1024  # of lists and objects whose entries cost time at every token
+MAX_TOKEN_IDS = 1 << 16
+MAX_FIELDS = 128  # more than any object has that is not free in form
+
+
+class FirstError(FailFast):
+    """Lists are checked up to the first wrong item; unlike its base it can stand within a union."""
+
+    __hash__ = object.__hash__
+
+
+FIRST_ERROR = FirstError()
+Strings = Annotated[list[str], FIRST_ERROR]
+Integers = Annotated[list[int], FIRST_ERROR]
+FewStrings = Annotated[Strings, Field(max_length=MAX_ENTRIES)]
+Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
+TextOrIds = str | Strings | Integers | Annotated[list[Integers], FIRST_ERROR]
+"""One prompt or several, as texts or token ids."""
+
+
+def check_size(entries: Any, most: int = MAX_ENTRIES) -> Any:
+    """Refuse an object of too many entries before they are looked at."""
+    if isinstance(entries, dict) and len(entries) > most:
+        raise PydanticCustomError(
+            "too_long",
+            "an object of at most {most} entries is expected, not of {count}",
+            {"most": most, "count": len(entries)},
+        )
+    return entries
 
 
 class Strict(BaseModel):
     """Types as JSON has them (no "1" for 1), and an unknown field is an error that names it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, data: Any) -> Any:
+        return check_size(data, MAX_FIELDS)
 
 
 class Body(Strict):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import MAX_LOGPROBS, Strict
+from armllm.server.protocol.base import FIRST_ERROR, MAX_LOGPROBS, Objects, Strict, check_size
 from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
 from armllm.server.protocol.sampling import Sampling
+
+Document = Annotated[dict[str, str], BeforeValidator(check_size)]
 
 
 class Message(BaseModel):
@@ -18,8 +20,8 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: str = Field(min_length=1)
-    content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Objects | None = None
+    tool_calls: Objects | None = None
 
 
 class Function(Strict):
@@ -58,7 +60,7 @@ class TemplateOptions(Strict):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Annotated[list[Document], FIRST_ERROR] | None = None
 
 
 class ChatRequest(Sampling, TemplateOptions):
@@ -80,7 +82,7 @@ class ChatRequest(Sampling, TemplateOptions):
     }
 
     model: str | None = None
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FIRST_ERROR] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -88,7 +90,7 @@ class ChatRequest(Sampling, TemplateOptions):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

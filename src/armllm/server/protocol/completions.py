@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import MAX_LOGPROBS, Strict
+from armllm.server.protocol.base import MAX_LOGPROBS, Strict, TextOrIds
 from armllm.server.protocol.sampling import Sampling
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -39,7 +39,7 @@ class CompletionRequest(Sampling):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
 
     model: str | None = None
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: TextOrIds
     max_tokens: int | None = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import Strict, WithoutEffect
+from armllm.server.protocol.base import FIRST_ERROR, Strict, WithoutEffect
 from armllm.server.protocol.sampling import JsonObjectFormat, TextFormat
 
 
@@ -25,7 +25,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], FIRST_ERROR]
     id: str | None = None
     status: str | None = None
 
@@ -69,7 +69,7 @@ class ResponsesRequest(WithoutEffect):
     }
 
     model: str | None = None
-    input: str | list[InputMessage]
+    input: str | Annotated[list[InputMessage], FIRST_ERROR]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None

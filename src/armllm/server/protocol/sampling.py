@@ -5,11 +5,20 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from armllm.server.protocol.base import MAX_CHOICES, Strict, WithoutEffect
+from armllm.server.protocol.base import (
+    MAX_CHOICES,
+    MAX_ENTRIES,
+    MAX_TOKEN_IDS,
+    FewStrings,
+    Integers,
+    Strict,
+    WithoutEffect,
+    check_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +43,10 @@ SAMPLING = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
+
+
+TokenIds = Annotated[Integers, Field(max_length=MAX_TOKEN_IDS)]
+LogitBias = Annotated[dict[str, float], BeforeValidator(check_size), Field(max_length=MAX_ENTRIES)]
 
 
 class JsonSchema(Strict):
@@ -72,7 +85,7 @@ class StructuredOutputs(Strict):
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: FewStrings | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -86,24 +99,24 @@ class Sampling(WithoutEffect):
     min_p: float | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    stop: str | FewStrings | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: FewStrings | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: FewStrings | None = None
     guided_grammar: str | None = None
     request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,256}$")
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import Body, WithoutEffect
+from armllm.server.protocol.base import FIRST_ERROR, Body, Integers, TextOrIds, WithoutEffect
 from armllm.server.protocol.chat import Message, TemplateOptions, Tool
 
 
@@ -17,8 +17,8 @@ class TokenizeRequest(Body, TemplateOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], FIRST_ERROR] | None = Field(None, min_length=1)
+    tools: Annotated[list[Tool], FIRST_ERROR] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -41,7 +41,7 @@ class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Integers
 
 
 class Detokenized(TypedDict):
@@ -54,7 +54,7 @@ class EmbeddingRequest(WithoutEffect):
     """Texts or token ids to embed."""
 
     model: str | None = None
-    input: str | list[str] | list[int] | list[list[int]]
+    input: TextOrIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     truncate_prompt_tokens: int | None = Field(None, ge=1)

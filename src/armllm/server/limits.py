@@ -1,0 +1,99 @@
+"""How large a request may be, by what the model's context can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from armllm.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
+
+# A token takes up to 64 bytes, as an id or as escaped text; the rest is for lists of short prompts.
+BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, MOST_BODY_BYTES = 4 << 20, 64, 64 << 20
+# Every value becomes a Python object, which may take 30 times the bytes that it has in JSON.
+BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
+BODIES_AT_ONCE = 16
+# Smaller bodies and texts take less time than a step of a small model.
+HEAVY_BYTES = 64 << 10
+
+
+class Limits:
+    """The limits of one server, and the memory that bodies take until they are read."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.body_bytes = min(BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
+        self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
+        self.offload = Offload()
+        self._reserved = 0
+
+    @contextlib.contextmanager
+    def reservation(self) -> Iterator[Callable[[int], None]]:
+        """A function that takes so many more bytes for one body; ApiError if it, or all, get too large."""
+        size = 0
+
+        def take(count: int) -> None:
+            nonlocal size
+            size += count
+            self._reserved += count
+            if size > self.body_bytes:
+                raise self.too_large()
+            if self._reserved > BODIES_AT_ONCE * self.body_bytes:
+                raise ApiError("too many large requests at once: try again later", status=503, code="busy")
+
+        try:
+            yield take
+        finally:
+            self._reserved -= size
+
+    def too_large(self) -> ApiError:
+        """What a body that exceeds the limit is answered."""
+        return ApiError(f"the body has more than {self.body_bytes} bytes", status=413, code="body_too_large")
+
+    def check_values(self, document: bytes) -> None:
+        """Refuse JSON of more values than any request needs, before they become objects."""
+        if sum(map(document.count, (b",", b"[", b"{"))) > self.values and num_values(document) > self.values:
+            raise ApiError(
+                f"the body has more than {self.values} JSON values", status=413, code="body_too_large"
+            )
+
+
+class Offload:
+    """A thread for work that would hold up the event loop: one piece at a time, for half of the time at most.
+
+    Most of such work holds the interpreter's lock; the rests leave it to the engine and to everybody else.
+    """
+
+    def __init__(self) -> None:
+        self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="armllm-offload")
+        self._rest_until = 0.0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of ``work``; who is cancelled while waiting for a turn costs nothing."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._paced, work)
+
+    def _paced(self, work: Callable[[], T]) -> T:
+        time.sleep(max(0.0, self._rest_until - time.monotonic()))
+        started = time.monotonic()
+        try:
+            return work()
+        finally:
+            ended = time.monotonic()
+            self._rest_until = ended + (ended - started)
+
+
+def num_values(document: bytes) -> int:
+    """Commas and opening brackets outside of strings: as many as there are values in JSON, or nearly."""
+    plain = document.replace(b"\\\\", b"").replace(b'\\"', b"")
+    characters = np.frombuffer(plain, dtype=np.uint8)
+    outside = ~np.bitwise_xor.accumulate(characters == ord('"'))
+    marks: Any = (characters == ord(",")) | (characters == ord("[")) | (characters == ord("{"))
+    return int(np.count_nonzero(outside & marks))
