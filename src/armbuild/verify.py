@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -13,9 +14,9 @@ from packaging.utils import canonicalize_name
 
 from armbuild import audit
 from armbuild.artifact.untrusted import BROKEN
+from armbuild.artifact.wheelfile import FileName, parse_name
 from armbuild.audit.opening import kind_of
 from armbuild.audit.report import one_line
-from armbuild.audit.wheel import FileName, parse_name
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import claims
 from armbuild.image.entrypoint import SBOM
@@ -80,8 +81,9 @@ def _checks(part: str, problems: Iterable[str], holds: str) -> Iterator[Check]:
 def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Check]:
     report = audit.audit(path, keep=lambda name: ".dist-info/sboms/" in name)
     yield from _checks("wheel", report.errors, f"RECORD has all files as they are; tag {report.tag}")
-    stated = parse_name(path.name)
-    name = None if isinstance(stated, str) else stated
+    name: FileName | None = None
+    with contextlib.suppress(UsageError):  # the audit says what is wrong with it
+        name = parse_name(path.name)
     bills = {member: text for member, text in report.texts.items() if member.endswith(".cdx.json")}
     if not bills:
         yield Check(part="sbom", ok=None, text="none in the wheel")
@@ -147,7 +149,7 @@ def _provenance(
         for how, difference in (("leaves out", gone), ("has, and the bill of materials has not", added)):
             problems += [f"it {how}: {', '.join(sorted(difference))}"] if difference else []
         holds = f"of these bytes, from {_source(source)}, with {len(used)} tools"
-    except BROKEN as error:
+    except (UsageError, *BROKEN) as error:
         problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
     yield from _checks("provenance", problems, holds)
 
@@ -224,11 +226,10 @@ def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
         statement = json.loads(file.read_bytes())
         revision = provenance.commit(statement) or "no commit"
         wheel = parse_name(statement["subject"][0]["name"])
-        version = wheel if isinstance(wheel, str) else str(wheel.version)
-        for label, stated in (("version", version), ("revision", revision)):
+        for label, stated in (("version", str(wheel.version)), ("revision", revision)):
             value = said.labels.get(f"org.opencontainers.image.{label}", "nothing")
             if value != stated:
                 problems.append(f"it states the {label} {stated}, the image's label {value}")
-    except BROKEN as error:
+    except (UsageError, *BROKEN) as error:
         problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
     yield from _checks("provenance", problems, f"of the commit that the image's label names, {revision}")

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from tests.armbuild.audit.conftest import RET, make_elf, make_wheel
 from tests.armbuild.image import small
+from tests.armbuild.plans import planned
 
 from armbuild import verify
 from armbuild.cli import main
 from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.image import archive
 from armbuild.image.entrypoint import SBOM
-from armbuild.wheel import plan, provenance, sbom, signature
-from armbuild.wheel.build import BuiltWheel
+from armbuild.wheel import provenance, sbom, signature
 from armbuild.wheel.lanes.cross import ZIG_RUNTIME
+from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.repair import RepairedWheel
 
 PROJECT = Path(__file__).parent / "projects/scikit"
@@ -29,10 +30,10 @@ SIGNER = verify.Signer(identity="https://ci.example/workflow", issuer="https://c
 @pytest.fixture
 def wheel(tmp_path):
     """A wheel as `armbuild wheel` leaves it: bill of materials inside, provenance beside."""
-    planned = plan.plan(PROJECT, lane="cross", out=tmp_path / "dist")
+    plan = planned(PROJECT, lane="cross", output=tmp_path / "dist")
     built = BuiltWheel(
-        plan=replace(planned, project=replace(planned.project, name="Demo")),
-        python=planned.pythons[0],
+        plan=replace(plan, project=replace(plan.project, name="Demo")),
+        python=plan.pythons[0],
         path=tmp_path,
         compiler="zig 0.15.2",
         headers="this machine's",
