@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 import prose
+from docs_site import command_page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +17,13 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("page", prose.pages(), ids=lambda page: str(page.relative_to(prose.ROOT)))
 def test_page_keeps_the_rules(page: Path) -> None:
     assert prose.check(page.read_text()) == []
+
+
+@pytest.mark.parametrize("program", ["armbuild", "armllm"])
+def test_help_keeps_the_rules(program: str) -> None:
+    """The options' help, which the site shows; lines are as long as an option's help."""
+    found = prose.check(command_page(program))
+    assert [each for each in found if not re.search("characters in a line|'lane'", each.text)] == []
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,14 @@ log = logging.getLogger(
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each program, written by Typer from the options that the program has."""
     for name in ("armbuild", "armllm"):
-        command = [sys.executable, "-m", "typer", f"{name}.cli", "utils", "docs", "--name", name]
-        done = subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True)
-        files.append(File.generated(config, f"reference/{name}.md", content=done.stdout))
+        files.append(File.generated(config, f"reference/{name}.md", content=command_page(name)))
     return files
+
+
+def command_page(name: str) -> str:
+    """Return the page of a program, in Markdown."""
+    command = [sys.executable, "-m", "typer", f"{name}.cli", "utils", "docs", "--name", name]
+    return subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True).stdout
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:

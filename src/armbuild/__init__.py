@@ -1,1 +1,1 @@
-"""Build, audit and prove AArch64 wheels on any Linux machine."""
+"""Build, audit and test AArch64 wheels on any Linux machine."""

@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="armbuild",
-    help="Build, audit and prove AArch64 wheels on any Linux machine.",
+    help="Build, audit and test AArch64 wheels on any Linux machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

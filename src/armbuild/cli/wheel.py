@@ -44,7 +44,7 @@ def wheel_command(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> int:
-    """Build an AArch64 wheel, repair and audit it, and prove it with real inference."""
+    """Build an AArch64 wheel, repair and audit it, and test it with real inference."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
 
     process.interrupt_on_termination()

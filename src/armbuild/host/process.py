@@ -1,4 +1,4 @@
-"""The one way a subprocess is started: quiet on success, its first error and its log on failure."""
+"""Start the program of a step: quiet on success, its first error and its log on failure."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Settings:
     packages: tuple[str, ...] = _setting(
         (), "Build", "A Debian arm64 package to build with.", key="with", metavar="DEB", example="zlib1g-dev"
     )
-    isolation: bool = _setting(True, "Build", "Install build requirements into an environment of their own.")
+    isolation: bool = _setting(True, "Build", "Install build requirements into a separate environment.")
     lock: Path | None = _setting(  # noqa: RUF009 - a field
         None,
         "Build",

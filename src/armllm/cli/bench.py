@@ -168,7 +168,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         typer.Option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
     ] = None,
     percentile_metrics: Annotated[
-        str, typer.Option(help="Which figures are told: some of ttft, tpot, itl, e2el, divided by commas.")
+        str, typer.Option(help="Figures to print: some of ttft, tpot, itl, e2el, divided by commas.")
     ] = "ttft,tpot,itl,e2el",
     metric_percentiles: Annotated[
         str, typer.Option(help="Which percentiles of them, beside mean and median, divided by commas.")

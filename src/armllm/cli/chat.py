@@ -38,7 +38,7 @@ def chat(  # noqa: PLR0917 - typer reads options from parameters
     api_key: Annotated[
         str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
     ] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="The system message of the conversation.")] = None,
     quick: Annotated[
         str | None, typer.Option("--quick", "-q", help="Send one message, print the answer and end.")
     ] = None,

@@ -55,7 +55,7 @@ def _engine(  # noqa: PLR0917 - a list of options
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of requests that bring no seed of their own.", rich_help_panel="Engine")
+        int, typer.Option(help="Seed of requests that bring none.", rich_help_panel="Engine")
     ] = 0,
     max_model_len: Annotated[
         int | None,
@@ -76,7 +76,7 @@ def _engine(  # noqa: PLR0917 - a list of options
     kv_cache_dtype: Annotated[
         str,
         typer.Option(
-            help="auto: the KV cache is kept in --dtype; int8: rounded, in half the memory.",
+            help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory.",
             rich_help_panel="Engine",
         ),
     ] = "auto",
