@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from armbuild import audit
 from armbuild.artifact.untrusted import BROKEN
-from armbuild.artifact.wheelfile import FileName, parse_name
+from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.opening import kind_of
 from armbuild.audit.report import one_line
 from armbuild.errors import CheckFailed, UsageError
@@ -25,6 +25,8 @@ from armbuild.wheel import provenance, signature
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from armbuild.artifact.wheelfile import FileName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +83,8 @@ def _checks(part: str, problems: Iterable[str], holds: str) -> Iterator[Check]:
 def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Check]:
     report = audit.audit(path, keep=lambda name: ".dist-info/sboms/" in name)
     yield from _checks("wheel", report.errors, f"RECORD has all files as they are; tag {report.tag}")
-    name: FileName | None = None
-    with contextlib.suppress(UsageError):  # the audit says what is wrong with it
+    name = None
+    with contextlib.suppress(UsageError):  # which the audit says, too
         name = parse_name(path.name)
     bills = {member: text for member, text in report.texts.items() if member.endswith(".cdx.json")}
     if not bills:
@@ -149,7 +151,7 @@ def _provenance(
         for how, difference in (("leaves out", gone), ("has, and the bill of materials has not", added)):
             problems += [f"it {how}: {', '.join(sorted(difference))}"] if difference else []
         holds = f"of these bytes, from {_source(source)}, with {len(used)} tools"
-    except (UsageError, *BROKEN) as error:
+    except BROKEN as error:
         problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
     yield from _checks("provenance", problems, holds)
 
@@ -225,8 +227,8 @@ def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
     try:
         statement = json.loads(file.read_bytes())
         revision = provenance.commit(statement) or "no commit"
-        wheel = parse_name(statement["subject"][0]["name"])
-        for label, stated in (("version", str(wheel.version)), ("revision", revision)):
+        version = str(parse_name(statement["subject"][0]["name"]).version)
+        for label, stated in (("version", version), ("revision", revision)):
             value = said.labels.get(f"org.opencontainers.image.{label}", "nothing")
             if value != stated:
                 problems.append(f"it states the {label} {stated}, the image's label {value}")
