@@ -1,4 +1,4 @@
-"""What mkdocs needs beyond its plugins: the pages of the two programs, and links that leave docs/.
+"""What mkdocs needs beyond its plugins: the pages of both programs, and links that leave docs/.
 
 mkdocs.yml names this file as a hook, and mkdocs calls the ``on_`` functions. A link to a file of the
 repository works where the repository is browsed. The site has no such file, so it shows the path instead.
@@ -27,6 +27,14 @@ LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<path>(?:\.\./)+[^)#]+)(?:#[^
 log = logging.getLogger(
     "mkdocs.hooks.docs_site"
 )  # with --strict, a warning of a mkdocs logger fails the build
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages on each kind of change to the part "Contributing"."""
+    pages = sorted((ROOT / "docs" / "contributing").glob("add-*.md"))
+    part = next(part["Contributing"] for part in config.nav or () if "Contributing" in part)
+    part.extend(f"contributing/{page.name}" for page in pages)
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
