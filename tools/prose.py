@@ -44,6 +44,7 @@ BANNED = {
     r"simply|obviously|of course|just": "nothing: leave it out",
     r"utili[sz]e[sd]?|utili[sz]ing": "`use`",
     r"in order to": "`to`",
+    r"(?:un|re|de)?quantis\w+": "`quantize`, as the programs do",
 }
 # Names that have a capital letter inside a heading too.
 NAMES = re.compile(

@@ -1,4 +1,4 @@
-"""`armllm pack`: quantised weights in the order of a CPU's kernels, which load by mapping."""
+"""`armllm pack`: quantized weights in the order of a CPU's kernels, which load by mapping."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def pack(  # noqa: PLR0917 - a list of options
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Write a model's quantised weights as a CPU's kernels want them, in a folder that loads by mapping."""
+    """Write a model's quantized weights as a CPU's kernels want them, in a folder that loads by mapping."""
     from armllm.convert.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = pack_checkpoint(
