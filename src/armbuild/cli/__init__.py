@@ -7,9 +7,11 @@ import json
 import os
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
+import armbuild
 from armbuild.cli import (
     audit,
     cache,
@@ -35,12 +37,28 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="armbuild",
-    help="Build, audit and test AArch64 wheels on any Linux machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"armbuild {armbuild.version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Build, audit and test AArch64 wheels on any Linux machine."""
+
+
 for module in (detect, wheel, audit, smoke, verify, index, docker, manylinux_image, matrix, cache, doctor):
     module.register(app)
 

@@ -36,4 +36,4 @@ def doctor_command(
                 print(f"    {'':<15}needed for {finding.needed_for}{brings if finding.packages else ''}")
         if diagnosis.command:
             print(f"\nto install what is missing:\n  {diagnosis.command}")
-    return 0 if diagnosis.ok else 3
+    return 0 if diagnosis.ok else 1

@@ -9,9 +9,9 @@ import hashlib
 import json
 import platform
 import re
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import armbuild
 from armbuild.host import process
 
 if TYPE_CHECKING:
@@ -95,18 +95,11 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
             "runDetails": {
                 "builder": {
                     "id": "pkg:pypi/armllm",
-                    "version": {"armbuild": _own_version(), "python": platform.python_version()},
+                    "version": {"armbuild": armbuild.version(), "python": platform.python_version()},
                 },
             },
         },
     }
-
-
-def _own_version() -> str:
-    try:
-        return version("armllm")
-    except PackageNotFoundError:  # run from a source tree
-        return "unknown"
 
 
 def _source(repaired: RepairedWheel) -> dict[str, Any]:

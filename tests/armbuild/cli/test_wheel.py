@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
+import armbuild
 from armbuild import cli
 from armbuild.cli import main
 from armbuild.errors import MissingError
@@ -125,6 +127,12 @@ def test_smoke_refuses_another_projects_wheel_and_unknown_cpus(capsys, tmp_path)
     assert "neoverse-v1" in err
 
 
+def test_the_version_is_printed(capsys):
+    status, out, _ = run(capsys, "--version")
+    assert (status, out) == (0, f"armbuild {armbuild.version()}\n")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", armbuild.version())
+
+
 def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
     from armbuild.host import doctor  # noqa: PLC0415 - the module under test is patched
 
@@ -132,7 +140,7 @@ def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
     monkeypatch.setattr(doctor.pythons, "tool", lambda _name: None)
     status, out, _ = run(capsys, "doctor", "--json")
     facts = json.loads(out)
-    assert status == 3
+    assert status == 1
     assert not facts["ok"]
     assert facts["command"] == "pip install 'armllm[build]'"
 
