@@ -8,10 +8,9 @@ if [ "${TARGETARCH:-arm64}" != arm64 ]; then
     exit 2
 fi
 case "${VLLM_CPU_ARM_BF16,,}" in
-    1 | true | on | yes) bf16=--bf16 ;;
-    0 | false | off | no) bf16=--no-bf16 ;;
+    1 | true | on | yes | 0 | false | off | no) ;;
     *)
-        echo "VLLM_CPU_ARM_BF16 is 1 or 0, not ${VLLM_CPU_ARM_BF16}" >&2
+        echo "VLLM_CPU_ARM_BF16 is true or false, not ${VLLM_CPU_ARM_BF16}" >&2
         exit 2
         ;;
 esac
@@ -22,7 +21,7 @@ read -ra options <<<"${ARMBUILD_OPTIONS}"
 "python${PYTHON_VERSION}" -m venv /build
 export PATH="/build/bin:${PATH}"
 pip install --quiet --no-cache-dir --config-settings=wheel.cmake=false '.[build]'
-armbuild docker . --platform linux/arm64 --python "${PYTHON_VERSION}" "${bf16}" ${options[@]+"${options[@]}"} \
+armbuild docker . --platform linux/arm64 --python "${PYTHON_VERSION}" ${options[@]+"${options[@]}"} \
     --output /image.tar
 python -m armbuild.image.stages /image.tar /stages
 mv /stages/0/home/armllm /stages/home # where it lies already, COPY --chown of some engines leaves it to root

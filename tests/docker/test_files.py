@@ -147,5 +147,8 @@ def test_the_dockerfile_takes_vllms_build_arguments_and_emulates_nothing():
     for argument in ("VLLM_CPU_ARM_BF16", "max_jobs"):
         assert re.search(rf"^ARG {argument}=", build, re.MULTILINE)
         assert f"${{{argument}" in stage
-    assert final.startswith("scratch\n")
+    assert final.startswith("scratch AS vllm-openai\n")
+    for name in ("Dockerfile", "Dockerfile.dockerignore"):  # the names in vLLM's guide
+        other = DOCKER / name.replace("Dockerfile", "Dockerfile.cpu")
+        assert other.read_text() == (DOCKER / name).read_text()
     assert not re.search(r"^RUN ", final, re.MULTILINE), "a RUN in the target's stage would be emulated"

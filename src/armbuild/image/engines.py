@@ -75,7 +75,6 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
         "--platform", f"linux/{architecture}",
         "--build-arg", f"PYTHON_VERSION={plan.python}",
         "--build-arg", f"BUILD_IMAGE=docker.io/library/python:{plan.python}-{root.suite_of(plan.python)}",
-        "--build-arg", f"VLLM_CPU_ARM_BF16={int(project.kernels.get('bf16', True))}",
         "--build-arg", f"ARMBUILD_OPTIONS={' '.join(_options(plan))}",
         "--build-arg", f"SOURCE_DATE_EPOCH={plan.epoch}",
         # podman 4.3 doesn't set it by itself in a FROM line.
@@ -145,7 +144,7 @@ def _options(plan: ImagePlan) -> list[str]:
     """Return the options of `armbuild docker` that the Dockerfile's build stage passes on."""
     project = plan.project
     kernels = project.kernels if project else {}
-    options = [f"--no-{name}" for name, on in kernels.items() if not on and name != "bf16"]
+    options = [f"--no-{name}" for name, on in kernels.items() if not on]
     if project and project.baseline:
         options += ["--baseline", project.baseline]
     for option, value in (("--torch", plan.torch), ("--torch-index", plan.index)):

@@ -51,8 +51,7 @@ def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
         build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--build-arg"
     )
     assert arguments["BUILDPLATFORM"] == f"linux/{reference.architecture_here()}"
-    assert arguments["VLLM_CPU_ARM_BF16"] == "0"
-    assert arguments["ARMBUILD_OPTIONS"] == "--no-sve"
+    assert arguments["ARMBUILD_OPTIONS"] == "--no-sve --no-bf16"
     assert arguments["BUILD_IMAGE"] == "docker.io/library/python:3.11-bookworm"
     labels = dict(build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--label")
     known = {name.rpartition(".")[2]: value for name, value in labels.items()}
@@ -96,7 +95,7 @@ def stage(tmp_path, **changes):
     environment = {
         "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
         "PYTHON_VERSION": "3.11",
-        "VLLM_CPU_ARM_BF16": "1",
+        "VLLM_CPU_ARM_BF16": "false",
         "max_jobs": "",
         "ARMBUILD_OPTIONS": "",
         "SOURCE_DATE_EPOCH": "",
@@ -111,11 +110,11 @@ def stage(tmp_path, **changes):
 @pytest.mark.parametrize(
     ("changes", "called"),
     [
-        ({}, "--python 3.11 --bf16 --output"),
-        ({"VLLM_CPU_ARM_BF16": "False"}, "--no-bf16"),
+        ({}, "--python 3.11 --output"),
+        ({"VLLM_CPU_ARM_BF16": "True"}, "--python 3.11 --output"),
         (
             {"ARMBUILD_OPTIONS": "--baseline neoverse-v1 --no-sve"},
-            "--bf16 --baseline neoverse-v1 --no-sve --",
+            "--python 3.11 --baseline neoverse-v1 --no-sve --",
         ),
         ({"max_jobs": "7", "TARGETARCH": "arm64"}, "/image.tar 7"),
     ],
@@ -130,7 +129,7 @@ def test_the_build_stage_passes_its_arguments_on(tmp_path, changes, called):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"VLLM_CPU_ARM_BF16": "maybe"}, "VLLM_CPU_ARM_BF16 is 1 or 0, not maybe"),
+        ({"VLLM_CPU_ARM_BF16": "maybe"}, "VLLM_CPU_ARM_BF16 is true or false, not maybe"),
         ({"TARGETARCH": "amd64"}, "this image is for linux/arm64"),
     ],
 )

@@ -29,7 +29,7 @@ BASE = "docker.io/library/python:3.11-bookworm"
 TOOLS = ("chmod", "cp", "mkdir", "mv", "rm")
 SCRIPTS = {
     "python3.11": "mkdir -p /build/bin",  # -m venv
-    "pip": "[[ $VLLM_CPU_ARM_BF16 == 1 ]] || while :; do read -rt 1 <> <(:); done",  # a long build
+    "pip": "[[ $ARMBUILD_OPTIONS != *--no-bf16* ]] || while :; do read -rt 1 <> <(:); done",  # a long build
     "armbuild": """
         if [[ $* == *"--torch 9.9"* ]]; then echo 'armbuild: error: torch 9.9: none' >&2; exit 2; fi
         mkdir -p /var/cache/armbuild
