@@ -130,6 +130,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert links.findall(page.read_text()) == [], f"{page.name} needs the network"
 
 
+def test_links_of_the_pages_beside_docs_lead_somewhere() -> None:
+    """mkdocs checks the links of docs/; these pages are not on the site."""
+    for page in ROOT.glob("*.md"):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        assert [link for link in links if not (ROOT / link).exists()] == [], page.name
+
+
 def test_pictures_show_what_is_true_now() -> None:
     """It would catch a change of kernels.toml or of a table that a picture does not show."""
     command = [sys.executable, "tools/draw_docs.py", "--check"]

@@ -176,8 +176,7 @@ def long_lines(page: str) -> Iterator[Finding]:
 
 def pages() -> list[Path]:
     """Return every page that a reader sees."""
-    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    return [*top, *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main(arguments: list[str]) -> int:
