@@ -4,8 +4,11 @@ import sys
 import time
 
 import pytest
-from sigstore import models, oidc, verify
+from sigstore import models, oidc
 from sigstore._internal import tuf
+from sigstore.sign import SigningContext
+from sigstore.verify import Verifier
+from tests.armbuild.wheel import sigstore_services
 
 from armbuild.errors import CheckFailed, MissingError
 from armbuild.wheel import signature
@@ -77,14 +80,83 @@ def test_what_is_no_bundle_does_not_hold(text):
         signature.signed_statement(text, signer="me", issuer="https://ci.example")
 
 
-@pytest.mark.usefixtures("nowhere")
+@pytest.fixture
+def services(nowhere, monkeypatch):
+    """Sigstore's own code for signing and verifying, with services in this process."""
+    authority, log = sigstore_services.Authority(), sigstore_services.Log()
+    root = sigstore_services.trusted_root(nowhere, authority, log)
+    context = SigningContext(fulcio=authority, rekor=log, trusted_root=root)
+    monkeypatch.setattr(models.ClientTrustConfig, "production", lambda: None)
+    monkeypatch.setattr(SigningContext, "from_trust_config", lambda _config: context)
+    monkeypatch.setattr(Verifier, "production", lambda *, offline: Verifier(trusted_root=root))
+    return authority
+
+
+WORKFLOW = "https://ci.example/workflow"
+CALLER = {"signer": WORKFLOW, "issuer": "https://ci.example"}
+
+
+@pytest.fixture
+def bundle(services):
+    return signature.sign(json.dumps(STATEMENT).encode(), oidc.IdentityToken(token(sub=WORKFLOW))).encode()
+
+
+def test_what_was_signed_comes_back_for_the_identity_that_signed(bundle):
+    assert json.loads(signature.signed_statement(bundle, **CALLER)) == STATEMENT
+
+
+@pytest.mark.parametrize(
+    ("caller", "reason"),
+    [
+        ({"signer": "https://ci.example/another"}, "SANs do not match"),
+        ({"issuer": "https://another.example"}, "does not match"),
+    ],
+)
+def test_another_identity_or_issuer_does_not_hold(bundle, caller, reason):
+    with pytest.raises(CheckFailed, match=reason):
+        signature.signed_statement(bundle, **CALLER | caller)
+
+
+def test_a_changed_statement_or_signature_does_not_hold(bundle):
+    other = base64.b64encode(json.dumps(STATEMENT | {"subject": []}).encode()).decode()
+    for key, value in (("payload", other), ("payloadType", "text/plain")):
+        said = json.loads(bundle)
+        said["dsseEnvelope"][key] = value
+        with pytest.raises(CheckFailed, match="invalid signature"):
+            signature.signed_statement(json.dumps(said).encode(), **CALLER)
+    said = json.loads(bundle)
+    said["verificationMaterial"]["tlogEntries"][0]["integratedTime"] = "1700000000"
+    with pytest.raises(CheckFailed):
+        signature.signed_statement(json.dumps(said).encode(), **CALLER)
+
+
+def test_a_signature_of_services_that_are_not_trusted_does_not_hold(bundle, nowhere, monkeypatch):
+    own = sigstore_services.trusted_root(nowhere, sigstore_services.Authority(), sigstore_services.Log())
+    monkeypatch.setattr(Verifier, "production", lambda *, offline: Verifier(trusted_root=own))
+    with pytest.raises(CheckFailed, match="certificate chain"):
+        signature.signed_statement(bundle, **CALLER)
+
+
+def test_the_keys_that_the_package_carries_do_not_trust_them(bundle, nowhere, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(nowhere))
+    with pytest.raises(CheckFailed, match="certificate chain"):
+        signature.signed_statement(bundle, **CALLER)
+
+
+@pytest.mark.usefixtures("services")
 def test_only_an_in_toto_statement_counts(monkeypatch):
+    monkeypatch.setattr(Verifier, "verify_dsse", lambda *_: ("text/plain", b"x"))
     monkeypatch.setattr(models.Bundle, "from_json", lambda _text: None)
-    said = iter([("text/plain", b"x"), (signature.IN_TOTO, b"{}")])
-    monkeypatch.setattr(verify.Verifier, "verify_dsse", lambda *_: next(said))
     with pytest.raises(CheckFailed, match="it signs text/plain"):
-        signature.signed_statement(b"", signer="me", issuer="https://ci.example")
-    assert signature.signed_statement(b"", signer="me", issuer="https://ci.example") == b"{}"
+        signature.signed_statement(b"", **CALLER)
+
+
+def test_an_identity_that_expires_meanwhile_is_missing(services, monkeypatch):
+    identity = oidc.IdentityToken(token())
+    monkeypatch.setattr(identity, "in_validity_period", lambda: False)
+    with pytest.raises(MissingError, match="expired while it signed"):
+        signature.sign(json.dumps(STATEMENT).encode(), identity)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
