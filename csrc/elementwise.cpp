@@ -1,5 +1,7 @@
 // Drivers of the ops whose rows (or heads, or chunks) are independent of each other.
 
+#include <string.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -82,23 +84,28 @@ void run_chunks(Activation* kernel, const ActivationArgs& args, int64_t cost) {
 void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args) {
   Activation* kernel = nullptr;
   switch (function) {
-#define ARMLLM_FUNCTION(name)                         \
-  case Function::name:                                \
-    kernel = ARMLLM_OF_STORAGE(table, name, storage); \
+#define ARMLLM_CASE(op, ...)                        \
+  case Function::op:                                \
+    kernel = ARMLLM_OF_STORAGE(table, op, storage); \
     break;
-    ARMLLM_FUNCTION(silu_and_mul)
-    ARMLLM_FUNCTION(gelu_and_mul)
-    ARMLLM_FUNCTION(gelu_tanh_and_mul)
-    ARMLLM_FUNCTION(gelu)
-    ARMLLM_FUNCTION(gelu_tanh)
-    ARMLLM_FUNCTION(quick_gelu)
-    ARMLLM_FUNCTION(relu)
-#undef ARMLLM_FUNCTION
+    ARMLLM_FUNCTIONS(ARMLLM_CASE)
+#undef ARMLLM_CASE
   }
   run_chunks(kernel, args, function == Function::relu ? 1 : 4);
 }
 
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args) {
+  if (to == from) {
+    const int64_t size = from == Storage::f32 ? 4 : 2;
+    parallel_ranges(args.rows, args.width, kSimpleElements, [&](int64_t begin, int64_t end, int) {
+      for (int64_t row = begin; row < end; ++row) {
+        memmove(static_cast<char*>(args.out) + row * args.out_stride * size,
+                static_cast<const char*>(args.x) + row * args.x_stride * size,
+                static_cast<size_t>(args.width * size));
+      }
+    });
+    return;
+  }
   Activation* kernel = nullptr;
   switch (from) {
     case Storage::f32:
@@ -111,7 +118,6 @@ void convert(const KernelTable& table, Storage to, Storage from, const Activatio
       kernel = to == Storage::f32 ? table.convert_bf16_to_f32 : table.convert_bf16_to_f16;
       break;
   }
-  if (to == from) throw std::invalid_argument("out has the dtype of x: there is nothing to convert");
   run_chunks(kernel, args, 1);
 }
 

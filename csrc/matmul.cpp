@@ -53,19 +53,22 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
   pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
-void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& given) {
-  const bool quantized = bits > 0;
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& given) {
+  const int bits = bits_of(form);
+  const bool quantized = bits != 0;
   if (quantized) check_weight(bits, given.shape);
-  const MatmulKernel& kernel = quantized         ? matmul_kernel(table, bits, storage)
-                               : bits == kPanels ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
-                                                 : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
+  const MatmulKernel& kernel = quantized ? matmul_kernel(table, bits, storage)
+                               : form == WeightForm::panels
+                                   ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
+                                   : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
   if (given.rows == 0 || given.shape.out_features == 0) return;
 
   thread_local Workspace workspace;
+  const int threads = num_threads();
   MatmulArgs args = given;
   const int64_t activation_bytes = ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
   const int64_t scratch_bytes = kernel.scratch_bytes(args.rows);
-  char* const memory = workspace.reserve(activation_bytes + ThreadScratch::total(scratch_bytes));
+  char* const memory = workspace.reserve(activation_bytes + threads * scratch_bytes);
   const ThreadScratch scratch{memory + activation_bytes, scratch_bytes};
   args.activations = memory;
 
@@ -73,11 +76,11 @@ void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArg
   constexpr int64_t kRowsTogether = 32;
   parallel_ranges(
       args.rows, args.shape.in_features, kProductElements,
-      [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); },
+      [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); }, threads,
       quantized ? 1 : kRowsTogether);
 
-  const ProductItems items(kernel, args.shape, args.rows, wanted_items());
-  parallel_for(items.count(), 0,
+  const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
+  parallel_for(items.count(), threads,
                [&](int64_t item, int thread) { items.run(args, item, scratch.of(thread)); });
 }
 

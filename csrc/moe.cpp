@@ -138,8 +138,8 @@ class GroupedProduct {
     }
   }
   // Every expert has its share of the items, a busy one as many as keep all threads busy.
-  void run(const ThreadScratch& scratch) const {
-    const int64_t wanted = wanted_items();
+  void run(const ThreadScratch& scratch, int threads) const {
+    const int64_t wanted = wanted_items(threads);
     int64_t all_tiles = 0;
     for (const MatmulArgs& call : calls_) all_tiles += kernel_.tiles(call.shape, call.rows);
     std::vector<ProductItems> items;
@@ -149,7 +149,7 @@ class GroupedProduct {
       items.emplace_back(kernel_, call.shape, call.rows, ceil_div(wanted * tiles, all_tiles));
       ends.push_back((ends.empty() ? 0 : ends.back()) + items.back().count());
     }
-    parallel_for(ends.empty() ? 0 : ends.back(), 0, [&](int64_t item, int thread) {
+    parallel_for(ends.empty() ? 0 : ends.back(), threads, [&](int64_t item, int thread) {
       const auto g = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), item) - ends.begin());
       items[g].run(calls_[g], item - (g == 0 ? 0 : ends[g - 1]), scratch.of(thread));
     });
@@ -178,7 +178,9 @@ Activation* gated(const KernelTable& table, Function function) {
 
 }  // namespace
 
-void moe(const KernelTable& table, int bits, Storage storage, Function function, const MoeArgs& args) {
+void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
+  if (form == WeightForm::panels) throw std::invalid_argument("experts' weights do not come in panels");
+  const int bits = bits_of(form);
   if (bits != 0) {
     check_weight(bits, args.gate_up_shape);
     check_weight(bits, args.down_shape);
@@ -211,16 +213,16 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
   const int64_t q_bytes = bits == 0 ? 0 : aligned(args.tokens * hidden);
   const int64_t scale_bytes = bits == 0 ? 0 : aligned(args.tokens * static_cast<int64_t>(sizeof(float)));
   thread_local Workspace workspace;
-  char* memory =
-      workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
-                        ThreadScratch::total(activated_bytes) + ThreadScratch::total(scratch_bytes));
+  const int threads = num_threads();
+  char* memory = workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
+                                   threads * (activated_bytes + scratch_bytes));
   char* const activations = memory;
   float* const products = reinterpret_cast<float*>(activations + activation_bytes);
   float* const results = reinterpret_cast<float*>(activations + activation_bytes + product_bytes);
   int8_t* const q = reinterpret_cast<int8_t*>(reinterpret_cast<char*>(results) + result_bytes);
   float* const scales = reinterpret_cast<float*>(q + q_bytes);
   const ThreadScratch activated{reinterpret_cast<char*>(scales) + scale_bytes, activated_bytes};
-  const ThreadScratch scratch{activated.first + ThreadScratch::total(activated_bytes), scratch_bytes};
+  const ThreadScratch scratch{activated.first + threads * activated_bytes, scratch_bytes};
 
   // Each token is rounded once, however many experts it goes to.
   GatherArgs from{args.x, nullptr, nullptr, args.x_stride};
@@ -239,26 +241,29 @@ void moe(const KernelTable& table, int bits, Storage storage, Function function,
         kernel.gather(call, gather, first, last);
       });
     });
-    gate_up.run(scratch);
+    gate_up.run(scratch, threads);
 
     // A row is activated in memory of the thread's own, and from there rounded into its place.
     const GroupedProduct& second = down;
     down.place(activations, results + first_row * hidden);
-    parallel_ranges(batch.rows, 2 * width, kProductElements, [&](int64_t begin, int64_t end, int thread) {
-      float* const row = static_cast<float*>(activated.of(thread));
-      second.for_rows(
-          begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
-            const float* product = products + (group.first - first_row + first) * 2 * width;
-            MatmulArgs call = given;
-            call.x = row;
-            call.x_stride = 0;
-            for (int64_t r = first; r < last; ++r, product += 2 * width) {
-              activate({row, product, 1, width, width, 2 * width}, 0, ceil_div(width, kActivationChunk));
-              kernel.quantize(call, r, r + 1);
-            }
-          });
-    });
-    down.run(scratch);
+    parallel_ranges(
+        batch.rows, 2 * width, kProductElements,
+        [&](int64_t begin, int64_t end, int thread) {
+          float* const row = static_cast<float*>(activated.of(thread));
+          second.for_rows(
+              begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
+                const float* product = products + (group.first - first_row + first) * 2 * width;
+                MatmulArgs call = given;
+                call.x = row;
+                call.x_stride = 0;
+                for (int64_t r = first; r < last; ++r, product += 2 * width) {
+                  activate({row, product, 1, width, width, 2 * width}, 0, ceil_div(width, kActivationChunk));
+                  kernel.quantize(call, r, r + 1);
+                }
+              });
+        },
+        threads);
+    down.run(scratch, threads);
   }
 
   const WeightedSumArgs sum{

@@ -7,20 +7,18 @@
 #include <algorithm>
 
 #include "armllm/kernels.h"
-#include "armllm/threads.h"
 #include "ranges.h"
 
 namespace armllm {
 
 // How many items keep all threads busy to the end.
-inline int64_t wanted_items() { return num_threads() == 1 ? 1 : 4 * static_cast<int64_t>(num_threads()); }
+inline int64_t wanted_items(int threads) { return threads == 1 ? 1 : 4 * static_cast<int64_t>(threads); }
 
 // The scratch memory of each thread, `bytes` apart; null where nobody wants any.
 struct ThreadScratch {
   char* first;
   int64_t bytes;
 
-  static int64_t total(int64_t bytes) { return num_threads() * bytes; }
   void* of(int thread) const { return bytes == 0 ? nullptr : first + thread * bytes; }
 };
 

@@ -16,12 +16,13 @@ inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
 constexpr int64_t kSimpleElements = 16384, kProductElements = 8192;
 
 // Calls body(begin, end, thread) for ranges of the `rows`, each of about `elements` elements, `width` in a
-// row; ranges begin at multiples of `multiple` rows.
-template <class Body>
-void parallel_ranges(int64_t rows, int64_t width, int64_t elements, const Body& body, int64_t multiple = 1) {
+// row; ranges begin at multiples of `multiple` rows. `threads` as in parallel_for.
+template <class Function>
+void parallel_ranges(int64_t rows, int64_t width, int64_t elements, const Function& body, int threads = 0,
+                     int64_t multiple = 1) {
   const int64_t some = std::max<int64_t>(1, elements / std::max<int64_t>(1, width));
   const int64_t each = ceil_div(some, multiple) * multiple;
-  parallel_for(ceil_div(rows, each), 0, [&](int64_t item, int thread) {
+  parallel_for(ceil_div(rows, each), threads, [&](int64_t item, int thread) {
     body(item * each, std::min(rows, (item + 1) * each), thread);
   });
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -56,7 +57,6 @@ bool resolve(void* library, const char* name, F*& function) {
 // The process's libgomp if there is one, whoever loaded it. It is never loaded from here: a second OpenMP
 // runtime beside torch's would have a second team on the same cores.
 const OpenMp* openmp() {
-  static std::mutex mutex;
   static std::atomic<const OpenMp*> found{nullptr};
   static std::atomic<unsigned long long> seen{~0ULL};
   const OpenMp* known = found.load(std::memory_order_acquire);
@@ -65,13 +65,13 @@ const OpenMp* openmp() {
   unsigned long long adds = 0;
   dl_iterate_phdr(read_adds, &adds);
   if (adds == seen.load(std::memory_order_relaxed)) return nullptr;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (found.load() != nullptr) return found.load();
-  seen = adds;
 
   OpenMp result;
   dl_iterate_phdr(find_libgomp, &result.path);
-  if (result.path.empty()) return nullptr;
+  if (result.path.empty()) {
+    seen = adds;
+    return nullptr;
+  }
   void* library = dlopen(result.path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
   if (!resolve(library, "GOMP_parallel", result.parallel) ||
@@ -104,7 +104,7 @@ thread_local bool inside_region = false;
 
 // One region: items are taken from a counter, so that a slow thread takes fewer.
 struct Region {
-  const std::function<void(int64_t, int)>* body;
+  const Body* body;
   int64_t items;
   std::atomic<int64_t> next{0};
 
@@ -259,22 +259,30 @@ class Pool {
   std::atomic<bool> waiting_{false};
 };
 
-// A fork leaves the child without the workers, so each process has its own pool. Pools are never destroyed:
-// their threads may still be waiting when the process ends.
-Pool& pool() {
-  static std::mutex mutex;
-  static Pool* current = nullptr;
-  static pid_t owner = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (current == nullptr || owner != getpid()) {
-    current = new Pool;
-    owner = getpid();
-  }
-  return *current;
-}
-
 std::atomic<int> requested{0};
 std::atomic<bool> own_threads{false};
+
+// A fork leaves the child without the threads of its parent, whose team libgomp would wait for: so a child
+// has a pool of its own, whatever its parent had. Pools are never destroyed: their threads may still be
+// waiting when the process ends.
+std::atomic<Pool*> current_pool{nullptr};
+std::atomic<bool> is_forked{false};
+const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+  current_pool = nullptr;
+  is_forked = true;
+});
+
+Pool& pool() {
+  Pool* known = current_pool;
+  if (known == nullptr) {
+    Pool* const created = new Pool;
+    if (current_pool.compare_exchange_strong(known, created)) return *created;
+    delete created;
+  }
+  return *known;
+}
+
+bool uses_own_threads() { return own_threads || is_forked || openmp() == nullptr; }
 
 }  // namespace
 
@@ -294,9 +302,9 @@ int num_threads() {
 
 void use_own_threads(bool own) { own_threads = own; }
 
-const char* thread_backend() { return !own_threads && openmp() != nullptr ? "libgomp" : "pool"; }
+const char* thread_backend() { return uses_own_threads() ? "pool" : "libgomp"; }
 
-void parallel_for(int64_t items, int threads, const std::function<void(int64_t, int)>& body) {
+void parallel_for(int64_t items, int threads, const Body& body) {
   if (items <= 0) return;
   int64_t team = threads > 0 ? threads : num_threads();
   if (items < team) team = items;
@@ -308,7 +316,7 @@ void parallel_for(int64_t items, int threads, const std::function<void(int64_t, 
     inside_region = nested;
     return;
   }
-  if (omp == nullptr || own_threads) {
+  if (uses_own_threads()) {
     pool().run(region, static_cast<int>(team));
     return;
   }

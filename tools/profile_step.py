@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from armllm import LLM, RequestOutputKind, SamplingParams, kernels  # isort: skip - tells torch how to wait
 import torch
 
-from armllm.kernels._extension import extension
 from armllm.layers import linear, moe, norm, rotary
 
 if TYPE_CHECKING:
@@ -153,15 +152,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", help="int8, int4 and so on, as armllm has it")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
-    parser.add_argument("--checked", action="store_true", help="check all arguments of kernels in Python")
     parser.add_argument("--loads", default="1:128:64,32:128:64,4:1024:32", metavar="N:PROMPT:OUTPUT[,...]")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = parse()
-    if arguments.checked:
-        extension.plain_types(int, float)  # now no tensor is plain
     loads = [tuple(map(int, load.split(":"))) for load in arguments.loads.split(",")]
     print(f"| sequences, prompt, output | {' | '.join(COLUMNS)} | ms per step |")
     print(f"| --- |{' ---: |' * (len(COLUMNS) + 1)}")

@@ -1,5 +1,13 @@
 // The table entries of a target, one set per storage type.
 
+#define ARMLLM_GATED_ENTRY(op, function, T, suffix)                                      \
+  ARMLLM_ENTRY void op##_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) { \
+    apply_and_mul<T, function##_function>(a, begin, end);                                \
+  }
+#define ARMLLM_PLAIN_ENTRY(op, function, T, suffix)                                      \
+  ARMLLM_ENTRY void op##_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) { \
+    apply<T, T, function##_function>(a, begin, end);                                     \
+  }
 #define ARMLLM_ELEMENTWISE_ENTRIES(T, suffix)                                                               \
   ARMLLM_ENTRY void rms_norm_##suffix(const RmsNormArgs& a, int64_t begin, int64_t end) {                   \
     rms_norm<T>(a, begin, end);                                                                             \
@@ -13,27 +21,8 @@
   ARMLLM_ENTRY void rotary_embedding_##suffix(const RotaryArgs& a, int64_t begin, int64_t end) {            \
     rotary_embedding<T>(a, begin, end);                                                                     \
   }                                                                                                         \
-  ARMLLM_ENTRY void silu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {            \
-    apply_and_mul<T, silu_function>(a, begin, end);                                                         \
-  }                                                                                                         \
-  ARMLLM_ENTRY void gelu_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {            \
-    apply_and_mul<T, gelu_function>(a, begin, end);                                                         \
-  }                                                                                                         \
-  ARMLLM_ENTRY void gelu_tanh_and_mul_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {       \
-    apply_and_mul<T, gelu_tanh_function>(a, begin, end);                                                    \
-  }                                                                                                         \
-  ARMLLM_ENTRY void gelu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {                    \
-    apply<T, T, gelu_function>(a, begin, end);                                                              \
-  }                                                                                                         \
-  ARMLLM_ENTRY void gelu_tanh_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {               \
-    apply<T, T, gelu_tanh_function>(a, begin, end);                                                         \
-  }                                                                                                         \
-  ARMLLM_ENTRY void quick_gelu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {              \
-    apply<T, T, quick_gelu_function>(a, begin, end);                                                        \
-  }                                                                                                         \
-  ARMLLM_ENTRY void relu_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) {                    \
-    apply<T, T, relu_function>(a, begin, end);                                                              \
-  }                                                                                                         \
+  ARMLLM_GATED_FUNCTIONS(ARMLLM_GATED_ENTRY, T, suffix)                                                     \
+  ARMLLM_PLAIN_FUNCTIONS(ARMLLM_PLAIN_ENTRY, T, suffix)                                                     \
   ARMLLM_ENTRY void weighted_sum_##suffix(const WeightedSumArgs& a, int64_t begin, int64_t end) {           \
     weighted_sum<T>(a, begin, end);                                                                         \
   }

@@ -62,8 +62,8 @@ struct Given {
 };
 
 template <class T>
-void check(Result& result, const Context& context, int form, const Given<T>& given, int64_t rows,
-           bool with_bias) {
+void check(Result& result, const Context& context, armllm::WeightForm form, const Given<T>& given,
+           int64_t rows, bool with_bias) {
   const int64_t n = given.out_features, k = given.in_features, stride = n + rows % 3;
   const Array<T> out((rows - 1) * stride + n);
   T untouched;
@@ -73,7 +73,7 @@ void check(Result& result, const Context& context, int form, const Given<T>& giv
                  {out.data(),
                   given.x.data(),
                   with_bias ? given.bias.data() : nullptr,
-                  form == armllm::kPanels ? given.panels.data() : given.weight.data(),
+                  form == armllm::WeightForm::panels ? given.panels.data() : given.weight.data(),
                   nullptr,
                   {n, k, 0, false},
                   rows,
@@ -101,7 +101,7 @@ void check(Result& result, const Context& context, int form, const Given<T>& giv
   ++result.cases;
 }
 
-template <class T, int form>
+template <class T, armllm::WeightForm form>
 Result test_linear(const Context& context) {
   Result result;
   Random random(context.seed);
@@ -123,12 +123,12 @@ Result test_linear(const Context& context) {
 
 const std::vector<NamedTest>& dense_tests() {
   static const std::vector<NamedTest> tests = {
-      {"dense_matmul_f32", test_linear<float, armllm::kDense>, "linear_f32"},
-      {"dense_matmul_f16", test_linear<float16, armllm::kDense>, "linear_f16"},
-      {"dense_matmul_bf16", test_linear<bfloat16, armllm::kDense>, "linear_bf16"},
-      {"panel_matmul_f32", test_linear<float, armllm::kPanels>, nullptr},
-      {"panel_matmul_f16", test_linear<float16, armllm::kPanels>, nullptr},
-      {"panel_matmul_bf16", test_linear<bfloat16, armllm::kPanels>, nullptr},
+      {"dense_matmul_f32", test_linear<float, armllm::WeightForm::dense>, "linear_f32"},
+      {"dense_matmul_f16", test_linear<float16, armllm::WeightForm::dense>, "linear_f16"},
+      {"dense_matmul_bf16", test_linear<bfloat16, armllm::WeightForm::dense>, "linear_bf16"},
+      {"panel_matmul_f32", test_linear<float, armllm::WeightForm::panels>, nullptr},
+      {"panel_matmul_f16", test_linear<float16, armllm::WeightForm::panels>, nullptr},
+      {"panel_matmul_bf16", test_linear<bfloat16, armllm::WeightForm::panels>, nullptr},
   };
   return tests;
 }

@@ -116,7 +116,7 @@ void check_product(Result& result, const Context& context, const Given<T>& given
   T untouched;
   from_float(-77, untouched);
   std::fill(out.data(), out.data() + out.size(), untouched);
-  armllm::matmul(context.table, given.bits, Type<T>::kStorage,
+  armllm::matmul(context.table, form_of(given.bits), Type<T>::kStorage,
                  {out.data(), given.x.data(), with_bias ? given.bias.data() : nullptr, packed.data(), nullptr,
                   s, rows, stride, given.x_stride});
   char what[96];
@@ -163,7 +163,7 @@ void check_given_scale(Result& result, const Context& context, int bits, const a
   armllm::pack_weight(context.table, bits, {packed.data(), q.data(), scales.data(), nullptr, s, k});
   for (int64_t rows = 1; rows <= kMost; ++rows) {
     const Array<T> out(rows * s.out_features);
-    armllm::matmul(context.table, bits, Type<T>::kStorage,
+    armllm::matmul(context.table, form_of(bits), Type<T>::kStorage,
                    {out.data(), x.data(), nullptr, packed.data(), nullptr, s, rows, s.out_features, k, 1.0f});
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < s.out_features; ++c) {

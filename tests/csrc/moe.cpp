@@ -117,12 +117,12 @@ struct Model {
     const auto e = static_cast<size_t>(expert);
     const Array<float> wide(size.hidden), products(2 * size.width), activated(size.width), out(size.hidden);
     for (int64_t i = 0; i < size.hidden; ++i) wide[i] = to_float(x[i]);
-    armllm::matmul(context.table, bits, Storage::f32,
+    armllm::matmul(context.table, form_of(bits), Storage::f32,
                    {products.data(), wide.data(), nullptr, gate_up_stored[e], nullptr, gate_up[e].shape, 1,
                     2 * size.width, size.hidden});
     armllm::activation(context.table, function, Storage::f32,
                        {activated.data(), products.data(), 1, size.width, size.width, 2 * size.width});
-    armllm::matmul(context.table, bits, Storage::f32,
+    armllm::matmul(context.table, form_of(bits), Storage::f32,
                    {out.data(), activated.data(), nullptr, down_stored[e], nullptr, down[e].shape, 1,
                     size.hidden, size.width});
     return std::vector<float>(out.data(), out.data() + size.hidden);
@@ -187,7 +187,7 @@ void check(Result& result, const Context& context, const Model<T>& model, int64_
   const Array<float> weights(tokens * per_token);
   std::copy(routing.ids.begin(), routing.ids.end(), ids.data());
   std::copy(routing.weights.begin(), routing.weights.end(), weights.data());
-  armllm::moe(context.table, model.bits, Type<T>::kStorage, model.function,
+  armllm::moe(context.table, form_of(model.bits), Type<T>::kStorage, model.function,
               {out.data(), x.data(), ids.data(), weights.data(), model.gate_up_stored.data(),
                model.down_stored.data(), model.gate_up[0].shape, model.down[0].shape, tokens, per_token,
                experts, stride, stride});

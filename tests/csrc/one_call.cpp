@@ -68,8 +68,9 @@ void run(int argc, char** argv) {
     call.args.x_stride = shape.in_features;
     calls.push_back(std::move(call));
   }
+  const auto form = bits == 4 ? armllm::WeightForm::int4 : armllm::WeightForm::int8;
   count_begin();
-  for (const Call& call : calls) armllm::matmul(choice.table, bits, armllm::Storage::bf16, call.args);
+  for (const Call& call : calls) armllm::matmul(choice.table, form, armllm::Storage::bf16, call.args);
   count_end();
 }
 

@@ -15,6 +15,13 @@
 
 namespace conformance {
 
+// 0: as it is.
+inline armllm::WeightForm form_of(int bits) {
+  return bits == 4   ? armllm::WeightForm::int4
+         : bits == 8 ? armllm::WeightForm::int8
+                     : armllm::WeightForm::dense;
+}
+
 using armllm::bfloat16;
 using armllm::float16;
 using armllm::Storage;

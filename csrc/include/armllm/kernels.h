@@ -285,19 +285,28 @@ struct WeightedSumArgs {
 };
 using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
 
+// The element functions of csrc/kernels/activation.h: X(op, function, ...).
+#define ARMLLM_GATED_FUNCTIONS(X, ...) \
+  X(silu_and_mul, silu, ##__VA_ARGS__) \
+  X(gelu_and_mul, gelu, ##__VA_ARGS__) \
+  X(gelu_tanh_and_mul, gelu_tanh, ##__VA_ARGS__)
+#define ARMLLM_PLAIN_FUNCTIONS(X, ...)     \
+  X(gelu, gelu, ##__VA_ARGS__)             \
+  X(gelu_tanh, gelu_tanh, ##__VA_ARGS__)   \
+  X(quick_gelu, quick_gelu, ##__VA_ARGS__) \
+  X(relu, relu, ##__VA_ARGS__)
+#define ARMLLM_FUNCTIONS(X, ...)           \
+  ARMLLM_GATED_FUNCTIONS(X, ##__VA_ARGS__) \
+  ARMLLM_PLAIN_FUNCTIONS(X, ##__VA_ARGS__)
+
 // Every op: its contract and its name in kernels.toml.
+#define ARMLLM_FUNCTION_OP(op, function, X, storage) X(Activation, op##_##storage)
 #define ARMLLM_OPS_OF(X, storage)                    \
   X(RmsNorm, rms_norm_##storage)                     \
   X(FusedAddRmsNorm, fused_add_rms_norm_##storage)   \
   X(LayerNorm, layer_norm_##storage)                 \
   X(RotaryEmbedding, rotary_embedding_##storage)     \
-  X(Activation, silu_and_mul_##storage)              \
-  X(Activation, gelu_and_mul_##storage)              \
-  X(Activation, gelu_tanh_and_mul_##storage)         \
-  X(Activation, gelu_##storage)                      \
-  X(Activation, gelu_tanh_##storage)                 \
-  X(Activation, quick_gelu_##storage)                \
-  X(Activation, relu_##storage)                      \
+  ARMLLM_FUNCTIONS(ARMLLM_FUNCTION_OP, X, storage)   \
   X(KvCacheLayoutOf, kv_cache_layout_##storage)      \
   X(WriteKvCache, write_kv_cache_##storage)          \
   X(PagedAttention, paged_attention_##storage)       \

@@ -1,5 +1,5 @@
 // The drivers: they check every index that a kernel will follow, split the work over threads, and own the
-// scratch memory. Shapes and strides have been checked by the caller (armllm/kernels/__init__.py does).
+// scratch memory. Shapes and strides have been checked by the caller (csrc/python does).
 //
 // Which kernels: those of `table`, for a process's own calls chosen().table.
 //
@@ -15,14 +15,15 @@ namespace armllm {
 
 enum class Storage : int { f32, f16, bf16 };
 enum class Function : int {
-  silu_and_mul,
-  gelu_and_mul,
-  gelu_tanh_and_mul,
-  gelu,
-  gelu_tanh,
-  quick_gelu,
-  relu
+#define ARMLLM_NAME(name, ...) name,
+  ARMLLM_FUNCTIONS(ARMLLM_NAME)
+#undef ARMLLM_NAME
 };
+constexpr bool is_gated(Function function) {
+#define ARMLLM_IS(name, ...) || function == Function::name
+  return false ARMLLM_GATED_FUNCTIONS(ARMLLM_IS);
+#undef ARMLLM_IS
+}
 
 // What keys and values are kept in: their own storage type, or int8.
 enum class KvCacheType : int { plain, int8 };
@@ -43,7 +44,7 @@ void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArg
                       int64_t max_position);
 void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& args);
 void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args);
-// The storage types must differ.
+// Of one storage type, it copies.
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args);
 
 KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, KvCacheType cache,
@@ -68,10 +69,13 @@ int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& sh
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
 void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
 void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
-// A weight of the storage type: contiguous as it is, or in panels.
-inline constexpr int kDense = 0, kPanels = -1;
-// `bits`: 4, 8, kDense or kPanels. args.activations is ignored: the scratch memory is the driver's.
-void matmul(const KernelTable& table, int bits, Storage storage, const MatmulArgs& args);
+// A weight of the storage type, contiguous as it is or in panels; or a packed one of 4 or 8 bits.
+enum class WeightForm : int { dense, panels, int4, int8 };
+constexpr int bits_of(WeightForm form) {  // of a packed weight, else 0
+  return form == WeightForm::int4 ? 4 : form == WeightForm::int8 ? 8 : 0;
+}
+// args.activations is ignored: the scratch memory is the driver's.
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& args);
 
 // A mixture of experts in one call: out[t] = sum_j expert_weights[t, j] * mlp(x[t]) of expert
 // expert_ids[t, j], where mlp(x) = down(function(gate(x)) * up(x)). Between the products all is float; both
@@ -88,8 +92,7 @@ struct MoeArgs {
   int64_t tokens, per_token, num_experts;
   int64_t out_stride, x_stride;
 };
-// Weights are packed ones of 4 or 8 bits, or for `bits` 0 those of the storage type as they are, contiguous.
-// The function is silu_and_mul, gelu_and_mul or gelu_tanh_and_mul.
-void moe(const KernelTable& table, int bits, Storage storage, Function function, const MoeArgs& args);
+// Weights are in any form but panels. The function is a gated one.
+void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args);
 
 }  // namespace armllm

@@ -1,8 +1,10 @@
-"""Load the extension module, or say in one sentence why it can't be."""
+"""Load the extension module and show it torch's tensors, or say in one sentence why it can't be."""
 
 from __future__ import annotations
 
 import warnings
+
+import torch
 
 try:
     import armllm._kernels as extension
@@ -12,7 +14,26 @@ except ImportError as error:
         "Install the wheel for this machine, or run `pip install .` in a checkout."
     ) from error
 
-__all__ = ["extension"]
+__all__ = ["aligned_bytes", "extension"]
+
+ALIGNMENT = 64  # bytes: a cache line
+_TENSOR = torch.zeros(1, 1)
+
+try:
+    extension.use_torch(torch.Tensor, _TENSOR, torch._neg_view(_TENSOR))  # noqa: SLF001 - how such a tensor is made
+except AttributeError as error:
+    raise ImportError(
+        f"armllm's compiled kernels ({extension.__file__}) were built from other sources: build them again"
+    ) from error
+except ValueError as error:
+    raise ImportError(f"torch {torch.__version__}: {error}") from error
 
 if problem := extension.problem():
     warnings.warn(problem, RuntimeWarning, stacklevel=2)
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    """Return uninitialised memory, uint8 [size], that starts at a multiple of 64 bytes."""
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + size]

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from armllm.kernels import _check
 from armllm.kernels._extension import extension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from armllm._kernels import Storage
-
-    Function = Callable[[Storage, int, int, int, int, int, int], None]
-
 Approximate = Literal["none", "tanh"]
-Variant = TypeVar("Variant")
 
 
-def _gated(function: Function, out: Tensor, x: Tensor) -> None:
-    kind = _check.storage("x", x.dtype)
-    rows, columns = _check.matrix("x", x, "2 d")
-    if columns % 2 != 0:
-        raise ValueError(f"x has {columns} columns, expected an even number: gate and up side by side")
-    _check.tensor("out", out, x.dtype, (rows, columns // 2))
-    _check.output("out", out)
-    function(kind, out.data_ptr(), x.data_ptr(), rows, columns // 2, out.stride()[0], x.stride()[0])
-
-
-def _strided(function: Function, out: Tensor, x: Tensor) -> None:
-    kind = _check.storage("x", x.dtype)
-    rows, columns = shape = _check.matrix("x", x, "d")
-    _check.tensor("out", out, x.dtype, shape)
-    _check.output("out", out)
-    function(kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride()[0], x.stride()[0])
-
-
-def _gelu_variant(approximate: str, exact: Variant, tanh: Variant) -> Variant:
-    if approximate == "none":
-        return exact
-    if approximate == "tanh":
-        return tanh
-    raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+def _is_tanh(approximate: Approximate) -> bool:
+    if approximate not in {"none", "tanh"}:
+        raise ValueError(f"approximate is {approximate!r}, expected 'none' or 'tanh'")
+    return approximate == "tanh"
 
 
 def silu_and_mul(out: Tensor, x: Tensor) -> None:
@@ -54,15 +26,12 @@ def silu_and_mul(out: Tensor, x: Tensor) -> None:
     ``out`` is [tokens, d], ``x`` is [tokens, 2 d], of one dtype (float32, float16 or bfloat16). Raises
     ValueError naming the argument that doesn't fit; so do the other activations.
     """
-    if not extension.plain_silu_and_mul(out, x):
-        _gated(extension.silu_and_mul, out, x)
+    extension.silu_and_mul(out, x)
 
 
 def gelu_and_mul(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
     """Write ``gelu(x[:, :d]) * x[:, d:]`` to ``out``; shapes as in `silu_and_mul`, gelu as in `gelu`."""
-    plain = _gelu_variant(approximate, extension.plain_gelu_and_mul, extension.plain_gelu_tanh_and_mul)
-    if not plain(out, x):
-        _gated(_gelu_variant(approximate, extension.gelu_and_mul, extension.gelu_tanh_and_mul), out, x)
+    (extension.gelu_tanh_and_mul if _is_tanh(approximate) else extension.gelu_and_mul)(out, x)
 
 
 def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
@@ -73,9 +42,7 @@ def gelu(out: Tensor, x: Tensor, approximate: Approximate = "none") -> None:
     result is off by at most 1.6e-6 of itself for x > 0, 1.4e-6 + 3.2e-8 x^2 below; with tanh 6e-7 +
     6.1e-7 |y|.
     """
-    plain = _gelu_variant(approximate, extension.plain_gelu, extension.plain_gelu_tanh)
-    if not plain(out, x):
-        _strided(_gelu_variant(approximate, extension.gelu, extension.gelu_tanh), out, x)
+    (extension.gelu_tanh if _is_tanh(approximate) else extension.gelu)(out, x)
 
 
 def quick_gelu(out: Tensor, x: Tensor) -> None:
@@ -83,8 +50,7 @@ def quick_gelu(out: Tensor, x: Tensor) -> None:
 
     Before it is rounded to that dtype the result is off by at most 6e-7 + 2.1e-7 |x| of itself.
     """
-    if not extension.plain_quick_gelu(out, x):
-        _strided(extension.quick_gelu, out, x)
+    extension.quick_gelu(out, x)
 
 
 def relu(out: Tensor, x: Tensor) -> None:
@@ -92,8 +58,7 @@ def relu(out: Tensor, x: Tensor) -> None:
 
     ``out`` may be ``x``.
     """
-    if not extension.plain_relu(out, x):
-        _strided(extension.relu, out, x)
+    extension.relu(out, x)
 
 
 def convert(out: Tensor, x: Tensor) -> None:
@@ -102,16 +67,4 @@ def convert(out: Tensor, x: Tensor) -> None:
     Both are [tokens, d] of float32, float16 or bfloat16; they must not overlap. Raises ValueError naming the
     argument that doesn't fit.
     """
-    if extension.plain_convert(out, x):
-        return
-    from_kind = _check.storage("x", x.dtype)
-    to_kind = _check.storage("out", out.dtype)
-    rows, columns = shape = _check.matrix("x", x, "d")
-    _check.tensor("out", out, out.dtype, shape)
-    _check.output("out", out)
-    if to_kind == from_kind:
-        out.copy_(x)
-        return
-    extension.convert(
-        to_kind, from_kind, out.data_ptr(), x.data_ptr(), rows, columns, out.stride()[0], x.stride()[0]
-    )
+    extension.convert(out, x)

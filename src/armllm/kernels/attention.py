@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING
 
-import torch
-
-from armllm.kernels import _check
-from armllm.kernels._extension import extension
+from armllm.kernels._extension import aligned_bytes, extension
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
-
-    from armllm._kernels import KvCacheType, Storage
-
-ALIGNMENT = 64  # bytes: a cache line
-NO_WINDOW = 2**63 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,10 +35,10 @@ class KVCacheLayout:
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:
-        """The same for calls with plain tensors: numbers, then the target. Raises ValueError."""
+        """The same as the extension takes it."""
         return (
-            _check.storage("layout", self.dtype).value,
-            _cache_type(self.dtype, self.cache_dtype).value,
+            str(self.dtype),
+            str(self.cache_dtype),
             self.num_kv_heads,
             self.head_dim,
             self.block_size,
@@ -55,12 +47,6 @@ class KVCacheLayout:
             self.value_offset_bytes,
             self.target,
         )
-
-
-def _cache_type(dtype: torch.dtype, cache_dtype: torch.dtype) -> KvCacheType:
-    if cache_dtype not in (dtype, torch.int8):
-        raise ValueError(f"cache_dtype is {cache_dtype}; keys and values of {dtype} are kept so or as int8")
-    return extension.KvCacheType.plain if cache_dtype is dtype else extension.KvCacheType.int8
 
 
 def kv_cache_layout(
@@ -77,10 +63,9 @@ def kv_cache_layout(
     scale * q with scale = max|x| / 127. ``head_dim`` is a multiple of 8, at most 1024; ``block_size``
     (tokens) is 16, 32, 64 or 128. Raises ValueError.
     """
-    kind = _check.storage("dtype", dtype)
     cache_dtype = cache_dtype or dtype
     block_bytes, head_stride_bytes, value_offset_bytes, target = extension.kv_cache_layout(
-        kind, _cache_type(dtype, cache_dtype), num_kv_heads, head_dim, block_size
+        str(dtype), str(cache_dtype), num_kv_heads, head_dim, block_size
     )
     return KVCacheLayout(
         dtype=dtype,
@@ -102,26 +87,7 @@ def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
     """
     if num_blocks < 0:
         raise ValueError(f"num_blocks is {num_blocks}, expected 0 or more")
-    size = num_blocks * layout.block_bytes
-    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + size].view(num_blocks, layout.block_bytes)
-
-
-def _check_cache(cache: Tensor, layout: KVCacheLayout) -> None:
-    _check.tensor("cache", cache, torch.uint8, ("num_blocks", layout.block_bytes))
-    if not cache.is_contiguous():
-        raise ValueError(f"cache must be contiguous, its strides are {list(cache.stride())}")
-    if cache.data_ptr() % ALIGNMENT != 0:
-        raise ValueError(f"cache must start at a multiple of {ALIGNMENT} bytes; use allocate_kv_cache")
-
-
-def _check_layout(layout: KVCacheLayout, kind: Storage) -> KvCacheType:
-    cache_type = _cache_type(layout.dtype, layout.cache_dtype)
-    now = extension.kv_cache_layout(kind, cache_type, layout.num_kv_heads, layout.head_dim, layout.block_size)
-    if now != (layout.block_bytes, layout.head_stride_bytes, layout.value_offset_bytes, layout.target):
-        raise ValueError(f"layout was made for target {layout.target}; this process uses {now[3]}")
-    return cache_type
+    return aligned_bytes(num_blocks * layout.block_bytes).view(num_blocks, layout.block_bytes)
 
 
 def write_kv_cache(
@@ -135,40 +101,7 @@ def write_kv_cache(
     NaN of what attends to it. Raises ValueError naming the argument that doesn't fit; nothing
     is written then.
     """
-    if extension.plain_write_kv_cache(key, value, cache, layout.description, slot_mapping):
-        return
-    kind = _check.storage("layout", layout.dtype)
-    _check.tensor("key", key, layout.dtype, ("tokens", layout.num_kv_heads, layout.head_dim))
-    tokens = key.shape[0]
-    _check.tensor("value", value, layout.dtype, key.shape)
-    _check.tensor("slot_mapping", slot_mapping, torch.int64, (tokens,))
-    cache_type = _check_layout(layout, kind)
-    _check_cache(cache, layout)
-    extension.write_kv_cache(
-        kind,
-        cache_type,
-        key.data_ptr(),
-        value.data_ptr(),
-        cache.data_ptr(),
-        slot_mapping.data_ptr(),
-        tokens,
-        layout.num_kv_heads,
-        layout.head_dim,
-        layout.block_size,
-        cache.shape[0],
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-    )
-
-
-def _per_head(name: str, value: Tensor | None, query_heads: int) -> int:
-    """Return the address of a float32 [query heads], 0 for None."""
-    if value is None:
-        return 0
-    _check.tensor(name, value, torch.float32, (query_heads,))
-    return value.data_ptr()
+    extension.write_kv_cache(key, value, cache, layout.description, slot_mapping)
 
 
 def paged_attention(  # noqa: PLR0917 - the order is the field's
@@ -205,7 +138,7 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     With an int8 cache the query's head vectors are rounded to int8 as the keys were, and the products of
     integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among 64 keys.
     """
-    if extension.plain_paged_attention(
+    extension.paged_attention(
         out,
         query,
         cache,
@@ -218,52 +151,4 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         logit_soft_cap,
         alibi_slopes,
         sinks,
-    ):
-        return
-    kind = _check.storage("layout", layout.dtype)
-    _check.tensor("query", query, layout.dtype, ("tokens", "query heads", layout.head_dim))
-    tokens, query_heads, head_dim = query.shape
-    if query_heads == 0 or query_heads % layout.num_kv_heads != 0:
-        raise ValueError(
-            f"query has {query_heads} heads, expected a multiple of the {layout.num_kv_heads} KV heads"
-        )
-    _check.tensor("out", out, layout.dtype, (tokens, query_heads, head_dim))
-    _check.output("out", out)
-    _check.tensor("block_tables", block_tables, torch.int32, ("sequences", "max_blocks"))
-    sequences, max_blocks = block_tables.shape
-    _check.tensor("query_start_loc", query_start_loc, torch.int32, (sequences + 1,))
-    _check.tensor("seq_lens", seq_lens, torch.int32, (sequences,))
-    if sliding_window is not None and sliding_window < 1:
-        raise ValueError(f"sliding_window is {sliding_window}, expected at least 1, or None")
-    if logit_soft_cap is not None and not 0 < logit_soft_cap < math.inf:
-        raise ValueError(f"logit_soft_cap is {logit_soft_cap}, expected a positive number, or None")
-    cache_type = _check_layout(layout, kind)
-    _check_cache(cache, layout)
-    extension.paged_attention(
-        kind,
-        cache_type,
-        out.data_ptr(),
-        query.data_ptr(),
-        cache.data_ptr(),
-        block_tables.data_ptr(),
-        query_start_loc.data_ptr(),
-        seq_lens.data_ptr(),
-        tokens,
-        sequences,
-        query_heads,
-        layout.num_kv_heads,
-        head_dim,
-        layout.block_size,
-        cache.shape[0],
-        max_blocks,
-        block_tables.stride(0),
-        out.stride(0),
-        out.stride(1),
-        query.stride(0),
-        query.stride(1),
-        scale,
-        NO_WINDOW if sliding_window is None else min(sliding_window, NO_WINDOW),
-        0.0 if logit_soft_cap is None else logit_soft_cap,
-        _per_head("alibi_slopes", alibi_slopes, query_heads),
-        _per_head("sinks", sinks, query_heads),
     )

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING
 
-import torch
-
-from armllm.kernels import _check
-from armllm.kernels._extension import extension
+from armllm.kernels._extension import aligned_bytes, extension
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ALIGNMENT = 64  # bytes: a cache line
-GROUP_SIZES = (32, 64, 128)
-NIBBLE = (-8, 7)
-ZERO_OF_NIBBLE = (-8, 8)
-"""GPTQ's first format stores zero points less one, which gives 16 of 0 to 15."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,9 +37,9 @@ class PackedWeight:
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:
-        """All but the data, for calls with plain tensors: numbers, then the layout."""
+        """All but the data, as the extension takes it."""
         shape = (self.out_features, self.in_features, self.group_size)
-        return (self.bits, *shape, int(self.zero_points), self.layout)
+        return (self.bits, *shape, int(self.zero_points), self.layout, self.target)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
@@ -62,51 +52,7 @@ def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None 
     [tokens]. A row of numbers below 2^-100 has scale 0 and q 0; one that holds an infinity or a NaN has
     scale NaN. Raises ValueError naming the argument that doesn't fit.
     """
-    kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", "features"))
-    rows, width = x.shape
-    _check.tensor("q", q, torch.int8, (rows, width))
-    _check.tensor("scales", scales, torch.float32, (rows,))
-    if zeros is not None:
-        _check.tensor("zeros", zeros, torch.int32, (rows,))
-    _check.output("q", q)
-    extension.quantize_rows(
-        kind,
-        q.data_ptr(),
-        scales.data_ptr(),
-        0 if zeros is None else zeros.data_ptr(),
-        x.data_ptr(),
-        rows,
-        width,
-        q.stride(0),
-        x.stride(0),
-    )
-
-
-def _group_size(features: int, groups: int) -> int:
-    """Return the size of a group, 0 for one group of all features."""
-    if groups == 1:
-        return 0
-    if groups == 0 or features % groups != 0 or features // groups not in GROUP_SIZES:
-        raise ValueError(
-            f"scales has {groups} groups for {features} input features, expected 1, or groups of "
-            f"{', '.join(map(str, GROUP_SIZES))}"
-        )
-    return features // groups
-
-
-def _check_range(name: str, value: Tensor, low: int, high: int) -> None:
-    if value.numel() == 0:
-        return
-    least, most = (int(end) for end in torch.aminmax(value))
-    if least < low or most > high:
-        raise ValueError(f"{name} has values from {least} to {most}, expected {low} to {high}")
-
-
-def _check_finite(name: str, value: Tensor) -> None:
-    if not torch.isfinite(value).all():
-        row, group = (~torch.isfinite(value)).nonzero()[0].tolist()
-        raise ValueError(f"{name}[{row}, {group}] is {value[row, group].item()}, expected a finite number")
+    extension.quantize_rows(q, scales, x, zeros)
 
 
 def weight_layouts() -> dict[str, str]:
@@ -137,52 +83,19 @@ def pack_weight(
     added to scale * q: zero points that need not be whole. ``target``: pack for the kernels of this one,
     whatever this machine is; None: for those in use. Raises ValueError naming the argument that doesn't fit.
     """
-    if bits not in {4, 8}:
-        raise ValueError(f"bits is {bits}, expected 4 or 8")
-    _check.tensor("q", q, torch.int8, ("out_features", "in_features"))
-    out_features, in_features = q.shape
-    _check.tensor("scales", scales, torch.float32, (out_features, "groups"))
-    group_size = _group_size(in_features, scales.shape[1])
-    _check_finite("scales", scales)
-    if bits == 4:
-        _check_range("q", q, *NIBBLE)
-    if zeros is not None:
-        _check.tensor("zeros", zeros, torch.int8, tuple(scales.shape))
-        if bits == 4:
-            _check_range("zeros", zeros, *ZERO_OF_NIBBLE)
-        if offsets is not None:
-            raise ValueError("offsets and zeros are both given, expected one of them")
-        offsets = -scales * zeros
-    if offsets is not None:
-        _check.tensor("offsets", offsets, torch.float32, tuple(scales.shape))
-        _check_finite("offsets", offsets)
-        offsets = offsets.contiguous()
-    scales = scales.contiguous()
     if target is None:
         target = weight_target(bits)
-    layout = weight_layouts().get(target)
-    if layout is None:
-        raise ValueError(f"target is {target!r}, expected one of {', '.join(weight_layouts())}")
-    size = extension.packed_bytes(target, bits, out_features, in_features, group_size, offsets is not None)
-    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % ALIGNMENT
-    data = memory[start : start + size]
-    extension.pack_weight(
-        target,
-        bits,
-        data.data_ptr(),
-        q.data_ptr(),
-        scales.data_ptr(),
-        0 if offsets is None else offsets.data_ptr(),
-        out_features,
-        in_features,
-        group_size,
-        q.stride(0),
-    )
+    size, group_size, layout = extension.check_quantized(q, scales, zeros, offsets, bits, target)
+    if zeros is not None:
+        offsets = -scales * zeros
+    if offsets is not None:
+        offsets = offsets.contiguous()
+    data = aligned_bytes(size)
+    extension.pack_weight(data, q, scales.contiguous(), offsets, bits, target)
     return PackedWeight(
         data=data,
-        out_features=out_features,
-        in_features=in_features,
+        out_features=q.shape[0],
+        in_features=q.shape[1],
         bits=bits,
         group_size=group_size,
         zero_points=offsets is not None,
@@ -208,8 +121,7 @@ def matmul_w4a8(
     it, round(x / x_scale) held in -127..127. ``out`` must not overlap ``x``. Raises ValueError naming the
     argument that doesn't fit, a weight packed for another layout too.
     """
-    if not extension.plain_matmul_w4a8(out, x, weight.data, weight.description, bias, x_scale):
-        _matmul(4, out, x, weight, bias, x_scale)
+    extension.matmul_w4a8(out, x, weight.data, weight.description, bias, x_scale)
 
 
 def matmul_w8a8(
@@ -221,49 +133,4 @@ def matmul_w8a8(
     x_scale: float | None = None,
 ) -> None:
     """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 8 bits; otherwise as ``matmul_w4a8``."""
-    if not extension.plain_matmul_w8a8(out, x, weight.data, weight.description, bias, x_scale):
-        _matmul(8, out, x, weight, bias, x_scale)
-
-
-def _matmul(  # noqa: PLR0917 - two ops' arguments
-    bits: int, out: Tensor, x: Tensor, weight: PackedWeight, bias: Tensor | None, x_scale: float | None
-) -> None:
-    if weight.bits != bits:
-        raise ValueError(f"weight has {weight.bits} bits; this product takes {bits}")
-    kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, x.dtype, ("tokens", weight.in_features))
-    rows = x.shape[0]
-    _check.tensor("out", out, x.dtype, (rows, weight.out_features))
-    _check.output("out", out)
-    if bias is not None:
-        _check.tensor("bias", bias, x.dtype, (weight.out_features,))
-    layout, target = extension.weight_layout(bits)
-    if weight.layout != layout:
-        raise ValueError(
-            f"weight was packed for target {weight.target} (layout {weight.layout}); this process uses "
-            f"{target} (layout {layout}): pack it again"
-        )
-    if x_scale is not None and not 0 < x_scale < math.inf:
-        raise ValueError(f"x_scale is {x_scale}, expected a positive number")
-    size = extension.packed_bytes(
-        target, bits, weight.out_features, weight.in_features, weight.group_size, weight.zero_points
-    )
-    _check.tensor("weight.data", weight.data, torch.uint8, (size,))
-    if weight.data.data_ptr() % ALIGNMENT != 0:
-        raise ValueError(f"weight.data must start at a multiple of {ALIGNMENT} bytes")
-    extension.matmul(
-        bits,
-        kind,
-        out.data_ptr(),
-        x.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        weight.data.data_ptr(),
-        rows,
-        weight.out_features,
-        weight.in_features,
-        weight.group_size,
-        weight.zero_points,
-        out.stride(0),
-        x.stride(0),
-        0.0 if x_scale is None else x_scale,
-    )
+    extension.matmul_w8a8(out, x, weight.data, weight.description, bias, x_scale)

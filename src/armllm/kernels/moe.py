@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from armllm.kernels import _check
 from armllm.kernels._extension import extension
-from armllm.kernels.matmul import ALIGNMENT, PackedWeight
+from armllm.kernels.matmul import PackedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from armllm._kernels import Function
-
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
-FUNCTIONS: dict[str, Function] = {
-    "silu": extension.Function.silu_and_mul,
-    "gelu": extension.Function.gelu_and_mul,
-    "gelu_tanh": extension.Function.gelu_tanh_and_mul,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +40,16 @@ class Experts:
         """How many there are."""
         return len(self.gate_up)
 
+    @functools.cached_property
+    def description(self) -> tuple[int | str, ...]:
+        """All but the weights, as the extension takes it."""
+        weights = str(self.dtype or f"{self.bits} bits")
+        groups = [
+            (weight.group_size, int(weight.zero_points)) if isinstance(weight, PackedWeight) else (0, 0)
+            for weight in (self.gate_up[0], self.down[0])
+        ]
+        return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1])
+
 
 def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[PackedWeight | Tensor]) -> Experts:
     """Check the weights of all experts and put them together; they are not copied.
@@ -65,16 +67,9 @@ def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[Packed
     if isinstance(first, PackedWeight):
         bits, dtype, layout = first.bits, None, first.layout
         rows, hidden = first.out_features, first.in_features
-        wanted, target = extension.weight_layout(bits)
-        if layout != wanted:
-            raise ValueError(
-                f"gate_up[0] was packed for target {first.target} (layout {layout}); this process uses "
-                f"{target} (layout {wanted}): pack it again"
-            )
     else:
         bits, dtype, layout = 0, first.dtype, "rows"
-        _check.storage("gate_up[0]", first.dtype)
-        _check.tensor("gate_up[0]", first, first.dtype, ("2 width", "hidden"))
+        extension.check_matrix("gate_up[0]", first, None, None, None, True)
         rows, hidden = first.shape
     if rows % 2 != 0:
         raise ValueError(f"gate_up[0] has {rows} rows, expected an even number: gate, then up")
@@ -107,9 +102,7 @@ def _address(
     name: str, weight: PackedWeight | Tensor, first: PackedWeight | Tensor, shape: tuple[int, int]
 ) -> int:
     if isinstance(weight, Tensor) and isinstance(first, Tensor):
-        _check.tensor(name, weight, first.dtype, shape)
-        if not weight.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, its strides are {list(weight.stride())}")
+        extension.check_matrix(name, weight, str(first.dtype), *shape, True)
         return weight.data_ptr()
     if isinstance(weight, Tensor) or isinstance(first, Tensor):
         raise ValueError(f"{name} is stored otherwise than that of expert 0")  # noqa: TRY004 - as all of these
@@ -120,16 +113,12 @@ def _address(
         value, expected = getattr(weight, field), getattr(first, field)
         if value != expected:
             raise ValueError(f"{name} has {field} {value}, that of expert 0 has {expected}")
-    size = extension.packed_bytes(weight.target, weight.bits, *shape, weight.group_size, weight.zero_points)
-    _check.tensor(f"{name}.data", weight.data, torch.uint8, (size,))
-    if weight.data.data_ptr() % ALIGNMENT != 0:
-        raise ValueError(f"{name}.data must start at a multiple of {ALIGNMENT} bytes")
+    extension.check_packed(name, weight.data, weight.description)
     return weight.data.data_ptr()
 
 
-def _moe(  # noqa: PLR0917 - two are bound below
-    bits: int,
-    dtype: torch.dtype | None,
+def _moe(  # noqa: PLR0917 - one is bound below
+    weights: str,
     /,
     out: Tensor,
     x: Tensor,
@@ -152,54 +141,23 @@ def _moe(  # noqa: PLR0917 - two are bound below
     bfloat16 experts may see its inputs in bfloat16. ``out`` must not overlap ``x``. Raises ValueError naming
     the argument that doesn't fit, an expert that is not there too; nothing has been written then.
     """
-    if experts.bits != bits or experts.dtype is not dtype:
-        stored = experts.dtype or f"{experts.bits} bits"
-        raise ValueError(f"experts have weights of {stored}; this op takes {dtype or f'{bits} bits'}")
-    function = FUNCTIONS.get(activation)
-    if function is None:
-        raise ValueError(f"activation is {activation!r}, expected one of {', '.join(FUNCTIONS)}")
-    kind = _check.storage("x", x.dtype)
-    _check.tensor("x", x, dtype or x.dtype, ("tokens", experts.hidden))
-    tokens = x.shape[0]
-    _check.tensor("out", out, x.dtype, (tokens, experts.hidden))
-    _check.output("out", out)
-    _check.tensor("expert_ids", expert_ids, torch.int64, (tokens, "per_token"))
-    per_token = expert_ids.shape[1]
-    _check.tensor("expert_weights", expert_weights, torch.float32, (tokens, per_token))
-    gate_up, down = experts.gate_up[0], experts.down[0]
-    groups = [
-        (weight.group_size, weight.zero_points) if isinstance(weight, PackedWeight) else (0, False)
-        for weight in (gate_up, down)
-    ]
-    # Small copies at most: what a router gives is contiguous.
-    expert_ids, expert_weights = expert_ids.contiguous(), expert_weights.contiguous()
     extension.moe(
-        bits,
-        kind,
-        function,
-        out.data_ptr(),
-        x.data_ptr(),
-        expert_ids.data_ptr(),
-        expert_weights.data_ptr(),
-        experts.addresses[0].data_ptr(),
-        experts.addresses[1].data_ptr(),
-        tokens,
-        per_token,
-        experts.num_experts,
-        experts.hidden,
-        experts.width,
-        *groups[0],
-        *groups[1],
-        out.stride(0),
-        x.stride(0),
+        weights,
+        out,
+        x,
+        expert_ids.contiguous(),  # small copies at most: what a router gives is contiguous
+        expert_weights.contiguous(),
+        experts.addresses,
+        experts.description,
+        activation,
     )
 
 
 # One op per kind of weights, which refuses experts stored otherwise.
-moe_w4a8 = functools.partial(_moe, 4, None)
-moe_w8a8 = functools.partial(_moe, 8, None)
-moe_bf16 = functools.partial(_moe, 0, torch.bfloat16)
-moe_f16 = functools.partial(_moe, 0, torch.float16)
-moe_f32 = functools.partial(_moe, 0, torch.float32)
+moe_w4a8 = functools.partial(_moe, "4 bits")
+moe_w8a8 = functools.partial(_moe, "8 bits")
+moe_bf16 = functools.partial(_moe, "torch.bfloat16")
+moe_f16 = functools.partial(_moe, "torch.float16")
+moe_f32 = functools.partial(_moe, "torch.float32")
 for _op in (moe_w4a8, moe_w8a8, moe_bf16, moe_f16, moe_f32):
     _op.__doc__ = _moe.__doc__

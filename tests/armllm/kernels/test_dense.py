@@ -75,7 +75,7 @@ def test_a_nan_and_an_infinity_reach_their_row_alone(dtype, form):
 
 def test_what_does_not_fit_is_named():
     out, x, weight, bias = problem(4, 6, 8, torch.bfloat16)
-    with pytest.raises(ValueError, match=r"^weight has shape \[6, 7\], expected \[6, 8\]"):
+    with pytest.raises(ValueError, match=r"^weight has shape \[6, 7\], expected \[out_features, 8\]"):
         kernels.linear(out, x, weight[:, :7], bias)
     with pytest.raises(ValueError, match=r"^weight must be contiguous"):
         kernels.linear(out, x, torch.empty(6, 16, dtype=torch.bfloat16)[:, :8], bias)

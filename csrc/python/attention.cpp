@@ -1,0 +1,170 @@
+// The paged KV cache and attention over it.
+
+#include <utility>
+
+#include "arguments.h"
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+#include "families.h"
+#include "tensor.h"
+
+namespace armllm {
+
+namespace {
+
+// The target whose layout a KV cache has in this process.
+const std::string& target_of(Storage storage, KvCacheType cache) {
+  constexpr Op kOps[2][3] = {
+      {Op::kv_cache_layout_f32, Op::kv_cache_layout_f16, Op::kv_cache_layout_bf16},
+      {Op::kv_cache_layout_int8_f32, Op::kv_cache_layout_int8_f16, Op::kv_cache_layout_int8_bf16}};
+  const Op op = kOps[static_cast<int>(cache)][static_cast<int>(storage)];
+  return chosen().target[static_cast<size_t>(op)];
+}
+
+KvCacheType type_of(std::string_view dtype, std::string_view cache_dtype) {
+  if (cache_dtype == dtype) return KvCacheType::plain;
+  if (cache_dtype == kInt8.name) return KvCacheType::int8;
+  throw std::invalid_argument("cache_dtype is " + std::string(cache_dtype) + "; keys and values of " +
+                              std::string(dtype) + " are kept so or as int8");
+}
+
+// dtype and cache_dtype are names; block_bytes, head_stride_bytes, value_offset_bytes and the target come
+// back.
+PyObject* py_kv_cache_layout(PyObject* const* a) {
+  const std::string_view dtype = text("dtype", a[0]);
+  const Storage storage = storage_of("dtype", dtype);
+  const KvCacheType cache = type_of(dtype, text("cache_dtype", a[1]));
+  const KvCacheShape shape{integer("num_kv_heads", a[2]), integer("head_dim", a[3]),
+                           integer("block_size", a[4])};
+  const KvCacheLayout layout = kv_cache_layout(chosen().table, storage, cache, shape);
+  return Py_BuildValue("LLLs", static_cast<long long>(layout.block_bytes),
+                       static_cast<long long>(layout.head_stride_bytes),
+                       static_cast<long long>(layout.value_offset_bytes), target_of(storage, cache).c_str());
+}
+
+// A KV cache with the layout of this process, as a KVCacheLayout describes it.
+struct Cache {
+  StorageType storage;
+  KvCacheType type;
+  Size heads, head_dim;
+  KvCacheShape shape;
+  KvCacheLayout layout;
+  Size blocks{"num_blocks"};
+
+  explicit Cache(const Description& given)
+      : storage(storage_of("layout", given.text(0))),
+        type(type_of(given.text(0), given.text(1))),
+        heads(given.number(2)),
+        head_dim(given.number(3)),
+        shape{heads, head_dim, given.number(4)},
+        layout(kv_cache_layout(chosen().table, storage, type, shape)) {
+    const std::string_view target = given.text(8);
+    const std::string& here = target_of(storage, type);
+    if (given.number(5) != layout.block_bytes || given.number(6) != layout.head_stride_bytes ||
+        given.number(7) != layout.value_offset_bytes || target != here) {
+      throw std::invalid_argument("layout was made for target " + std::string(target) +
+                                  "; this process uses " + here);
+    }
+  }
+  void* match(PyObject* object) {
+    Size bytes(layout.block_bytes);
+    return TensorMatcher({blocks, bytes})
+        .of(kUint8)
+        .contiguous()
+        .aligned("; use allocate_kv_cache")
+        .match("cache", object)
+        .data;
+  }
+};
+
+// Every layer of a model has the same layout: the last one is kept, with its tuple, so that no other tuple
+// can be taken for it.
+Cache cache_of(PyObject* layout) {
+  static PyObject* last = nullptr;
+  static const Cache* cache = nullptr;
+  if (layout != last) {
+    const Cache* next = new Cache(Description("layout", layout, 9));
+    delete std::exchange(cache, next);
+    Py_INCREF(layout);
+    Py_XDECREF(std::exchange(last, layout));
+  }
+  return *cache;
+}
+
+void py_write_kv_cache(PyObject* const* a) {
+  Cache cache = cache_of(a[3]);
+  Size tokens("tokens");
+  const Tensor key =
+      TensorMatcher({tokens, cache.heads, cache.head_dim}).of(cache.storage).match("key", a[0]);
+  const Tensor value =
+      TensorMatcher({tokens, cache.heads, cache.head_dim}).of(cache.storage).match("value", a[1]);
+  const Tensor slots = TensorMatcher({tokens}).of(kInt64).match("slot_mapping", a[4]);
+  void* const blocks = cache.match(a[2]);
+  const WithoutGil released;
+  write_kv_cache(chosen().table, cache.storage, cache.type,
+                 {key.data, value.data, blocks, slots.of<int64_t>(), cache.shape, cache.layout, tokens,
+                  key.stride[0], key.stride[1], value.stride[0], value.stride[1]},
+                 cache.blocks);
+}
+
+void py_paged_attention(PyObject* const* a) {
+  Cache cache = cache_of(a[3]);
+  Size tokens("tokens"), heads("query heads"), sequences("sequences"), max_blocks("max_blocks");
+  const Tensor query = TensorMatcher({tokens, heads, cache.head_dim}).of(cache.storage).match("query", a[1]);
+  if (heads == 0 || heads % cache.heads != 0) {
+    throw std::invalid_argument("query has " + heads.text() + " heads, expected a multiple of the " +
+                                cache.heads.text() + " KV heads");
+  }
+  const Tensor out =
+      TensorMatcher({tokens, heads, cache.head_dim}).of(cache.storage).written().match("out", a[0]);
+  const Tensor tables = TensorMatcher({sequences, max_blocks}).of(kInt32).match("block_tables", a[4]);
+  Size starts_size(sequences + 1);
+  const Tensor starts = TensorMatcher({starts_size}).of(kInt32).match("query_start_loc", a[5]);
+  const Tensor lengths = TensorMatcher({sequences}).of(kInt32).match("seq_lens", a[6]);
+  const float scale = number("scale", a[7]);
+  const int64_t window = count_or_none("sliding_window", a[8]);
+  const float cap = positive_or_none("logit_soft_cap", a[9]);
+  const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[10]);
+  const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[11]);
+  const PagedAttentionArgs args{out.data,
+                                query.data,
+                                cache.match(a[2]),
+                                tables.of<int32_t>(),
+                                starts.of<int32_t>(),
+                                lengths.of<int32_t>(),
+                                cache.shape,
+                                cache.layout,
+                                sequences,
+                                heads,
+                                max_blocks,
+                                tables.stride[0],
+                                out.stride[0],
+                                out.stride[1],
+                                query.stride[0],
+                                query.stride[1],
+                                scale,
+                                window,
+                                cap,
+                                slopes.of<float>(),
+                                sinks.of<float>()};
+  const WithoutGil released;
+  paged_attention(chosen().table, cache.storage, cache.type, args, cache.blocks, tokens);
+}
+
+PyMethodDef methods[] = {
+    ARMLLM_METHOD("kv_cache_layout", "dtype, cache_dtype, num_kv_heads, head_dim, block_size",
+                  py_kv_cache_layout),
+    ARMLLM_METHOD("write_kv_cache", "key, value, cache, layout, slot_mapping", py_write_kv_cache),
+    ARMLLM_METHOD(
+        "paged_attention",
+        "out, query, cache, layout, block_tables, query_start_loc, seq_lens, scale, sliding_window, "
+        "logit_soft_cap, alibi_slopes, sinks",
+        py_paged_attention),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyMethodDef* attention_methods() { return methods; }
+
+}  // namespace armllm

@@ -1,0 +1,113 @@
+// Norms, rotary embedding, activations and conversions.
+
+#include "arguments.h"
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+#include "families.h"
+#include "tensor.h"
+
+namespace armllm {
+
+namespace {
+
+void py_rms_norm(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), hidden("hidden");
+  const Tensor x = TensorMatcher({tokens, hidden}).of(type).match("x", a[1]);
+  const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[0]);
+  const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
+  const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
+  const WithoutGil released;
+  rms_norm(chosen().table, type,
+           {out.data, x.data, weight.data, tokens, hidden, out.stride[0], x.stride[0], eps, offset});
+}
+
+void py_fused_add_rms_norm(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), hidden("hidden");
+  const Tensor x = TensorMatcher({tokens, hidden}).of(type).written().match("x", a[0]);
+  const Tensor residual = TensorMatcher({tokens, hidden}).of(type).written().match("residual", a[1]);
+  const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
+  const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
+  const WithoutGil released;
+  fused_add_rms_norm(
+      chosen().table, type,
+      {x.data, residual.data, weight.data, tokens, hidden, x.stride[0], residual.stride[0], eps, offset});
+}
+
+void py_layer_norm(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), hidden("hidden");
+  const Tensor x = TensorMatcher({tokens, hidden}).of(type).match("x", a[1]);
+  const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[0]);
+  const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
+  const Tensor bias = TensorMatcher({hidden}).of(type).match_or_none("bias", a[3]);
+  const float eps = number("eps", a[4]);
+  const WithoutGil released;
+  layer_norm(chosen().table, type,
+             {out.data, x.data, weight.data, bias.data, tokens, hidden, out.stride[0], x.stride[0], eps});
+}
+
+void py_rotary_embedding(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), heads("query heads"), key_heads("key heads"), head_dim("head_dim");
+  Size max_position("max_position"), rotary_dim("rotary_dim");
+  const Tensor query = TensorMatcher({tokens, heads, head_dim}).of(type).written().match("query", a[1]);
+  const Tensor key = TensorMatcher({tokens, key_heads, head_dim}).of(type).written().match("key", a[2]);
+  const Tensor positions = TensorMatcher({tokens}).of(kInt64).match("positions", a[0]);
+  const Tensor cache = TensorMatcher({max_position, rotary_dim}).of(kFloat32).match("cos_sin_cache", a[3]);
+  const bool interleaved = boolean("interleaved", a[4]);
+  if (rotary_dim % 2 != 0 || rotary_dim > head_dim) {
+    throw std::invalid_argument("cos_sin_cache has rotary_dim " + rotary_dim.text() +
+                                ", expected an even number up to " + head_dim.text());
+  }
+  const WithoutGil released;
+  rotary_embedding(chosen().table, type,
+                   {positions.of<int64_t>(), query.data, key.data, cache.of<float>(), tokens, heads,
+                    key_heads, head_dim, rotary_dim, query.stride[0], query.stride[1], key.stride[0],
+                    key.stride[1], cache.stride[0], interleaved},
+                   max_position);
+}
+
+template <Function function>
+void py_activation(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), columns(is_gated(function) ? "2 d" : "d");
+  const Tensor x = TensorMatcher({tokens, columns}).of(type).match("x", a[1]);
+  if (is_gated(function) && columns % 2 != 0) {
+    throw std::invalid_argument("x has " + columns.text() +
+                                " columns, expected an even number: gate and up side by side");
+  }
+  Size width(is_gated(function) ? columns / 2 : columns);
+  const Tensor out = TensorMatcher({tokens, width}).of(type).written().match("out", a[0]);
+  const WithoutGil released;
+  activation(chosen().table, function, type, {out.data, x.data, tokens, width, out.stride[0], x.stride[0]});
+}
+
+void py_convert(PyObject* const* a) {
+  StorageType from, to;
+  Size tokens("tokens"), width("d");
+  const Tensor x = TensorMatcher({tokens, width}).of(from).match("x", a[1]);
+  const Tensor out = TensorMatcher({tokens, width}).of(to).written().match("out", a[0]);
+  const WithoutGil released;
+  convert(chosen().table, to, from, {out.data, x.data, tokens, width, out.stride[0], x.stride[0]});
+}
+
+PyMethodDef methods[] = {
+    ARMLLM_METHOD("rms_norm", "out, x, weight, eps, weight_offset", py_rms_norm),
+    ARMLLM_METHOD("fused_add_rms_norm", "x, residual, weight, eps, weight_offset", py_fused_add_rms_norm),
+    ARMLLM_METHOD("layer_norm", "out, x, weight, bias, eps", py_layer_norm),
+    ARMLLM_METHOD("rotary_embedding", "positions, query, key, cos_sin_cache, interleaved",
+                  py_rotary_embedding),
+#define ARMLLM_BIND(name, ...) ARMLLM_METHOD(#name, "out, x", py_activation<Function::name>),
+    ARMLLM_FUNCTIONS(ARMLLM_BIND)
+#undef ARMLLM_BIND
+        ARMLLM_METHOD("convert", "out, x", py_convert),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyMethodDef* elementwise_methods() { return methods; }
+
+}  // namespace armllm

@@ -1,0 +1,226 @@
+// Products: weights as they are, in panels, or of 4 and 8 bits; and how such weights are made.
+
+#include <algorithm>
+#include <cmath>
+
+#include "arguments.h"
+#include "armllm/dispatch.h"
+#include "armllm/layouts.h"
+#include "armllm/ops.h"
+#include "families.h"
+#include "quantized_weight.h"
+#include "tensor.h"
+
+namespace armllm {
+
+namespace {
+
+void py_linear(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), in_features("in_features"), out_features("out_features");
+  const Tensor x = TensorMatcher({tokens, in_features}).of(type).match("x", a[1]);
+  const Tensor weight =
+      TensorMatcher({out_features, in_features}).of(type).contiguous().match("weight", a[2]);
+  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
+  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[3]);
+  const WithoutGil released;
+  matmul(chosen().table, WeightForm::dense, type,
+         {out.data,
+          x.data,
+          bias.data,
+          weight.data,
+          nullptr,
+          {out_features, in_features, 0, false},
+          tokens,
+          out.stride[0],
+          x.stride[0]});
+}
+
+void py_panel_linear(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), in_features("in_features");
+  Size out_features(integer("weight.out_features", a[4])), of_weight(integer("weight.in_features", a[5]));
+  const Tensor x = TensorMatcher({tokens, in_features}).of(type).match("x", a[1]);
+  if (in_features != of_weight) {
+    throw std::invalid_argument("x has " + in_features.text() + " features, weight " + of_weight.text());
+  }
+  Size panels((out_features + kPanelColumns - 1) / kPanelColumns), elements(panel_elements(in_features));
+  const Tensor weight = TensorMatcher({panels, elements}).of(type).contiguous().match("weight.data", a[2]);
+  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
+  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[3]);
+  const WithoutGil released;
+  matmul(chosen().table, WeightForm::panels, type,
+         {out.data,
+          x.data,
+          bias.data,
+          weight.data,
+          nullptr,
+          {out_features, in_features, 0, false},
+          tokens,
+          out.stride[0],
+          x.stride[0]});
+}
+
+void py_quantize_rows(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), features("features");
+  const Tensor x = TensorMatcher({tokens, features}).of(type).match("x", a[2]);
+  const Tensor q = TensorMatcher({tokens, features}).of(kInt8).written().match("q", a[0]);
+  const Tensor scales = TensorMatcher({tokens}).of(kFloat32).written().match("scales", a[1]);
+  const Tensor zeros = TensorMatcher({tokens}).of(kInt32).written().match_or_none("zeros", a[3]);
+  const WithoutGil released;
+  quantize_rows(chosen().table, type,
+                {q.of<int8_t>(), scales.of<float>(), zeros.of<int32_t>(), x.data, tokens, features,
+                 q.stride[0], x.stride[0]});
+}
+
+template <WeightForm form>
+void py_matmul(PyObject* const* a) {
+  StorageType type;
+  QuantizedWeight weight("weight", a[3]);
+  if (weight.bits != bits_of(form)) {
+    throw std::invalid_argument("weight has " + std::to_string(weight.bits) + " bits; this product takes " +
+                                std::to_string(bits_of(form)));
+  }
+  Size tokens("tokens"), in_features(weight.shape.in_features), out_features(weight.shape.out_features);
+  const Tensor x = TensorMatcher({tokens, in_features}).of(type).match("x", a[1]);
+  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
+  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[4]);
+  const void* const data = weight.match("weight.data", a[2]);
+  const float x_scale = positive_or_none("x_scale", a[5]);
+  const WithoutGil released;
+  matmul(chosen().table, form, type,
+         {out.data, x.data, bias.data, data, nullptr, weight.shape, tokens, out.stride[0], x.stride[0],
+          x_scale});
+}
+
+const WeightLayout& layout_of(std::string_view target) {
+  std::string names;
+  for (const TargetLayout& known : kTargetLayouts) {
+    if (target == known.target) return *known.layout;
+    names += (names.empty() ? "" : ", ") + std::string(known.target);
+  }
+  throw std::invalid_argument("target is '" + std::string(target) + "', expected one of " + names);
+}
+
+int64_t group_size(int64_t features, int64_t groups) {
+  if (groups == 1) return 0;
+  if (groups != 0 && features % groups == 0) {
+    for (const int64_t size : {32, 64, 128}) {
+      if (features == groups * size) return size;
+    }
+  }
+  throw std::invalid_argument("scales has " + std::to_string(groups) + " groups for " +
+                              std::to_string(features) +
+                              " input features, expected 1, or groups of 32, 64, 128");
+}
+
+void check_range(const char* name, const Tensor& values, int64_t rows, int64_t columns, int low, int high) {
+  int least = 127, most = -128;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int8_t* row = values.of<int8_t>() + r * values.stride[0];
+    for (int64_t c = 0; c < columns; ++c) {
+      least = std::min<int>(least, row[c]);
+      most = std::max<int>(most, row[c]);
+    }
+  }
+  if (rows * columns != 0 && (least < low || most > high)) {
+    throw std::invalid_argument(std::string(name) + " has values from " + std::to_string(least) + " to " +
+                                std::to_string(most) + ", expected " + std::to_string(low) + " to " +
+                                std::to_string(high));
+  }
+}
+
+void check_finite(const char* name, const Tensor& values, int64_t rows, int64_t columns) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const float value = values.of<float>()[r * values.stride[0] + c];
+      if (std::isfinite(value)) continue;
+      const char* shown = std::isnan(value) ? "nan" : value < 0 ? "-inf" : "inf";
+      throw std::invalid_argument(std::string(name) + "[" + std::to_string(r) + ", " + std::to_string(c) +
+                                  "] is " + shown + ", expected a finite number");
+    }
+  }
+}
+
+// Returns (bytes of the packed weight, its group size, the name of its layout).
+PyObject* py_check_quantized(PyObject* const* a) {
+  const int weight_bits = bits(a[4]);
+  Size out_features("out_features"), in_features("in_features"), groups("groups");
+  const Tensor q = TensorMatcher({out_features, in_features}).of(kInt8).match("q", a[0]);
+  const Tensor scales = TensorMatcher({out_features, groups}).of(kFloat32).match("scales", a[1]);
+  const WeightShape shape{out_features, in_features, group_size(in_features, groups),
+                          a[2] != Py_None || a[3] != Py_None};
+  const Tensor zeros = TensorMatcher({out_features, groups}).of(kInt8).match_or_none("zeros", a[2]);
+  if (a[2] != Py_None && a[3] != Py_None) {
+    throw std::invalid_argument("offsets and zeros are both given, expected one of them");
+  }
+  const Tensor offsets = TensorMatcher({out_features, groups}).of(kFloat32).match_or_none("offsets", a[3]);
+  check_finite("scales", scales, out_features, groups);
+  if (weight_bits == 4) check_range("q", q, out_features, in_features, -8, 7);
+  // GPTQ's first format stores zero points less one, which gives 16 of 0 to 15.
+  if (weight_bits == 4 && zeros.data != nullptr) check_range("zeros", zeros, out_features, groups, -8, 8);
+  if (offsets.data != nullptr) check_finite("offsets", offsets, out_features, groups);
+  const WeightLayout& layout = layout_of(text("target", a[5]));
+  return Py_BuildValue("LLs", static_cast<long long>(packed_bytes(layout, weight_bits, shape)),
+                       static_cast<long long>(shape.group_size), layout.name);
+}
+
+void py_pack_weight(PyObject* const* a) {
+  const int weight_bits = bits(a[4]);
+  const WeightLayout& layout = layout_of(text("target", a[5]));
+  Size out_features("out_features"), in_features("in_features"), groups("groups");
+  const Tensor q = TensorMatcher({out_features, in_features}).of(kInt8).match("q", a[1]);
+  const Tensor scales = TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match("scales", a[2]);
+  const Tensor offsets =
+      TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match_or_none("offsets", a[3]);
+  const WeightShape shape{out_features, in_features, group_size(in_features, groups), a[3] != Py_None};
+  Size bytes(packed_bytes(layout, weight_bits, shape));
+  const Tensor packed = TensorMatcher({bytes}).of(kUint8).aligned().match("packed", a[0]);
+  const WithoutGil released;
+  pack_weight(layout, weight_bits,
+              {packed.data, q.of<int8_t>(), scales.of<float>(), offsets.of<float>(), shape, q.stride[0]});
+}
+
+// (name of the layout that the product wants, name of the target that has it)
+PyObject* py_weight_layout(PyObject* const* a) {
+  const CurrentLayout here(bits(a[0]));
+  return Py_BuildValue("ss", here.layout->name, here.target);
+}
+
+// Checks a matrix of a storage type; its dtype and sizes are free where None stands for them.
+void py_check_matrix(PyObject* const* a) {
+  const std::string name(text("name", a[0]));
+  StorageType type;
+  if (a[2] != Py_None) type = StorageType(storage_of("dtype", text("dtype", a[2])));
+  Size rows = a[3] == Py_None ? Size("rows") : Size(integer("rows", a[3]));
+  Size columns = a[4] == Py_None ? Size("columns") : Size(integer("columns", a[4]));
+  TensorMatcher matcher({rows, columns});
+  if (boolean("contiguous", a[5])) matcher.contiguous();
+  matcher.of(type).match(name.c_str(), a[1]);
+}
+
+void py_check_packed(PyObject* const* a) {
+  const std::string name(text("name", a[0]));
+  QuantizedWeight(name.c_str(), a[2]).match((name + ".data").c_str(), a[1]);
+}
+
+PyMethodDef methods[] = {
+    ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
+    ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
+    ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
+    ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),
+    ARMLLM_METHOD("matmul_w8a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int8>),
+    ARMLLM_METHOD("check_quantized", "q, scales, zeros, offsets, bits, target", py_check_quantized),
+    ARMLLM_METHOD("pack_weight", "packed, q, scales, offsets, bits, target", py_pack_weight),
+    ARMLLM_METHOD("weight_layout", "bits", py_weight_layout),
+    ARMLLM_METHOD("check_matrix", "name, weight, dtype, rows, columns, contiguous", py_check_matrix),
+    ARMLLM_METHOD("check_packed", "name, data, weight", py_check_packed),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyMethodDef* matmul_methods() { return methods; }
+
+}  // namespace armllm

@@ -1,0 +1,74 @@
+// Mixtures of experts.
+
+#include "arguments.h"
+#include "armllm/dispatch.h"
+#include "armllm/ops.h"
+#include "families.h"
+#include "tensor.h"
+
+namespace armllm {
+
+namespace {
+
+Function function_of(PyObject* activation) {
+  const std::string_view name = text("activation", activation);
+  if (name == "silu") return Function::silu_and_mul;
+  if (name == "gelu") return Function::gelu_and_mul;
+  if (name == "gelu_tanh") return Function::gelu_tanh_and_mul;
+  throw std::invalid_argument("activation is '" + std::string(name) +
+                              "', expected one of silu, gelu, gelu_tanh");
+}
+
+// `weights` is "4 bits", "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, width, how
+// many there are, and (group_size, zero_points) of both products.
+void py_moe(PyObject* const* a) {
+  const std::string_view weights = text("weights", a[0]);
+  const Description experts("experts", a[6], 8);
+  if (experts.text(0) != weights) {
+    throw std::invalid_argument("experts have weights of " + std::string(experts.text(0)) +
+                                "; this op takes " + std::string(weights));
+  }
+  const WeightForm form = weights == "4 bits"   ? WeightForm::int4
+                          : weights == "8 bits" ? WeightForm::int8
+                                                : WeightForm::dense;
+  StorageType type;
+  if (form == WeightForm::dense) type = StorageType(storage_of("weights", weights));
+  Size tokens("tokens"), per_token("per_token"), hidden(experts.number(1)), both(2), count(experts.number(3));
+  const int64_t width = experts.number(2);
+  const Tensor x = TensorMatcher({tokens, hidden}).of(type).match("x", a[2]);
+  const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[1]);
+  const Tensor ids = TensorMatcher({tokens, per_token}).of(kInt64).contiguous().match("expert_ids", a[3]);
+  const Tensor scales =
+      TensorMatcher({tokens, per_token}).of(kFloat32).contiguous().match("expert_weights", a[4]);
+  const Tensor addresses =
+      TensorMatcher({both, count}).of(kInt64).contiguous().match("experts.addresses", a[5]);
+  const Function function = function_of(a[7]);
+  const auto* const gate_up = addresses.of<const void* const>();
+  const MoeArgs args{out.data,
+                     x.data,
+                     ids.of<int64_t>(),
+                     scales.of<float>(),
+                     gate_up,
+                     gate_up + count,
+                     {2 * width, hidden, experts.number(4), experts.number(5) != 0},
+                     {hidden, width, experts.number(6), experts.number(7) != 0},
+                     tokens,
+                     per_token,
+                     count,
+                     out.stride[0],
+                     x.stride[0]};
+  const WithoutGil released;
+  moe(chosen().table, form, type, function, args);
+}
+
+PyMethodDef methods[] = {
+    ARMLLM_METHOD("moe", "weights, out, x, expert_ids, expert_weights, addresses, experts, activation",
+                  py_moe),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyMethodDef* moe_methods() { return methods; }
+
+}  // namespace armllm

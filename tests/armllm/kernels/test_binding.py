@@ -1,0 +1,339 @@
+"""The extension's ops check their arguments: strides are honoured, what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import armllm
+from armllm import kernels
+from armllm.kernels._extension import extension
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROWS, COLUMNS, OUT = 3, 37, 19
+TOKENS, KV_HEADS, GROUP, HEAD_DIM, BLOCK, BLOCKS = 5, 2, 3, 16, 16, 4
+HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention"}
+ANY_SIZE = {("paged_attention", "block_tables"), ("rotary_embedding", "cos_sin_cache")}
+"""Tensors which may be larger or smaller, their rows anywhere."""
+NAMES = (
+    "rms_norm", "fused_add_rms_norm", "layer_norm", "rotary_embedding", "silu_and_mul", "gelu_and_mul",
+    "gelu_tanh_and_mul", "gelu", "gelu_tanh", "quick_gelu", "relu", "convert", "write_kv_cache",
+    "paged_attention", "linear", "panel_linear", "quantize_rows", "matmul_w4a8", "matmul_w8a8", "moe",
+)  # fmt: skip
+
+
+def parameters(name):
+    """The names of a function's parameters, as the module says them."""
+    function = getattr(extension, name)
+    if function.__text_signature__:
+        return list(inspect.signature(function).parameters)
+    return re.findall(r"(\w+):", function.__doc__.splitlines()[0])  # pybind11's
+
+
+MEMORY = []
+
+
+def arguments(name, dtype):
+    """The arguments of a call, the output first but for those with heads."""
+    if name in HEADS:
+        return heads(name, dtype)
+    x = torch.randn(ROWS, COLUMNS, dtype=dtype)
+    for part, make in (("matmul", quantised), ("moe", mixture), ("linear", product), ("norm", norm)):
+        if part in name:
+            return make(name, x)
+    if name == "quantize_rows":
+        zeros = torch.zeros(ROWS, dtype=torch.int32)
+        return [torch.zeros_like(x, dtype=torch.int8), torch.zeros(ROWS), x, zeros]
+    if name == "convert":
+        other = torch.float32 if dtype is not torch.float32 else torch.bfloat16
+        return [torch.zeros_like(x, dtype=other), x]
+    gates = 2 if name.endswith("_and_mul") else 1
+    return [torch.zeros_like(x), x.repeat(1, gates)]
+
+
+def norm(name, x):
+    """The arguments of one."""
+    weight, bias = torch.randn(2, COLUMNS, dtype=x.dtype)
+    if name == "fused_add_rms_norm":
+        return [x, torch.randn_like(x), weight, 1e-5, 0.0]
+    return [torch.zeros_like(x), x, weight, *([bias, 1e-5] if name == "layer_norm" else [1e-5, 1.0])]
+
+
+def product(name, x):
+    """The arguments of one with a weight as it is, or in panels."""
+    out, bias = torch.zeros(ROWS, OUT, dtype=x.dtype), torch.randn(OUT, dtype=x.dtype)
+    weight = torch.randn(OUT, COLUMNS, dtype=x.dtype)
+    if name == "linear":
+        return [out, x, weight, bias]
+    return [out, x, kernels.pack_panels(weight).data, bias, OUT, COLUMNS]
+
+
+def quantised(name, x):
+    """The arguments of a product with a packed weight."""
+    bits = int(name[len("matmul_w")])
+    q, scales = torch.randint(-8, 8, (OUT, 64), dtype=torch.int8), torch.rand(OUT, 2) + 0.5
+    weight = kernels.pack_weight(q, scales, None, bits=bits)
+    out, x, bias = (
+        torch.zeros(ROWS, OUT, dtype=x.dtype),
+        torch.randn(ROWS, 64, dtype=x.dtype),
+        torch.randn(OUT),
+    )
+    return [out, x, weight.data, weight.description, bias.to(x.dtype), 0.02]
+
+
+def mixture(name, x):
+    """The arguments of a mixture of three experts."""
+    dtype, ids = x.dtype, torch.tensor([[0, 2], [1, -1], [2, 0]])
+    gate_up, down = torch.randn(3, 8, COLUMNS, dtype=dtype), torch.randn(3, COLUMNS, 4, dtype=dtype)
+    experts = kernels.join_experts(list(gate_up), list(down))
+    MEMORY.append(experts)  # its tensors, which are passed as addresses
+    weights = torch.rand(ROWS, 2)
+    return [
+        str(dtype), torch.zeros_like(x), x, ids, weights, experts.addresses, experts.description, "silu"
+    ]  # fmt: skip
+
+
+def heads(name, dtype):
+    """The arguments of a call whose tensors have heads: query, key and value are parts of one result."""
+    sizes = [GROUP * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
+    parts = torch.randn(TOKENS, sum(sizes), dtype=dtype).split(sizes, -1)
+    query, key, value = (part.view(TOKENS, -1, HEAD_DIM) for part in parts)
+    if name == "rotary_embedding":
+        return [torch.arange(TOKENS) + 3, query, key, torch.rand(9, HEAD_DIM), True]
+    layout = kernels.kv_cache_layout(dtype, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK)
+    cache = kernels.allocate_kv_cache(layout, BLOCKS).zero_()
+    if name == "write_kv_cache":
+        return [key, value, cache, layout.description, torch.arange(TOKENS) * 3 + BLOCK]
+    kernels.write_kv_cache(key, value, cache, layout, torch.arange(TOKENS) + BLOCK)
+    tables = torch.tensor([[1, 0, 0], [1, 9, 9]], dtype=torch.int32)[:, :2]
+    starts, lengths = torch.tensor([0, 2, TOKENS]), torch.tensor([2, TOKENS])
+    out = torch.zeros(TOKENS, GROUP * KV_HEADS, HEAD_DIM, dtype=dtype)
+    per_head = torch.rand(2, GROUP * KV_HEADS)
+    return [
+        out, query, cache, layout.description, tables, starts.int(), lengths.int(), 0.3, 4, 9.0, *per_head
+    ]  # fmt: skip
+
+
+def copies(values):
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def written(name, values):
+    """The tensors that a call writes to."""
+    others = {
+        "rotary_embedding": (1, 2), "write_kv_cache": (2,), "fused_add_rms_norm": (0, 1),
+        "quantize_rows": (0, 1), "moe": (1,),
+    }  # fmt: skip
+    return [values[at] for at in others.get(name, (0,))]
+
+
+def apart(tensor):
+    """The same numbers with gaps between the rows, or heads that lie before one another."""
+    if tensor.dim() == 3:
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+    if tensor.dim() == 1 or tensor.dtype in {torch.uint8, torch.int64}:
+        return tensor
+    wide = torch.zeros(tensor.shape[0], tensor.shape[1] + 3, dtype=tensor.dtype)
+    wide[:, : tensor.shape[1]] = tensor
+    return wide[:, : tensor.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strided_call_gives_the_bits_of_a_contiguous_one(name, dtype):
+    values = arguments(name, dtype)
+    before = copies(written(name, values))
+    strided = copies(values)
+    for i, parameter in enumerate(parameters(name)):
+        if parameter in {"out", "x", "q", "residual", "query", "key", "value", "cos_sin_cache"}:
+            strided[i] = apart(strided[i])
+    getattr(extension, name)(*values)
+    assert not any(map(torch.equal, written(name, values), before))
+    getattr(extension, name)(*strided)
+    assert all(map(torch.equal, written(name, values), written(name, strided)))
+
+
+class Derived(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_view_within_its_memory_a_parameter_and_a_derived_class_are_tensors(name):
+    values = arguments(name, torch.float32)
+    moved = [
+        torch.cat([v[:1], v])[1:]
+        if isinstance(v, torch.Tensor) and v.dtype is not torch.uint8 and v.shape[0] != 2
+        else v
+        for v in copies(values)
+    ]
+    moved = [
+        torch.nn.Parameter(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in moved
+    ]
+    moved = [
+        v.as_subclass(Derived) if isinstance(v, torch.Tensor) and not v.is_floating_point() else v
+        for v in moved
+    ]
+    getattr(extension, name)(*values)
+    getattr(extension, name)(*moved)
+    assert all(map(torch.equal, written(name, values), written(name, moved)))
+
+
+def spoiled(tensor, *, any_size):
+    """An argument of a call in every way that is refused."""
+    yield tensor.to(torch.float64)
+    yield tensor.to(torch.int16)
+    yield tensor.to("meta")
+    yield tensor[None]
+    yield tensor.sum()
+    yield tensor.to_sparse()
+    yield tensor.repeat(*[1] * (tensor.dim() - 1), 2)[..., ::2]
+    yield torch._neg_view(tensor)
+    yield 7
+    yield tensor.tolist()
+    if tensor.dim() == 2:
+        yield tensor.t().contiguous().t()
+    if any_size:
+        return
+    yield tensor[..., :-1].contiguous()
+    if tensor.dim() > 1 and tensor.dtype is not torch.uint8:
+        yield tensor[:-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_does_not_fit_is_refused_by_name_and_nothing_is_written(name):
+    """Some other argument may be named where its size is the one that no longer fits."""
+    values = arguments(name, torch.float32)
+    before = copies(values)
+    names = parameters(name)
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for wrong in spoiled(value, any_size=(name, names[i]) in ANY_SIZE):
+            with pytest.raises((ValueError, TypeError), match=rf"^({'|'.join(names)})\b"):
+                getattr(extension, name)(*values[:i], wrong, *values[i + 1 :])
+    with pytest.raises(TypeError, match=f"expected {len(values)} arguments, got {len(values) + 1}"):
+        getattr(extension, name)(*values, 1)
+    assert all(torch.equal(a, b) for a, b in zip(values, before, strict=True) if isinstance(a, torch.Tensor))
+
+
+def described_otherwise(known):
+    """A layout's or a weight's tuple with anything else in it."""
+    yield list(known)
+    yield known[:-1]
+    yield (*known, 1)
+    yield (*known[:-1], b"neon")
+    for at, value in enumerate(known):
+        if isinstance(value, int):
+            for other in {-1, 5, value + 8, 1 << 70, None, "1"} - {value}:
+                yield (*known[:at], other, *known[at + 1 :])
+
+
+@pytest.mark.parametrize("name", ["write_kv_cache", "paged_attention", "matmul_w4a8", "matmul_w8a8", "moe"])
+def test_a_description_of_something_else_is_refused(name):
+    values = arguments(name, torch.float32)
+    at = next(i for i, value in enumerate(values) if isinstance(value, tuple))
+    for wrong in described_otherwise(values[at]):
+        if name == "moe" and isinstance(wrong, tuple) and wrong[2] != values[at][2]:
+            continue  # the width, which only the memory at `addresses` has
+        if name == "moe" and isinstance(wrong, tuple) and wrong[4:] != values[at][4:]:
+            continue  # groups, which the weights of a storage type have none of
+        with pytest.raises((ValueError, TypeError)):
+            getattr(extension, name)(*values[:at], wrong, *values[at + 1 :])
+
+
+NUMBERS = [
+    ("rms_norm", "eps", [1e39, "small", None]),
+    ("rms_norm", "weight_offset", [-1e39, "1"]),
+    ("matmul_w4a8", "x_scale", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
+    ("matmul_w8a8", "x_scale", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
+    ("paged_attention", "scale", [None, "1", 1e39]),
+    ("paged_attention", "sliding_window", [0, -3, 1.5, -(1 << 70)]),
+    ("paged_attention", "logit_soft_cap", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
+    ("rotary_embedding", "interleaved", [1, None]),
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "wrong"), NUMBERS)
+def test_a_number_is_checked_as_the_float32_that_is_used(name, parameter, wrong):
+    values = arguments(name, torch.float32)
+    at = parameters(name).index(parameter)
+    for value in wrong:
+        with pytest.raises(
+            (ValueError, TypeError), match=rf"^{parameter} is {re.escape(repr(value))}, expected "
+        ):
+            getattr(extension, name)(*values[:at], value, *values[at + 1 :])
+
+
+def test_a_window_longer_than_any_sequence_is_no_window():
+    values = arguments("paged_attention", torch.float32)
+    others = copies(values)
+    values[8], others[8] = None, 1 << 70
+    extension.paged_attention(*values)
+    extension.paged_attention(*others)
+    assert torch.equal(values[0], others[0])
+
+
+@pytest.mark.parametrize("name", ["rotary_embedding", "paged_attention"])
+def test_an_output_whose_heads_share_memory_is_refused(name):
+    values = arguments(name, torch.float32)
+    at = 0 if name == "paged_attention" else 1
+    shape = values[at].shape
+    for shared in (
+        torch.zeros(1, *shape[1:]).expand(shape),
+        torch.zeros(shape[0], 1, shape[2]).expand(shape),
+        torch.zeros(shape.numel()).as_strided(shape, (shape[1] * shape[2] - 1, shape[2], 1)),
+        torch.zeros(shape.numel()).as_strided(shape, (shape[1] * shape[2], shape[2] - 1, 1)),
+    ):
+        with pytest.raises(ValueError, match="overlaps itself in memory"):
+            getattr(extension, name)(*values[:at], shared, *values[at + 1 :])
+
+
+@pytest.fixture(params=["found", "not found"])
+def negative_bit(request):
+    """Where torch keeps its negative bit was found in its tensors, or was not."""
+    x = torch.zeros(1, 1)
+    if request.param == "not found":
+        extension.use_torch(torch.Tensor, x, x)
+    yield
+    extension.use_torch(torch.Tensor, x, torch._neg_view(x))
+
+
+@pytest.mark.usefixtures("negative_bit")
+def test_a_tensor_that_stands_for_the_negatives_of_its_memory_is_refused():
+    out, x = torch.zeros(4, 1), torch.ones(4, 1)
+    imaginary = torch.complex(x, x).conj().imag
+    assert imaginary.is_neg()
+    for negative in (
+        imaginary,
+        torch._neg_view(x),
+        torch._neg_view(x)[1:],
+        torch._neg_view(x).as_subclass(Derived),
+    ):
+        with pytest.raises(ValueError, match="x has torch's negative bit"):
+            kernels.relu(out[: len(negative)], negative)
+    kernels.relu(out, imaginary.resolve_neg())
+    kernels.relu(out, torch._neg_view(torch._neg_view(x)))
+    assert torch.equal(out, x)
+
+
+def test_a_torch_whose_tensors_cannot_be_read_is_refused():
+    x = torch.ones(2, 8)
+    with pytest.raises(ValueError, match="this torch lets no other code read its tensors"):
+        extension.use_torch(int, x, x)
+    kernels.relu(x, x)  # what was learnt before holds
+
+
+def test_the_stub_says_what_the_module_has():
+    stub = ast.parse(Path(armllm.__file__).with_name("_kernels.pyi").read_text(encoding="utf-8"))
+    said = {
+        node.name: [argument.arg for argument in node.args.posonlyargs + node.args.args]
+        for node in stub.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    there = {name: parameters(name) for name in dir(extension) if not name.startswith("_")}
+    assert said == there
