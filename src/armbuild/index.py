@@ -144,17 +144,17 @@ def _load(folder: Path) -> _State:
     if not path.exists():
         return _State(entries=[], channels={}, before=frozenset())
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        entries = [Entry(**{**item, "kernels": tuple(item["kernels"])}) for item in told["files"]]
-        channels = dict(told["channels"])
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        entries = [Entry(**{**item, "kernels": tuple(item["kernels"])}) for item in stored["files"]]
+        channels = dict(stored["channels"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: not the state of an index written by armbuild: {error}") from error
     return _State(entries=entries, channels=channels, before=frozenset(entry.filename for entry in entries))
 
 
 def _dump(state: _State) -> str:
-    told = {"schema": 1, "channels": state.channels, "files": [asdict(entry) for entry in state.entries]}
-    return json.dumps(told, indent=1, sort_keys=True) + "\n"
+    document = {"schema": 1, "channels": state.channels, "files": [asdict(entry) for entry in state.entries]}
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _describe(path: Path, commit: str) -> Entry:
@@ -220,9 +220,9 @@ def _variants_name(entry: Entry) -> str:
 
 def _write_pages(folder: Path, state: _State) -> None:
     """Write the whole index, one sub-index for each commit and variant, the channels, and the first page."""
-    for name, told in _variants(state.entries).items():
+    for name, document in _variants(state.entries).items():
         place = canonicalize_name(name.partition("-")[0])
-        _write(folder / "files" / place / name, variant.dump(told))
+        _write(folder / "files" / place / name, variant.dump(document))
     views = {"": state.entries}
     for entry in state.entries:
         if entry.commit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from armisa.detect import detect
+from armisa.detection import detect
 from armisa.flags import COMPILERS, compiler_flags
 from armisa.kernels import KernelTarget, kernel_targets, select_kernels
 from armisa.model import Core, Isa

@@ -39,17 +39,17 @@ def machine() -> str:
 
 def hwcaps() -> dict[str, int | None]:
     """Return the auxiliary vector's capability words; None for one that the C library can't give."""
-    words: dict[str, int | None] = dict.fromkeys(AUXV)
+    capabilities: dict[str, int | None] = dict.fromkeys(AUXV)
     try:
         getauxval = ctypes.CDLL(None).getauxval
     except (AttributeError, OSError):
-        return words
+        return capabilities
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-    for word, number in AUXV.items():
-        words[word] = int(getauxval(number))
-    if not words["hwcap"]:
+    for name, number in AUXV.items():
+        capabilities[name] = int(getauxval(number))
+    if not capabilities["hwcap"]:
         return dict.fromkeys(AUXV)
-    return words
+    return capabilities
 
 
 def vector_bits(unit: str) -> int | None:

@@ -62,19 +62,19 @@ def select_kernels(
     An op that no available target implements on this CPU is left out.
     """
     present = frozenset(features)
-    chosen: dict[str, str] = {}
+    selected: dict[str, str] = {}
     for target in kernel_targets():
         if (available is None or target.name in available) and target.runs_on(present, machine, sve_bits):
-            chosen.update(dict.fromkeys(target.ops, target.name))
-    return dict(sorted(chosen.items()))
+            selected.update(dict.fromkeys(target.ops, target.name))
+    return dict(sorted(selected.items()))
 
 
 def why_not_better(
-    op: str, chosen: str, features: Collection[str], machine: str, sve_bits: int | None = None
+    op: str, selected: str, features: Collection[str], machine: str, sve_bits: int | None = None
 ) -> str:
-    """Return what the next better target of ``op`` would need, "" when the best one was chosen."""
+    """Return what the next better target of ``op`` would need, "" when the best one was selected."""
     names = [target.name for target in kernel_targets()]
-    for target in kernel_targets()[names.index(chosen) + 1 :]:
+    for target in kernel_targets()[names.index(selected) + 1 :]:
         if op in target.ops and target.machine in ("any", machine):
             needs = sorted(target.features - frozenset(features))
             if not target.takes_vectors(sve_bits or 0):

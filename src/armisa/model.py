@@ -156,7 +156,9 @@ class Isa:
         }
 
 
-def reconcile(listed: frozenset[str], words: dict[str, int | None]) -> tuple[frozenset[str], tuple[str, ...]]:
+def reconcile(
+    listed: frozenset[str], capabilities: dict[str, int | None]
+) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the features that cpuinfo and the auxiliary vector prove, and notes on disagreement.
 
     The auxiliary vector is the kernel's promise to programs, so it decides for the words that are given;
@@ -165,7 +167,7 @@ def reconcile(listed: frozenset[str], words: dict[str, int | None]) -> tuple[fro
     bits = tables.hwcap_bits()
     features = set(listed)
     notes = []
-    for word, value in words.items():
+    for word, value in capabilities.items():
         if value is None:
             continue
         if value < 0 or value >= 1 << 64:

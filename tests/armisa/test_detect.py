@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from armisa import detect, host
-from armisa.explain import explain
+from armisa.explanation import explain
 
 FEATURES = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"

@@ -11,7 +11,7 @@ import numpy as np
 
 from armbuild.audit import functions as bounds
 from armbuild.audit import startup
-from armbuild.audit.disassemble import disassemble
+from armbuild.audit.disassembly import disassemble
 from armbuild.audit.elf import Section
 from armbuild.audit.instructions import UNDEFINED, classify, needs_of_row, table
 
@@ -116,7 +116,7 @@ class _Scanner:
     def __init__(self, data: npt.NDArray[np.uint8], elf: Elf) -> None:
         self.data = data
         self.elf = elf
-        self.known = bounds.functions(data, elf)
+        self.known = bounds.find_functions(data, elf)
         self.certain = startup.certain_words(data, elf, self.known)
         self.code = Code(known_functions=len(self.known.start))
 

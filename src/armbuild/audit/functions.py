@@ -72,7 +72,7 @@ def symbols(data: Bytes, elf: Elf, table: str) -> tuple[npt.NDArray[Any], bytes]
     return _array(data, section, _SYMBOL), data[strings.offset : strings.offset + strings.size].tobytes()
 
 
-def functions(data: Bytes, elf: Elf) -> Functions:
+def find_functions(data: Bytes, elf: Elf) -> Functions:
     """Return every function that the file's tables tell of, by address; named ones win over nameless ones."""
     parts = []
     strings = b""

@@ -139,16 +139,16 @@ class Graph:
         if word & 0x9F000000 == 0x10000000:  # ADR
             field = (word >> 5 & 0x7FFFF) << 2 | word >> 29 & 3
             return address + ((field ^ 0x100000) - 0x100000)
-        made = self._page(address, register)
-        while made is not None:
+        value = self._page(address, register)
+        while value is not None:
             address += 4
             word = self._word(address) or 0
             if word & 0xFFC003E0 == 0xF9400000 | register << 5:  # LDR from it
-                return self.through_got(made + (word >> 10 & 0xFFF) * 8)
+                return self.through_got(value + (word >> 10 & 0xFFF) * 8)
             if word & 0xFFC003FF != 0x91000000 | register << 5 | register:  # ADD to it
                 break
-            made += word >> 10 & 0xFFF
-        return made
+            value += word >> 10 & 0xFFF
+        return value
 
     def _page(self, address: int, register: int) -> int | None:
         """Return what an ADRP at ``address`` puts into ``register``, None when it is another instruction."""

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from armbuild.audit.report import one_line
-from armisa.explain import width
+from armisa.explanation import width
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

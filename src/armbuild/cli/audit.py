@@ -11,7 +11,10 @@ from armbuild.cli.options import AsJson, Traceback
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
-    from armbuild.audit import AuditReport
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from armbuild.audit import AuditReport, Guard
+    from armbuild.image.claims import Claims
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +60,6 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     from armbuild import audit as api  # noqa: PLC0415 - numpy and auditwheel load only when the command runs
     from armbuild.audit.sarif import sarif_document  # noqa: PLC0415
     from armbuild.audit.text import describe  # noqa: PLC0415
-    from armbuild.image import claims  # noqa: PLC0415
 
     if floors and len(floors) > 1:
         raise UsageError(f"--floor stands {len(floors)} times: one run checks one floor")
@@ -69,15 +71,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     parsed = [api.parse_guard(item) for item in guards]
     reports: list[AuditReport] = []
     documents: list[dict[str, Any]] = []
-    waiting = [(path, 0) for path in paths]
-    while waiting:
-        path, number = waiting.pop(0)
-        report = api.audit(path, floor=floor, guards=parsed, image=number, keep=claims.keep)
-        claim = claims.read(report) if report.kind == "oci" else None
-        if claim:
-            report = replace(report, errors=(*report.errors, *claim.errors))
-        if number + 1 < report.images:
-            waiting.insert(0, (path, number + 1))
+    for report, claim in _audits(paths, floor, parsed):
         reports.append(report)
         documents.append({**report.as_dict(), **({"image": claim.as_dict()} if claim else {})})
         if not as_json:
@@ -88,6 +82,25 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     if sarif is not None:
         sarif.write_text(json.dumps(sarif_document(reports), indent=1), encoding="utf-8")
     return 0 if ok else 1
+
+
+def _audits(
+    paths: Iterable[Path], floor: str | None, guards: Sequence[Guard]
+) -> Iterator[tuple[AuditReport, Claims | None]]:
+    """Audit each path, and each image of an archive of several; of an image come its claims too."""
+    from armbuild import audit as api  # noqa: PLC0415
+    from armbuild.image import claims  # noqa: PLC0415
+
+    waiting = [(path, 0) for path in paths]
+    while waiting:
+        path, number = waiting.pop(0)
+        report = api.audit(path, floor=floor, guards=guards, image=number, keep=claims.keep)
+        claim = claims.read(report) if report.kind == "oci" else None
+        if claim:
+            report = replace(report, errors=(*report.errors, *claim.errors))
+        if number + 1 < report.images:
+            waiting.insert(0, (path, number + 1))
+        yield report, claim
 
 
 def _settings(config: Path | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def detect_command(  # noqa: PLR0917 - the options of the command line
     Without options it describes this machine.
     """
     import armisa  # noqa: PLC0415 - only when the command runs
-    from armisa.explain import explain  # noqa: PLC0415
+    from armisa.explanation import explain  # noqa: PLC0415
 
     hwcaps = {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3}
     if sum((listing, target is not None, cpuinfo is not None)) > 1:

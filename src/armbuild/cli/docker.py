@@ -123,10 +123,10 @@ def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
     """Say on stderr what was built, and return it as a JSON value."""
     lines = [str(built.archive.path)]
     platforms = {}
-    for name, made in built.platforms.items():
-        facts = made.facts
+    for name, platform in built.platforms.items():
+        facts = platform.facts
         size = built.compressed[name]
-        layers = f"{len(made.image.layers)} layers"
+        layers = f"{len(platform.image.layers)} layers"
         lines += [
             f"  linux/{name}: {size / 1e6:.1f} MB compressed, {layers}, torch {facts['torch']}",
             f"    kernels: {', '.join(facts['kernels'])}; lowest core: {facts['floor']['lowest_core']}",
@@ -141,11 +141,11 @@ def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
                     "size": layer.size,
                     "unpacked": layer.unpacked,
                 }
-                for layer in made.image.layers
+                for layer in platform.image.layers
             ],
-            "packages": len(made.content.components),
+            "packages": len(platform.content.components),
             **{key: value for key, value in facts.items() if key != "schema"},
-            "labels": dict(made.image.annotations),
+            "labels": dict(platform.image.annotations),
         }
     lines.append(f"  {plan.tag}; load it with: docker load -i FILE, podman load -i FILE")
     print("\n".join(lines), file=sys.stderr)

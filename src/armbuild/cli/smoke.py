@@ -10,6 +10,7 @@ from armbuild.cli.options import AsJson, Mirror, Options, Verbose, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
+    from armbuild.wheel.user_tests import UserTests
 
 
 def register(app: typer.Typer) -> None:
@@ -42,13 +43,10 @@ def smoke_command(
     verbose: Verbose = False,
 ) -> int:
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
-    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
-    from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
-    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
-    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.target import debian  # noqa: PLC0415
     from armbuild.wheel import cpus  # noqa: PLC0415
-    from armbuild.wheel import smoke as smoking  # noqa: PLC0415
     from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
     tests = UserTests(
@@ -60,32 +58,51 @@ def smoke_command(
     if mirror:
         debian.check_address(mirror)
     process.interrupt_on_termination()
-    progress = Progress()
     names = tuple(options["cpu"] or cpus.default_cpus())
-    if is_image(wheel):
-        if tests:
-            raise typer.BadParameter(
-                "--import and --command are for wheels; an image is proven by serving from it"
-            )
-        if engine and unsafe:
-            raise typer.BadParameter("--unsafe-no-sandbox is for an image without --engine")
-        return smoke_image(
-            wheel, names, mirror=mirror, engine=engine, unsafe=unsafe, as_json=as_json, verbose=verbose
+    if not is_image(wheel):
+        if engine or unsafe:
+            option = "--engine" if engine else "--unsafe-no-sandbox"
+            raise typer.BadParameter(f"{option} is for images; a wheel is proven without one")
+        report = _smoke_wheel(wheel, names, tests, mirror=mirror, timeout=timeout, verbose=verbose)
+        print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
+        return 0 if report.ok else 1
+    from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
+
+    if tests:
+        raise typer.BadParameter(
+            "--import and --command are for wheels; an image is proven by serving from it"
         )
-    if engine or unsafe:
-        option = "--engine" if engine else "--unsafe-no-sandbox"
-        raise typer.BadParameter(f"{option} is for images; a wheel is proven without one")
-    smoking.check(wheel, tests)
+    if engine and unsafe:
+        raise typer.BadParameter("--unsafe-no-sandbox is for an image without --engine")
+    return smoke_image(
+        wheel, names, mirror=mirror, engine=engine, unsafe=unsafe, as_json=as_json, verbose=verbose
+    )
+
+
+def _smoke_wheel(
+    wheel: Path,
+    names: tuple[str, ...],
+    tests: UserTests,
+    *,
+    mirror: str | None,
+    timeout: float,
+    verbose: bool,
+) -> SmokeReport:
+    from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
+    from armbuild.host import cache  # noqa: PLC0415
+    from armbuild.wheel import cpus, smoke  # noqa: PLC0415
+
+    smoke.check(wheel, tests)
     cpus.check_names(names)
+    progress = Progress()
     with cache.work_folder("smoke") as work, logs(work, shown=verbose):
         with progress.step("smoke", ", ".join(names)):
-            report = smoking.smoke_test(
+            report = smoke.smoke_test(
                 wheel, names, work, tests=tests, mirror=mirror, timeout=timeout, on_step=progress.note
             )
         if not report.ok:
             cache.keep(work)
-    print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
-    return 0 if report.ok else 1
+    return report
 
 
 def table(report: SmokeReport) -> str:

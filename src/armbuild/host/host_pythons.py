@@ -87,8 +87,7 @@ def _from_uv(version: str, mirror: str | None) -> Path:
             error=MissingError,
         )
 
-    made = cache.fill(folder, fill)
-    found = sorted(made.glob(f"cpython-{pythons.number(version)}.*/bin/python{version}"))
+    found = sorted(cache.fill(folder, fill).glob(f"cpython-{pythons.number(version)}.*/bin/python{version}"))
     if not found:
         raise MissingError(f"uv installed no Python {version}")
     return found[-1]

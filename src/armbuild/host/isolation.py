@@ -56,8 +56,8 @@ class BuildEnvironment:
 
     def installed(self) -> dict[str, str]:
         """Return its packages' names and versions."""
-        said = process.succeeds([self.python_executable, "-I", "-c", INSTALLED]) or "{}"
-        return {canonicalize_name(name): version for name, version in json.loads(said).items()}
+        answer = process.succeeds([self.python_executable, "-I", "-c", INSTALLED]) or "{}"
+        return {canonicalize_name(name): version for name, version in json.loads(answer).items()}
 
     def make_extra_environ(self) -> Mapping[str, str]:
         """Return what puts its programs first."""
@@ -112,7 +112,7 @@ def write_lock(lock: Path, python: HostPython, requires: Iterable[str], *, log: 
     """Write ``lock``: every build requirement, at one version, with the hashes of its files."""
     with cache.work_folder("lock") as work:
         (work / "requires.in").write_text("".join(f"{line}\n" for line in sorted(requires)))
-        made = work / lock.name
+        resolved = work / lock.name
         options: list[str | Path] = [
             "-q",
             "--universal",
@@ -122,28 +122,28 @@ def write_lock(lock: Path, python: HostPython, requires: Iterable[str], *, log: 
             python.executable,
         ]
         process.run(
-            [uv_program(), "pip", "compile", *options, "-o", made, work / "requires.in"],
+            [uv_program(), "pip", "compile", *options, "-o", resolved, work / "requires.in"],
             log=log,
             what="locking the build requirements",
             env=clean(),
         )
-        text = re.sub(r"(?m)^\s*#.*\n", "", made.read_text())  # where each came from: our own folders
-        made.write_text("# Build requirements, as `armbuild wheel --lock` resolved them.\n" + text)
-        cache.move_into(made, lock.absolute().parent)
+        text = re.sub(r"(?m)^\s*#.*\n", "", resolved.read_text())  # where each came from: our own folders
+        resolved.write_text("# Build requirements, as `armbuild wheel --lock` resolved them.\n" + text)
+        cache.move_into(resolved, lock.absolute().parent)
 
 
-def check_locked(lock: Path, made: BuildEnvironment, requires: Iterable[str]) -> None:
+def check_locked(lock: Path, environment: BuildEnvironment, requires: Iterable[str]) -> None:
     """Raise UsageError when a locked environment lacks what the project asks for."""
-    missing = unsatisfied(made, requires)
+    missing = unsatisfied(environment, requires)
     if missing:
         raise UsageError(
             f"--lock {lock}: lacks {', '.join(missing)}: remove the file to have it written anew"
         )
 
 
-def unsatisfied(made: BuildEnvironment, requires: Iterable[str]) -> list[str]:
+def unsatisfied(environment: BuildEnvironment, requires: Iterable[str]) -> list[str]:
     """Return those of ``requires`` that an environment does not satisfy, on this machine."""
-    installed = made.installed()
+    installed = environment.installed()
     missing = []
     for line in requires:
         wanted = Requirement(line)

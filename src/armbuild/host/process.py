@@ -197,9 +197,9 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
 
 
 def _fail(
-    what: str, heard: str, said: str, log: Path, *, status: int, error: type[ArmbuildError]
+    what: str, heard: str, printed: str, log: Path, *, status: int, error: type[ArmbuildError]
 ) -> NoReturn:
-    text = heard + said
+    text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(f"{what}: no space left on the device (log: {log})")
     reason = first_error(text, heard) if text.strip() else _describe(status)

@@ -126,10 +126,10 @@ def probe(executable: Path) -> HostPython | None:
 
 def _ask_itself() -> str:
     """Let the running interpreter answer the probe, without a second process."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
         exec(PROBE, {})  # noqa: S102 - the constant above
-    return said.getvalue()
+    return answer.getvalue()
 
 
 def _describe(answer: str) -> HostPython | None:

@@ -63,12 +63,12 @@ def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
 def known_cpus(program: Path) -> frozenset[str]:
     """Return the names that ``program -cpu help`` lists; empty when it does not run."""
     try:
-        said = subprocess.run(
+        answer = subprocess.run(
             [program, "-cpu", "help"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
     except OSError:
         return frozenset()
-    return frozenset(re.findall(r"^\s+(\S+)$", said.stdout, re.MULTILINE))  # it lists them and exits with 1
+    return frozenset(re.findall(r"^\s+(\S+)$", answer.stdout, re.MULTILINE))  # it lists them and exits with 1
 
 
 def installed(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path | None:

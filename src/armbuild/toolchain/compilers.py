@@ -136,8 +136,8 @@ class Zig:
         fixed += [str(path) for path in last]
         for name in ("cc", "c++", "ar", "ranlib", "objcopy"):
             target = f"{TRIPLET}.{self.glibc}"
-            words = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
-            line = shlex.join(map(str, words)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
+            arguments = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
+            line = shlex.join(map(str, arguments)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
             program(folder / name, f'#!/bin/sh\n{_launch(name, self.identity)}exec {line} "$@"\n')
 
 
@@ -169,10 +169,12 @@ class Gnu:
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
         root = shlex.quote(str(world.sysroot.folder))
         for name, called in self.programs.items():
-            words = [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
-            given = settings if len(words) > 1 else ""
+            arguments = (
+                [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
+            )
+            prefix = settings if len(arguments) > 1 else ""
             if name == "fortran":  # which warns of it, and CMake's checks of options fail for a warning
-                words = [word for word in words if word != "-nostdinc++"]
+                arguments = [word for word in arguments if word != "-nostdinc++"]
             strip = " -Wl,-s" if name in ("cc", "c++", "fortran") else ""
             program(
                 folder / name,
@@ -181,7 +183,7 @@ class Gnu:
                 # -s means nothing, and makes clang complain, where nothing is linked
                 + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")
                 + (f'*) set -- "$@"{strip} ;; esac\n' if strip else "")
-                + f'{given} exec {shlex.join(words)} "$@"\n'.lstrip(),
+                + f'{prefix} exec {shlex.join(arguments)} "$@"\n'.lstrip(),
             )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from armbuild.wheel.project import Project
 
 
-def interpreters(
+def find_interpreters(
     described: Project, asked: Sequence[str], find: Callable[[str], HostPython]
 ) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
     """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""

@@ -110,49 +110,31 @@ def smoke_test(
     packages = target_packages.requirements(wheel, python, () if tests else EXTRAS)
     on_step(f"AArch64 packages for Python {python}")
     site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
-    own = work / "site"
-    target_packages.install(
-        [_installable(path, work)], python, own, log=log, dependencies=False, platform=target_packages.NEWEST
-    )
-    if host:
-        target_packages.compile_all(host, own, log=log)
+    own = _install(path, python, host, work, log)
+    root: Path | None = None
     if emulator:
         on_step(f"AArch64 root with Python {python}")
-        needed = symbols.libraries(path) & arm64_root.SYSTEM_LIBRARIES.keys()
-        system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
-        root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
-        _compile_root(root, python, host, log)
-        prefix: list[str | Path] = [emulator, "-L", root]
-        interpreter = arm64_root.interpreter(root, python)
-    else:
-        prefix, interpreter = [], pythons.find(python).executable
+        root = _root(path, python, host, log, mirror)
+    prefix: list[str | Path] = [emulator, "-L", root] if emulator and root else []
+    interpreter = arm64_root.interpreter(root, python) if root else pythons.find(python).executable
     starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in cores}
     env = environment(own, site, work, emulated=bool(models))
+    if tests and root:
+        env["PYTHONHOME"] = str(root / "usr")
     if tests:
-        if emulator:
-            env["PYTHONHOME"] = str(root / "usr")
-        programs = {cpu.name: work / "programs" / cpu.name for cpu in cores}
+        folders = {name: work / "programs" / name for name in starts}
         for name, start in starts.items():
-            user_tests.programs(programs[name], start, start[:-1], (own, site))
+            user_tests.programs(folders[name], start, start[:-1], (own, site))
         runs = {
             name: _Test(
                 [user_tests.script(tests, folder, own)],
                 {**env, "PATH": f"{folder}:{env['PATH']}"},
                 functools.partial(judge_status, timeout=timeout),
             )
-            for name, folder in programs.items()
+            for name, folder in folders.items()
         }
     else:
-        available = kernel_targets(path)
-        program = ("-m", "armllm.smoke", "--json")
-        runs = {
-            cpu.name: _Test(
-                [*starts[cpu.name], *program, *(("--emulated",) if cpu.model else ())],
-                env,
-                lambda run, status: judge(run, status, available),
-            )
-            for cpu in cores
-        }
+        runs = _engine_tests(path, cores, starts, env)
     results = _run_all(cores, runs, work=work, timeout=timeout, on_result=on_result)
     return SmokeReport(
         wheel=path.name,
@@ -170,6 +152,25 @@ class _Test:
     command: Sequence[str | Path]
     env: Mapping[str, str]
     judge: Callable[[Run, int], CpuResult]
+
+
+def _engine_tests(
+    path: Path,
+    cores: Sequence[Cpu],
+    starts: Mapping[str, Sequence[str | Path]],
+    env: Mapping[str, str],
+) -> dict[str, _Test]:
+    """Return the engine's own test for each CPU."""
+    available = kernel_targets(path)
+    program = ("-m", "armllm.smoke", "--json")
+    return {
+        cpu.name: _Test(
+            [*starts[cpu.name], *program, *(("--emulated",) if cpu.model else ())],
+            env,
+            lambda run, status: judge(run, status, available),
+        )
+        for cpu in cores
+    }
 
 
 EMULATED = {
@@ -266,11 +267,27 @@ def _installable(path: Path, work: Path) -> Path:
     return copied
 
 
-def _compile_root(root: Path, python: str, host: pythons.HostPython | None, log: Path) -> None:
+def _install(path: Path, python: str, host: pythons.HostPython | None, work: Path, log: Path) -> Path:
+    """Install the wheel alone, and return the folder that it is in."""
+    own = work / "site"
+    target_packages.install(
+        [_installable(path, work)], python, own, log=log, dependencies=False, platform=target_packages.NEWEST
+    )
+    if host:
+        target_packages.compile_all(host, own, log=log)
+    return own
+
+
+def _root(path: Path, python: str, host: pythons.HostPython | None, log: Path, mirror: str | None) -> Path:
+    """Return the arm64 root with the libraries that the wheel needs of the system."""
+    needed = symbols.libraries(path) & arm64_root.SYSTEM_LIBRARIES.keys()
+    system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
+    root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
     done = root / "compiled"
     if host and not done.exists():
         target_packages.compile_all(host, root / f"usr/lib/python{python}", log=log)
         done.touch()
+    return root
 
 
 def _installed_torch(site: Path) -> str | None:

@@ -45,15 +45,15 @@ class UserTests:
     def __bool__(self) -> bool:
         return bool(self.imports or self.command)
 
-    def words(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """Return the command's words; raises UsageError for quotes that don't close and a lone {project}."""
         try:
-            words = shlex.split(self.command)
+            arguments = shlex.split(self.command)
         except ValueError as error:
             raise UsageError(f"--command {self.command}: {error}") from error
-        if any("{project}" in word for word in words) and self.project is None:
+        if any("{project}" in word for word in arguments) and self.project is None:
             raise UsageError("--command: {project} stands for nothing here: name the folder itself")
-        return [word.replace("{project}", str(self.project)) for word in words]
+        return [word.replace("{project}", str(self.project)) for word in arguments]
 
     def check(self) -> None:
         """Raise UsageError for what cannot be meant."""
@@ -64,7 +64,7 @@ class UserTests:
             raise UsageError("--requires names what --command needs; there is no --command")
         for line in self.requires:
             _check_requirement(line)
-        self.words()
+        self.arguments()
 
     def labels(self) -> tuple[str, ...]:
         """Return what is run, for the report."""
@@ -109,8 +109,8 @@ def programs(
                 _program(folder / script.name, [own, script])
 
 
-def _program(path: Path, words: Sequence[str | Path], argument_zero: Path | None = None) -> None:
-    parts = [str(word) for word in words]
+def _program(path: Path, arguments: Sequence[str | Path], argument_zero: Path | None = None) -> None:
+    parts = [str(word) for word in arguments]
     if argument_zero:  # QEMU's -0: Python takes sys.executable from it
         parts[-1:-1] = ["-0", str(argument_zero)]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(parts)} "$@"\n')
@@ -127,14 +127,14 @@ def script(tests: UserTests, folder: Path, own: Path) -> Path:
         check = folder.parent / f"import-{folder.name}.py"
         check.write_text(IMPORT)
         lines.append(shlex.join([str(folder / "python"), str(check), str(own), *tests.imports]))
-    if words := tests.words():
-        program = folder / words[0]
+    if arguments := tests.arguments():
+        program = folder / arguments[0]
         if not program.exists():
             raise UsageError(
-                f"--command {words[0]}: none of the installed packages brings this program; "
+                f"--command {arguments[0]}: none of the installed packages brings this program; "
                 f"is it missing from --requires?"
             )
-        lines.append("exec " + shlex.join([str(program), *words[1:]]))
+        lines.append("exec " + shlex.join([str(program), *arguments[1:]]))
     path = folder.parent / f"run-{folder.name}.sh"
     path.write_text("\n".join(lines) + "\n")
     path.chmod(0o755)

@@ -58,9 +58,10 @@ class Run:
 def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResult:
     """Turn a user's test into a verdict: its exit status decides, its last line says what happened."""
     seconds = time.monotonic() - run.start
-    said = run.output.read_text(errors="replace").strip()
+    printed = run.output.read_text(errors="replace").strip()
     heard = run.log.read_text(errors="replace").partition("\n")[2].strip()
     number = -status if status < 0 else status - 128
+    text = printed or heard
     reason = ""
     if number == signal.SIGILL:
         reason = f"killed by an illegal instruction (SIGILL) on {run.cpu.name} (log: {run.log})"
@@ -68,7 +69,7 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
         reason = f"it did not end within {timeout:.0f} s (log: {run.log})"
     elif status:
         killed = f"was killed by {signal.Signals(number).name}" if number in set(signal.Signals) else ""
-        last = ((heard if "Error" in heard else said) or said or heard or "it said nothing").splitlines()[-1]
+        last = ((heard if "Error" in heard else text) or "it said nothing").splitlines()[-1]
         reason = f"it {killed or f'ended with status {status}'}: {last[:300]} (log: {run.log}, {run.output})"
     return CpuResult(
         cpu=run.cpu.name,
@@ -78,7 +79,7 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
         tokens_per_second=None,
         seconds=round(seconds, 1),
         report=None,
-        said="" if reason or not (said or heard) else (said or heard).splitlines()[-1].strip("= ")[:200],
+        said="" if reason or not text else text.splitlines()[-1].strip("= ")[:200],
     )
 
 
@@ -94,13 +95,13 @@ def judge(run: Run, status: int, available: frozenset[str] | None) -> CpuResult:
     if status in (-signal.SIGILL, 128 + signal.SIGILL):
         reason = _illegal_instruction(cpu, log)
     elif report is None:
-        said = process.first_error(log.read_text(errors="replace").partition("\n")[2])
+        error = process.first_error(log.read_text(errors="replace").partition("\n")[2])
         how = (
             f"killed by {signal.Signals(-status).name} after"
             if status < 0
             else f"ended with status {status}:"
         )
-        reason = f"it was {how} {said} (log: {log})" if status < 0 else f"it {how} {said} (log: {log})"
+        reason = f"it was {how} {error} (log: {log})" if status < 0 else f"it {how} {error} (log: {log})"
     elif status or not report.get("ok"):
         reason = report.get("reason") or f"it said no, with status {status} (log: {log})"
     elif missing := _left_out(report):

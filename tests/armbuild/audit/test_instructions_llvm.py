@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from armbuild.audit.disassemble import disassemble
+from armbuild.audit.disassembly import disassemble
 from armbuild.audit.instructions import UNDEFINED, classify, table
 
 pytestmark = pytest.mark.slow

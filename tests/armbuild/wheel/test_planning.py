@@ -8,7 +8,7 @@ import pytest
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import pythons
 from armbuild.wheel import planning, project
-from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.settings import Settings
 from armisa.errors import IsaError
 
@@ -83,19 +83,19 @@ def described(folder, *lines):
 
 def test_all_means_every_python_the_project_allows_and_names_those_that_cannot_be_had(tmp_path):
     read = described(tmp_path, 'requires-python = ">=3.10,<3.14"')
-    found, missing = interpreters(read, ["all"], fake_find("3.11", "3.13"))
+    found, missing = find_interpreters(read, ["all"], fake_find("3.11", "3.13"))
     assert [python.version for python in found] == ["3.11", "3.13"]
     assert missing == (("3.10", "no Python 3.10"), ("3.12", "no Python 3.12"))
     with pytest.raises(MissingError, match="can be built for none here"):
-        interpreters(read, ["all"], fake_find())
+        find_interpreters(read, ["all"], fake_find())
     with pytest.raises(UsageError, match="name no other"):
-        interpreters(read, ["all", "3.11"], fake_find("3.11"))
+        find_interpreters(read, ["all", "3.11"], fake_find("3.11"))
 
 
 def test_all_says_so_where_a_project_allows_no_python_that_there_is(tmp_path):
     read = described(tmp_path, 'requires-python = ">=3.99"')
     with pytest.raises(UsageError, match=r"x needs Python >=3\.99: none fits"):
-        interpreters(read, ["all"], fake_find("3.11"))
+        find_interpreters(read, ["all"], fake_find("3.11"))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_all_includes_the_free_threaded_python_where_the_project_says_that_it_su
     tmp_path, classifiers, tried
 ):
     read = described(tmp_path, 'requires-python = ">=3.13"', f"classifiers = {classifiers}")
-    found, _ = interpreters(read, ["all"], fake_find(*tried))
+    found, _ = find_interpreters(read, ["all"], fake_find(*tried))
     assert [python.version for python in found] == tried
-    _, missing = interpreters(read, ["all"], fake_find("3.13", "3.14"))
+    _, missing = find_interpreters(read, ["all"], fake_find("3.13", "3.14"))
     assert [version for version, _ in missing] == tried[2:]

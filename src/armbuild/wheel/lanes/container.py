@@ -25,7 +25,7 @@ from armbuild.host import isolation, process
 from armbuild.target import arm64_headers
 from armbuild.toolchain import compile_cache, host_clang
 from armbuild.wheel import hints, source
-from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import cibuildwheel
 from armbuild.wheel.lanes.cibuildwheel import PLATFORM
 from armbuild.wheel.lanes.lane import BuiltWheel
@@ -100,7 +100,7 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
     del find  # the image has its own
     settings = draft.settings
     _check_settings(settings, draft.packages)
-    pythons, missing = interpreters(draft.project, settings.python, cibuildwheel.find)
+    pythons, missing = find_interpreters(draft.project, settings.python, cibuildwheel.find)
     if settings.toolchain not in (None, "clang"):
         raise UsageError(
             f"--toolchain {settings.toolchain}: the container lane has the image's compiler; "

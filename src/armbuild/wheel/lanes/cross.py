@@ -14,7 +14,7 @@ from armbuild.host import cache, process
 from armbuild.target import arm64_root, qemu
 from armbuild.toolchain import compile_cache, compilers, crossenv, sysroot, torch_stub
 from armbuild.wheel import hints, project
-from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
 from armbuild.wheel.lanes.local import refuse_container_settings
 from armbuild.wheel.lanes.setup import Setup, backend_family, prefix_map, settings
@@ -51,7 +51,7 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
     """Choose the compiler: zig, but GCC for what must share torch's libstdc++."""
     settings, described = draft.settings, draft.project
     refuse_container_settings(settings, "cross")
-    pythons, missing = interpreters(described, settings.python, find)
+    pythons, missing = find_interpreters(described, settings.python, find)
     hints.check_languages(described.name, described.requires)
     extends_torch = project.needs_torch(described)
     if settings.toolchain == "zig" and extends_torch:

@@ -67,8 +67,7 @@ def build(
         )
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
             shutil.rmtree(sources / "build/lib", ignore_errors=True)
-        out = work / f"built-{python.version}"
-        out.mkdir()
+        (out := work / f"built-{python.version}").mkdir()
         if setup.runtime and source.has_cxx(sources):
             with watcher.step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
                 setup.runtime(log)

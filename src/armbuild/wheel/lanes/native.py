@@ -11,7 +11,7 @@ from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
 from armbuild.target import arm64_headers
 from armbuild.toolchain import compile_cache
-from armbuild.wheel.interpreters import interpreters
+from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
 from armbuild.wheel.lanes.local import refuse_container_settings
 from armbuild.wheel.lanes.setup import Setup, prefix_map, settings
@@ -30,7 +30,7 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
     """Refuse what is this machine's to decide."""
     settings = draft.settings
     refuse_container_settings(settings, "native")
-    pythons, missing = interpreters(draft.project, settings.python, find)
+    pythons, missing = find_interpreters(draft.project, settings.python, find)
     if settings.toolchain:
         raise UsageError(
             f"--toolchain {settings.toolchain}: the native lane has this machine's compiler: set CC and CXX"

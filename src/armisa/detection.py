@@ -30,10 +30,10 @@ def detect(root: Path = Path("/")) -> Isa:
     info = _cpuinfo(content, machine, notes)
     features = info.features if info else frozenset()
     if machine == "aarch64":
-        words = host.hwcaps()
-        if words["hwcap"] is None:
+        capabilities = host.hwcaps()
+        if capabilities["hwcap"] is None:
             notes.append("the C library has no getauxval: features are /proc/cpuinfo's")
-        features, disagreement = reconcile(features, words)
+        features, disagreement = reconcile(features, capabilities)
         notes.extend(disagreement)
     return assemble(
         machine=machine,

@@ -84,7 +84,7 @@ class _Run:
         self.warnings: list[str] = []
         self.files: list[ElfReport] = []
         self.contents = wheel.Contents()
-        self.kept: dict[str, bytes] = {}
+        self.requested: dict[str, bytes] = {}
         self.wheel: wheelfile.FileName | None = None
         self.parts: dict[str, int] = {}
         self.own = False
@@ -101,12 +101,12 @@ class _Run:
             folder = Path(name)
             # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
             elves = folder / variant.split(self.archive.path.with_suffix(".whl").name)[0]
-            with zipfile.ZipFile(elves, "w") as kept:
+            with zipfile.ZipFile(elves, "w") as elf_wheel:
                 for member in self.archive.members:
-                    self._member(member, folder / "member.elf", kept)
+                    self._member(member, folder / "member.elf", elf_wheel)
                 records = csv.writer(buffer := io.StringIO())
-                records.writerows((item.filename, "", "") for item in kept.infolist())
-                kept.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
+                records.writerows((item.filename, "", "") for item in elf_wheel.infolist())
+                elf_wheel.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
             if self.wheel and not self.archive.problems:
                 policy = self._policy(self.wheel, elves)
         self.errors[:0] = self.archive.problems
@@ -135,7 +135,7 @@ class _Run:
                 policy=policy,
                 parts=dict(sorted(self.parts.items(), key=lambda item: -item[1])),
                 images=self.archive.images,
-                texts=self.kept,
+                texts=self.requested,
             ),
             info,
         )
@@ -191,7 +191,7 @@ class _Run:
                 except Exception:  # noqa: BLE001, S112 - the main pass meets the same member and says what is wrong
                     continue
 
-    def _member(self, member: Member, temporary: Path, kept: zipfile.ZipFile) -> None:
+    def _member(self, member: Member, temporary: Path, elf_wheel: zipfile.ZipFile) -> None:
         name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
         keep = self.keep(name) and member.size <= _TEXT_LIMIT
@@ -208,13 +208,13 @@ class _Run:
         if member.mode & 0o6000:
             self.warnings.append(f"{name}: set-user or set-group bit")
         if keep:
-            self.kept[name] = temporary.read_bytes()
+            self.requested[name] = temporary.read_bytes()
         with temporary.open("rb") as file:
             is_elf = file.read(len(ELF)) == ELF
         if is_elf:
             self._elf(name, temporary, size)
             if self.wheel:
-                kept.write(temporary, name)
+                elf_wheel.write(temporary, name)
 
     def _elf(self, name: str, path: Path, size: int) -> None:
         try:
