@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.artifact.wheelfile import FileName
+
+MAX_DOCUMENT = 16 << 20
+"""In bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ def verify(path: Path, *, statement: Path | None = None, signer: Signer | None =
     have a signature of theirs beside it. Raises UsageError for what is neither, or a file that is not there.
     """
     if statement and not statement.is_file():
-        raise UsageError(f"--provenance {statement}: no such file")
+        raise UsageError(f"{statement}: no such provenance file")
     kind = kind_of(path)
     if kind == "wheel":
         return tuple(_wheel(path, statement, signer))
@@ -139,7 +141,7 @@ def _provenance(
     """Check that a statement is of these bytes, and that it agrees with the bill of materials in them."""
     problems, holds = [], ""
     try:
-        said = json.loads(file.read_bytes())
+        said = json.loads(_document(file))
         definition = said["predicate"]["buildDefinition"]
         source, *materials = definition["resolvedDependencies"]
         problems = list(_subject(path, said))
@@ -169,9 +171,18 @@ def _subject(path: Path, said: Mapping[str, Any]) -> Iterator[str]:
     (subject,) = said["subject"]
     if subject["name"] != path.name:
         yield f"it is of {subject['name']}"
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = provenance.sha256(path)
     if subject["digest"]["sha256"] != found:
         yield f"it is of other bytes: sha256 {subject['digest']['sha256']}, the file has {found}"
+
+
+def _document(file: Path) -> bytes:
+    """Return what a file says; ValueError for one that no such document is as large as."""
+    with file.open("rb") as stream:
+        content = stream.read(MAX_DOCUMENT + 1)
+    if len(content) > MAX_DOCUMENT:
+        raise ValueError(f"larger than {MAX_DOCUMENT >> 20} MiB")
+    return content
 
 
 def _source(source: Mapping[str, Any]) -> str:
@@ -189,10 +200,10 @@ def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
     if signer is None:
         return Check(part="signature", ok=None, text="there is one; --cert-identity says whose it must be")
     try:
-        signed = signature.signed_statement(file.read_bytes(), signer=signer.identity, issuer=signer.issuer)
-    except CheckFailed as error:
+        signed = signature.signed_statement(_document(file), signer=signer.identity, issuer=signer.issuer)
+        same = statement.is_file() and signed == _document(statement)
+    except (CheckFailed, *BROKEN) as error:
         return Check(part="signature", ok=False, text=str(error))
-    same = statement.is_file() and signed == statement.read_bytes()
     text = f"{signer.identity} signed the provenance" if same else f"it signs another file than {statement}"
     return Check(part="signature", ok=same, text=text)
 
@@ -225,7 +236,7 @@ def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
     problems = []
     revision = ""
     try:
-        statement = json.loads(file.read_bytes())
+        statement = json.loads(_document(file))
         revision = provenance.commit(statement) or "no commit"
         version = str(parse_name(statement["subject"][0]["name"]).version)
         for label, stated in (("version", version), ("revision", revision)):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.armbuild.audit.conftest import RET, make_elf, make_wheel
+from tests.armbuild.cli.test_detect import check
 from tests.armbuild.image import small
 from tests.armbuild.plans import planned
 
@@ -23,6 +24,7 @@ from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.repair import RepairedWheel
 
 PROJECT = Path(__file__).parent / "projects/scikit"
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/verify.json").read_text())
 BILL = "demo-1.0.dist-info/sboms/armbuild.cdx.json"
 SIGNER = verify.Signer(identity="https://ci.example/workflow", issuer="https://ci.example")
 
@@ -88,11 +90,11 @@ def beside(wheel):
 
 
 def verdicts(path, **options):
-    return {check.part: check.ok for check in verify.verify(path, **options)}
+    return {item.part: item.ok for item in verify.verify(path, **options)}
 
 
 def failures(path, **options):
-    return [f"{check.part}: {check.text}" for check in verify.verify(path, **options) if check.ok is False]
+    return [f"{item.part}: {item.text}" for item in verify.verify(path, **options) if item.ok is False]
 
 
 def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
@@ -106,7 +108,7 @@ def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
     assert lines[4] == "  -       signature   none beside it"
     beside(wheel).unlink()
     assert verdicts(wheel)["provenance"] is None
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="no such provenance file"):
         verify.verify(wheel, statement=beside(wheel))
 
 
@@ -180,6 +182,14 @@ def test_nonsense_for_a_statement_is_a_verdict(wheel, text):
     assert "is no SLSA provenance" in found
 
 
+def test_a_document_that_is_too_large_is_a_verdict(wheel, monkeypatch):
+    monkeypatch.setattr(verify, "MAX_DOCUMENT", 100)
+    wheel.with_name(wheel.name + signature.SUFFIX).write_text("x" * 101)
+    found = failures(wheel, signer=SIGNER)
+    assert [line.partition(":")[0] for line in found] == ["provenance", "signature"]
+    assert all("larger than" in line for line in found)
+
+
 def test_a_wheel_that_cannot_be_read_is_a_verdict(wheel):
     wheel.write_bytes(wheel.read_bytes()[:200])
     assert [line.partition(":")[0] for line in failures(wheel)] == ["wheel", "provenance"]
@@ -209,8 +219,9 @@ def test_the_command_exits_with_1_and_its_document_says_why(wheel, capsys):
     rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n")
     assert main(["verify", str(wheel), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
+    check(said, SCHEMA)
     assert said["ok"] is said["files"][0]["ok"] is False
-    assert {check["part"]: check["ok"] for check in said["files"][0]["checks"]}["provenance"] is False
+    assert {item["part"]: item["ok"] for item in said["files"][0]["checks"]}["provenance"] is False
     assert main(["verify", str(wheel), str(wheel), "--provenance", str(beside(wheel))]) == 2
     assert main(["verify", str(wheel), "--cert-identity", "x"]) == 2
     assert main(["verify", str(wheel.with_name("none.whl"))]) == 2
@@ -324,4 +335,4 @@ def test_every_image_of_an_archive_is_checked(tmp_path):
     labelled = small.image([made[1]], architecture="amd64", Labels={"armllm.torch": "9"})
     path = archive.write([small.image([made[0]]), labelled], tmp_path / "x.tar", name="localhost/x:1").path
     assert failures(path) == ["labels: label armllm.torch=9: what is inside says nothing"]
-    assert sum(check.part == "image" for check in verify.verify(path)) == 2
+    assert sum(item.part == "image" for item in verify.verify(path)) == 2

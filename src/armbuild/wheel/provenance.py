@@ -42,7 +42,16 @@ def revision(wheel: Path) -> str | None:
         found = commit(said)
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return found if digest == hashlib.sha256(wheel.read_bytes()).hexdigest() else None
+    return found if digest == sha256(wheel) else None
+
+
+def sha256(path: Path) -> str:
+    """Return a file's digest in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def commit(said: Mapping[str, Any]) -> str | None:
@@ -62,7 +71,7 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
         "subject": [
             {
                 "name": repaired.path.name,
-                "digest": {"sha256": hashlib.sha256(repaired.path.read_bytes()).hexdigest()},
+                "digest": {"sha256": sha256(repaired.path)},
             }
         ],
         "predicateType": PREDICATE,
