@@ -206,6 +206,12 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    @property
+    def num_entries(self) -> int:
+        """How many entries its lists have, by which the work grows that they take."""
+        lists = (self.stop, self.bad_words, self.stop_token_ids, self.allowed_token_ids, self.logit_bias)
+        return sum(len(entries) for entries in lists if entries)
+
     def token_ids(self) -> dict[str, list[int]]:
         """The parameters that name token ids, which a vocabulary must have."""
         return {

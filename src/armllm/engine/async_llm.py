@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Shorter prompts are tokenized and checked in less time than it takes to hand them to another thread.
 LONG_PROMPT = 2000
+LONG_LISTS = 64
+GRAMMAR_THREADS = 4
 SWITCH_INTERVAL = 0.5e-3  # seconds
 
 
@@ -54,6 +56,7 @@ class AsyncLLM:
         self._keys: dict[str, str] = {}  # request id -> what the engine knows it as
         self._streams: dict[str, Stream] = {}  # by the latter
         self._numbers = itertools.count()
+        self._grammars = concurrent.futures.ThreadPoolExecutor(GRAMMAR_THREADS, "armllm-grammar")
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         started: concurrent.futures.Future[LLMEngine] = concurrent.futures.Future()
         # OpenMP keeps a team of threads per thread that asks: loading happens where the steps will.
@@ -111,8 +114,11 @@ class AsyncLLM:
         make = functools.partial(
             self.llm_engine.processor.make_request, prompt=given, params=sampling_params, priority=priority
         )
-        slow = sampling_params.structured_outputs is not None or len(given) > LONG_PROMPT
-        outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow)
+        slow = len(given) > LONG_PROMPT or sampling_params.num_entries > LONG_LISTS
+        # grammars may take seconds: nobody else shall wait for a thread because of them
+        executor = self._grammars if sampling_params.structured_outputs is not None else None
+        slow = slow or executor is not None
+        outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow, executor=executor)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -133,9 +139,15 @@ class AsyncLLM:
             return as_embedding(await anext(outputs))
 
     async def _run(
-        self, request_id: str, kind: RequestOutputKind, make: Callable[[str], Request], *, slow: bool
+        self,
+        request_id: str,
+        kind: RequestOutputKind,
+        make: Callable[[str], Request],
+        *,
+        slow: bool,
+        executor: concurrent.futures.Executor | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Queue the request that ``make`` returns for a key, in another thread if that is ``slow``."""
+        """Queue the request that ``make`` returns for a key, made by ``executor`` if that is ``slow``."""
         key = f"{request_id}/{next(self._numbers)}"
         if self._keys.setdefault(request_id, key) != key:
             raise RequestError(f"request id {request_id!r} is in use")
@@ -143,7 +155,7 @@ class AsyncLLM:
         finished = False
         try:
             if slow:
-                request = await asyncio.get_running_loop().run_in_executor(None, make, key)
+                request = await asyncio.get_running_loop().run_in_executor(executor, make, key)
             else:
                 request = make(key)
             if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
@@ -172,6 +184,7 @@ class AsyncLLM:
         """Stop the thread after the step it is in. Whoever still waits gets an EngineError."""
         atexit.unregister(self.shutdown)
         self._inbox.put(None)
+        self._grammars.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, cast
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from armllm.engine.grammar import GrammarCheck, compile_grammar, first_line, library
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -21,10 +24,9 @@ if TYPE_CHECKING:
     from armllm.sampling_params import StructuredOutputsParams
     from armllm.tokenizer import Tokenizer
 
-# JSON on one line, as json.dumps writes it. White space without limit is legal too, and a weak model then
-# writes nothing else until it runs out of tokens.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-CACHED_GRAMMARS = 64
+SOURCE_BYTES = 256 << 10  # of one schema, regex, list of choices or grammar
+CACHED_BYTES = 256 << 20  # of compiled grammars
+LEAST_BYTES = 64 << 10  # what a small one takes, about
 
 
 class Matcher:
@@ -51,15 +53,15 @@ class Matcher:
         """Take the token that came; return whether nothing may follow. RequestError if it is lost."""
         self._matcher.consume_token(token_id)
         if self._matcher.is_error():
-            raise RequestError(f"structured_outputs: {_first_line(self._matcher.get_error())}")
+            raise RequestError(f"structured_outputs: {first_line(self._matcher.get_error())}")
         stopped: bool = self._matcher.is_stopped()
         return stopped
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for; the last few grammars are kept.
+    """Compiles what requests ask for; the grammars used last are kept, up to ``CACHED_BYTES``.
 
-    ``vocab_size`` is the model's, which may be more than the tokenizer's.
+    ``vocab_size`` is the model's, which may be more than the tokenizer's. May be used by several threads.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: frozenset[int]) -> None:
@@ -68,84 +70,80 @@ class GrammarCompiler:
         self._end_token_ids = end_token_ids
         eos = tokenizer.eos_token_id
         self._eos = eos if eos is not None else min(end_token_ids, default=None)
-        self._compile = functools.lru_cache(CACHED_GRAMMARS)(self._compile_uncached)
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
+        self._cached: OrderedDict[tuple[str, str], tuple[Matcher, int]] = OrderedDict()
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the grammars take which are kept."""
+        return sum(size for _, size in self._cached.values())
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
         """At the beginning of the grammar; RequestError if it can't be compiled."""
         if wanted.regex is not None:
-            return self._compile("regex", wanted.regex).copy()
+            return self._compile("regex", wanted.regex)
         if wanted.choice is not None:
-            return self._compile("choice", json.dumps(wanted.choice)).copy()
+            return self._compile("choice", json.dumps(wanted.choice))
         if wanted.grammar is not None:
-            return self._compile("grammar", wanted.grammar).copy()
+            return self._compile("grammar", wanted.grammar)
         schema = {"type": "object"} if wanted.json_object else wanted.json
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise RequestError(f"structured_outputs.json is not JSON: {error}") from None
-        if schema is True:
-            schema = {}
-        if not isinstance(schema, dict):
-            raise RequestError(
-                f"structured_outputs.json must be a schema that something fits, not {schema!r:.80}"
-            )
         try:
-            return self._compile("json", json.dumps(schema)).copy()
+            if isinstance(schema, str):
+                _check_size("json", schema)
+                schema = json.loads(schema)
+            source = json.dumps({} if schema is True else schema)
         except (TypeError, ValueError, RecursionError) as error:
             if isinstance(error, RequestError):
                 raise
             raise RequestError(f"structured_outputs.json is not JSON: {error}") from None
+        if not source.startswith("{"):
+            raise RequestError(
+                f"structured_outputs.json must be a schema that something fits, not {schema!r:.80}"
+            )
+        return self._compile("json", source)
 
     @functools.cached_property
     def _vocabulary(self) -> llguidance.LLTokenizer:
         """The vocabulary as a trie, made when it is first needed: it takes up to a second."""
         text = self._tokenizer.to_json()
-        made = _library().LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
+        made = library().LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
         return cast("llguidance.LLTokenizer", made)
 
-    def _compile_uncached(self, kind: str, source: str) -> Matcher:
-        library = _library()
-        make = library.LLMatcher
-        try:
-            if kind == "json":
-                grammar = make.grammar_from_json_schema(source, overrides=JSON_STYLE)
-            elif kind == "regex":
-                # digits are ASCII's: a subset that readers of every dialect expect
-                grammar = make.grammar_from_lark(f"start: /{library.regex_to_lark(source, 'd')}/")
-            elif kind == "choice":
-                texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(source))
-                grammar = make.grammar_from_lark(f"start: {texts}")
-            else:
-                lark = library.gbnf_to_lark.gbnf_to_lark(source) if "::=" in source else source
-                grammar = make.grammar_from_lark(lark)
-            failed, messages = make.validate_grammar_with_warnings(grammar, self._vocabulary)
-        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-            failed, messages = True, [str(error)]
-        if failed:
-            raise RequestError(
-                f"structured_outputs.{kind} can't be compiled: {_first_line(' '.join(messages))}"
-            )
-        matcher = make(self._vocabulary, grammar, log_level=0)
-        if matcher.is_error():
-            raise RequestError(
-                f"structured_outputs.{kind} can't be compiled: {_first_line(matcher.get_error())}"
-            )
-        return Matcher(matcher, self._end_token_ids, self._eos)
+    @functools.cached_property
+    def _check(self) -> GrammarCheck:
+        return GrammarCheck(self._tokenizer.to_json(), self._vocab_size, self._eos)
+
+    def _compile(self, kind: str, source: str) -> Matcher:
+        _check_size(kind, source)
+        library()
+        key = kind, source
+        matcher = self._find(key)
+        if matcher is None:
+            with self._compiling:
+                matcher = self._find(key)  # the same grammar often comes from several at once
+                if matcher is None:
+                    size = max(self._check.check(kind, source), LEAST_BYTES) + 2 * len(source)
+                    compiled = compile_grammar(self._vocabulary, kind, source)
+                    matcher = Matcher(compiled, self._end_token_ids, self._eos)
+                    self._keep(key, matcher, size)
+        return matcher.copy()
+
+    def _find(self, key: tuple[str, str]) -> Matcher | None:
+        with self._lock:
+            if key not in self._cached:
+                return None
+            self._cached.move_to_end(key)
+            return self._cached[key][0]
+
+    def _keep(self, key: tuple[str, str], matcher: Matcher, size: int) -> None:
+        with self._lock:
+            self._cached[key] = matcher, size
+            while len(self._cached) > 1 and self.cached_bytes > CACHED_BYTES:
+                self._cached.popitem(last=False)
 
 
-def _library() -> Any:
-    """llguidance, which only requests for structured output need."""
-    try:
-        import llguidance  # noqa: PLC0415
-        import llguidance.gbnf_to_lark  # noqa: PLC0415
-    except ModuleNotFoundError:
-        raise RequestError("structured_outputs needs llguidance: pip install 'armllm[engine]'") from None
-    return llguidance
-
-
-def _first_line(text: str) -> str:
-    """What went wrong without the picture of where."""
-    lines = [line.strip() for line in text.split("<state>", 1)[0].strip().splitlines()]
-    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return " ".join([lines[0][:200], *reasons[:1]]) if lines else "no reason given"
+def _check_size(kind: str, source: str) -> None:
+    if len(source) > SOURCE_BYTES:
+        raise RequestError(
+            f"structured_outputs.{kind} has {len(source)} characters, more than {SOURCE_BYTES}"
+        )

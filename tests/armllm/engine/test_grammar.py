@@ -1,0 +1,80 @@
+"""A grammar that is too much for the compiler ends the process that tries it, and no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from armllm import StructuredOutputsParams
+from armllm.engine import structured
+from armllm.engine.structured import GrammarCompiler
+from armllm.errors import RequestError
+from armllm.smoke.passages import MODEL
+from armllm.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    tokenizer = Tokenizer(MODEL)
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({tokenizer.eos_token_id or 0}))
+
+
+def chain_of_objects(length):
+    """Every object holds the next one: compiled by recursion."""
+    definitions = {
+        f"d{index}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{index + 1}"}}}
+        for index in range(length)
+    }
+    return {"$defs": {**definitions, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def chain_of_rules(length):
+    rules = [f"r{index}: r{index + 1}" for index in range(length)]
+    return "\n".join(["start: r0", *rules, f'r{length}: "z"'])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": chain_of_objects(1500)},
+        {"json": json.dumps(chain_of_objects(1500))},
+        {"grammar": chain_of_rules(15_000)},
+        pytest.param({"json": {"type": "integer", "multipleOf": 9_999_991}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"regex": "".join(f"[a-{chr(98 + i % 24)}]?" for i in range(10_000))}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["objects", "objects as text", "rules", "multipleOf", "regex"],
+)
+def test_what_overflows_the_stack_or_takes_for_ever_is_refused(grammars, wanted):
+    with pytest.raises(RequestError, match="too complex"):
+        grammars.matcher(StructuredOutputsParams(**wanted))
+    assert grammars.matcher(StructuredOutputsParams(regex="[a-z]+"))
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"regex": "a" * 300_000}, {"json": " " * 300_000 + "{}"}, {"choice": ["a" * 300_000]}]
+)
+def test_sources_have_a_limit(grammars, wanted):
+    with pytest.raises(RequestError, match=f"{next(iter(wanted))} has 300"):
+        grammars.matcher(StructuredOutputsParams(**wanted))
+
+
+def test_a_grammar_is_compiled_once_and_what_is_kept_has_a_limit_in_bytes(grammars, monkeypatch):
+    compiled = []
+
+    def compile_grammar(vocabulary, kind, source):
+        compiled.append(source)
+        return original(vocabulary, kind, source)
+
+    original = structured.compile_grammar
+    monkeypatch.setattr(structured, "compile_grammar", compile_grammar)
+    monkeypatch.setattr(structured.GrammarCheck, "check", lambda *_: 100_000)
+    monkeypatch.setattr(structured, "CACHED_BYTES", 500_000)
+    for index in [*range(9), 8, 8]:
+        grammars.matcher(StructuredOutputsParams(regex=f"x{index}"))
+        assert grammars.cached_bytes <= 500_000
+    assert compiled == [f"x{index}" for index in range(9)]
+    grammars.matcher(StructuredOutputsParams(regex="x0"))  # the oldest had to go
+    assert compiled[-1] == "x0"
