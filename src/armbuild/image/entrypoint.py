@@ -49,7 +49,7 @@ def main(arguments: list[str], root: Path = Path("/")) -> int:
         return TOO_LITTLE
     if isa.threads and os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") == "auto":
         os.environ.setdefault("OMP_NUM_THREADS", str(isa.threads))  # for every thread that computes
-    command = ["serve", *with_model(arguments, os.environ)]
+    command = ["serve", *with_host(with_model(arguments, os.environ))]
     for line in report(facts, isa, command, root):
         print(line, file=sys.stderr, flush=True)
     if isa.memory_bytes and isa.memory_bytes < LEAST_MEMORY:
@@ -131,6 +131,16 @@ def with_model(arguments: list[str], environment: Mapping[str, str]) -> list[str
     if names_one or not own or any(re.match(r"--model(?:=|$)", word) for word in arguments):
         return arguments
     return [own, *arguments]
+
+
+def with_host(arguments: list[str]) -> list[str]:
+    """Return the server's arguments, with all of the container's addresses when they name none.
+
+    What of them the outside reaches is the container engine's business.
+    """
+    if any(re.match(r"--(?:host|uds)(?:=|$)", word) for word in arguments):
+        return arguments
+    return [*arguments, "--host", "0.0.0.0"]  # noqa: S104
 
 
 def _stop(number: int, _frame: object) -> NoReturn:

@@ -26,7 +26,10 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104 - as vLLM does
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on. Default: 0.0.0.0 with --api-key, else 127.0.0.1."),
+    ] = None,
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 8000,
@@ -40,6 +43,9 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     ] = None,
     allowed_origins: Annotated[
         str, typer.Option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
+    ] = "[]",
+    allowed_hosts: Annotated[
+        str, typer.Option(help="Public host names of a server without a key: a JSON list, or ['*'].")
     ] = "[]",
     chat_template: Annotated[
         str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
@@ -94,7 +100,8 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         log_requests=enable_log_requests,
-        allowed_origins=_origins(allowed_origins),
+        allowed_origins=_texts("--allowed-origins", allowed_origins),
+        allowed_hosts=(*_texts("--allowed-hosts", allowed_hosts), *([host] if host else [])),
     )
     return run(
         name,
@@ -126,11 +133,11 @@ def _template(given: str | None) -> str | None:
         raise RequestError(f"--chat-template {given}: {error}") from None
 
 
-def _origins(given: str) -> tuple[str, ...]:
+def _texts(option: str, given: str) -> tuple[str, ...]:
     try:
-        origins = json.loads(given.replace("'", '"'))
+        texts = json.loads(given.replace("'", '"'))
     except ValueError:
-        origins = None
-    if not isinstance(origins, list) or not all(isinstance(one, str) for one in origins):
-        raise RequestError(f"--allowed-origins must be a JSON list of texts, not {given!r}")
-    return tuple(origins)
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
+        raise RequestError(f"{option} must be a JSON list of texts, not {given!r}")
+    return tuple(texts)

@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from armllm.server import openapi
 from armllm.server.errors import ApiError, answer_error, error_handlers
+from armllm.server.origins import OriginGuard
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,6 +46,9 @@ def create_app(service: Service) -> Starlette:
         )
     if service.options.api_keys:
         middleware.append(Middleware(KeyGuard, keys=service.options.api_keys))
+    else:
+        hosts, origins = service.options.allowed_hosts, service.options.allowed_origins
+        middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
     app = Starlette(
         routes=[
             *openapi.routes(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -29,7 +30,7 @@ def serve(
     engine_options: dict[str, Any],
     options: ServerOptions,
     *,
-    host: str,
+    host: str | None,
     port: int,
     uds: str | None = None,
     log_level: str = "info",
@@ -37,8 +38,11 @@ def serve(
 ) -> int:
     """Serve a model until a signal comes; return the exit status.
 
-    The port is taken before the model is loaded, and listened to after: whoever can connect is served.
+    The port is taken before the model is loaded, and listened to after: whoever can connect is served. Unless
+    there is a ``host``, a server that asks for no key is there for its own machine only.
     """
+    if host is None:
+        host = "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104 - with a key, as vLLM does
     # As PID 1 of a container, a process that has no handler never sees SIGTERM.
     for number in SIGNALS:
         signal.signal(number, _stop_now)
@@ -59,6 +63,7 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
     import uvicorn  # noqa: PLC0415 - not needed to say that a port is in use
 
     from armllm.server.app import create_app  # noqa: PLC0415
+    from armllm.server.connection import LimitedProtocol  # noqa: PLC0415
     from armllm.server.draining import DrainingServer  # noqa: PLC0415
 
     config = uvicorn.Config(
@@ -69,7 +74,7 @@ def _run(service: Service, sock: socket.socket, address: str, *, log_level: str,
         lifespan="off",
         server_header=False,
         ws="none",
-        http="httptools",
+        http=functools.partial(LimitedProtocol, service.limits),  # type: ignore[arg-type]
     )
     server = DrainingServer(config, service, address, signals=SIGNALS, stop_now=_stop_now)
     server.run(sockets=[sock])

@@ -50,7 +50,8 @@ class ServerOptions:
     tool_call_parser, reasoning_parser: names in `TOOL_PARSERS` and `REASONING_PARSERS`.
     enable_auto_tool_choice: whether the model may decide to call tools. neutral_sampling: requests start from
     neutral defaults instead of the checkpoint's generation_config.json. log_requests: a line per request,
-    without its text. allowed_origins: web pages that may use the server.
+    without its text. allowed_origins: web pages that may use the server. allowed_hosts: public host names
+    that it may be asked under where it needs no key.
 
     Raises RequestError for a parser that does not exist.
     """
@@ -64,6 +65,7 @@ class ServerOptions:
     neutral_sampling: bool = False
     log_requests: bool = False
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for flag, name, known in (

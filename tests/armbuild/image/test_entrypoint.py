@@ -89,6 +89,16 @@ def test_the_images_own_model_is_served_unless_another_is_named(arguments, expec
     assert entrypoint.with_model(arguments, {}) == arguments
 
 
+def test_a_container_is_reached_from_outside_unless_another_address_is_named():
+    assert entrypoint.with_host(["/model"]) == ["/model", "--host", "0.0.0.0"]  # noqa: S104
+    for arguments in (
+        ["/model", "--host", "::"],
+        ["/model", "--host=::1"],
+        ["--uds", "/run/socket", "/model"],
+    ):
+        assert entrypoint.with_host(arguments) == arguments
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import uvicorn
 
 from armllm import AsyncLLM
 from armllm.server.app import create_app
+from armllm.server.connection import LimitedProtocol
 from armllm.server.service import ServerOptions, Service
 from armllm.smoke.passages import MODEL
 
@@ -46,7 +48,11 @@ class Served:
         self.engine = AsyncLLM(folder, dtype="float32", **engine_options)
         self.service = Service(self.engine, ServerOptions(served_model_names=("smoke", "alias"), **options))
         config = uvicorn.Config(
-            create_app(self.service), lifespan="off", log_level="warning", http="httptools", ws="none"
+            create_app(self.service),
+            lifespan="off",
+            log_level="warning",
+            http=functools.partial(LimitedProtocol, self.service.limits),
+            ws="none",
         )
         self.server = uvicorn.Server(config)
         self.socket = socket.create_server(("127.0.0.1", 0))

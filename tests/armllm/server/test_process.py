@@ -168,6 +168,7 @@ def test_a_signal_while_loading_stops(start, folder):
         (["FOLDER", "--dtype", "int3"], "int3"),
         (["FOLDER", "--gpu-memory-utilization", "0.9"], "VLLM_CPU_KVCACHE_SPACE"),
         (["FOLDER", "--allowed-origins", "x"], "--allowed-origins"),
+        (["FOLDER", "--allowed-hosts", "[1]"], "--allowed-hosts"),
         (["FOLDER", "--uvicorn-log-level", "loud"], "--uvicorn-log-level"),
         (["FOLDER", "--model", "FOLDER"], "MODEL"),
         ([], "MODEL"),

@@ -1,0 +1,143 @@
+"""What a connection may cost before anybody knows whose it is: uvicorn's protocol, with limits."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from armllm.server.limits import Limits
+
+HEADER_BYTES = 64 << 10
+HEADER_SECONDS = 10.0
+BODY_SECONDS = 60.0  # from the headers on
+WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
+MAX_PIPELINED = 8  # requests that wait behind the one that is answered
+MAX_CONNECTIONS = 4096
+RESERVED_FILES = 128  # for everything that is not a connection
+# A chunk of one byte takes six bytes.
+CHUNKED_BYTES = 8
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection.
+
+    A connection beyond the limit takes the place of the one that has waited longest for a request.
+    """
+
+    def __init__(self, limits: Limits, **options: Any) -> None:
+        super().__init__(**options)
+        self._most_bytes = HEADER_BYTES + CHUNKED_BYTES * limits.body_bytes
+        self._idle = limits.idle
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._in_body = False
+        self._header_bytes = 0
+        self._message_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room, and wait for a request."""
+        super().connection_made(transport)
+        if len(self.connections) > max_connections():
+            victim = next(iter(self._idle), self)
+            self._idle.pop(victim, None)
+            victim.transport.abort()
+        if not transport.is_closing():
+            self._idle[self] = None
+            self._set_deadline(HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._idle.pop(self, None)
+        self._set_deadline(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count before anything is kept."""
+        self._message_bytes += len(data)
+        if self._message_bytes > (self._most_bytes if self._in_body else HEADER_BYTES + len(data)):
+            self.send_400_response("The request is too large.")
+            return
+        if not self._in_body and self._deadline is None:
+            self._set_deadline(HEADER_SECONDS)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """Start to count anew."""
+        self._header_bytes = self._message_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the URL."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or what comes after a chunked body as one."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Wait for the body."""
+        self._in_body = True
+        self._idle.pop(self, None)
+        self._set_deadline(BODY_SECONDS)
+        super().on_headers_complete()
+        if len(self.pipeline) > MAX_PIPELINED:
+            raise ValueError("too many pipelined requests")
+
+    def on_message_complete(self) -> None:
+        """Wait for nothing but the answer."""
+        self._in_body = False
+        self._message_bytes = 0
+        self._set_deadline(None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Let the connection go where another one needs its place."""
+        super().on_response_complete()
+        if not self.pipeline and not self.transport.is_closing():
+            self._idle[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what can't be parsed; within another answer there is no place for it."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+        elif self._header_bytes > HEADER_BYTES or self._message_bytes > HEADER_BYTES:
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        if self._write_deadline is None:
+            self._write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+        super().resume_writing()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size + 4
+        if self._header_bytes > HEADER_BYTES:
+            raise ValueError("the headers are too large")
+
+    def _set_deadline(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+def max_connections() -> int:
+    """As many as there may be open files, up to a limit."""
+    return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES))

@@ -1,0 +1,141 @@
+"""What connects and does not ask, or asks without end, is let go; everybody else is served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import httpx2
+import pytest
+from tests.armllm.server.conftest import wait_until
+
+from armllm.server import connection
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+SHORT = 0.2  # seconds
+
+
+@contextlib.contextmanager
+def connected(server, sent=b""):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as one:
+        one.sendall(sent)
+        yield one
+
+
+def rest(one):
+    """What comes until the server ends the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := one.recv(1 << 16):
+            found += piece
+    return found
+
+
+def send_all(one, data):
+    with contextlib.suppress(ConnectionError):
+        one.sendall(data)
+
+
+def num_connections(server):
+    return len(server.server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    ("sent", "constant"),
+    [
+        (b"", "HEADER_SECONDS"),
+        (b"\r\n\r\n", "HEADER_SECONDS"),
+        (GET, "HEADER_SECONDS"),
+        (GET + b"\r\n" + GET, "HEADER_SECONDS"),
+        (POST + b"Content-Length: 50\r\n\r\n{", "BODY_SECONDS"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", "BODY_SECONDS"),
+    ],
+    ids=["nothing", "lines", "half a header", "half a second header", "half a body", "half a chunk"],
+)
+def test_who_sends_half_a_request_is_let_go(served, monkeypatch, sent, constant):
+    monkeypatch.setattr(connection, constant, SHORT)
+    monkeypatch.setattr(served.server.config, "timeout_keep_alive", SHORT)
+    with connected(served, sent) as one:
+        rest(one)
+    wait_until(lambda: num_connections(served) == 0)
+    served.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [b"X-Long: " + b"a" * 200_000, b"a" * 200_000, b"X: y\r\n" * 20_000],
+    ids=["value", "name", "many"],
+)
+def test_headers_are_refused_before_they_are_long(served, piece):
+    with connected(served, GET) as one:
+        for _ in range(50):
+            send_all(one, piece)
+        assert rest(one)[:12] in (b"", b"HTTP/1.1 431")
+    wait_until(lambda: num_connections(served) == 0)
+
+
+def test_a_header_of_60_kib_is_fine(served):
+    assert httpx2.get(f"{served.url}/health", headers={"X-Long": "a" * (60 << 10)}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "tail", [b"1;" + b"x" * (1 << 20), b"0\r\nTrailer: " + b"y" * (1 << 20)], ids=["extension", "trailer"]
+)
+def test_what_surrounds_a_body_has_a_limit(served, monkeypatch, tail):
+    monkeypatch.setattr(connection, "CHUNKED_BYTES", 1)
+    most = connection.HEADER_BYTES + connection.CHUNKED_BYTES * served.service.limits.body_bytes
+    with connected(served, POST + b"Transfer-Encoding: chunked\r\n\r\n") as one:
+        send_all(one, tail)
+        for _ in range(most // (1 << 20) + 2):
+            send_all(one, b"z" * (1 << 20))
+        rest(one)
+    wait_until(lambda: num_connections(served) == 0)
+
+
+def test_pipelined_requests_have_a_limit(served):
+    total = served.server.server_state.total_requests
+    with connected(served, (GET + b"\r\n") * (1 + connection.MAX_PIPELINED)) as one:
+        found = b""
+        while found.count(b"HTTP/1.1 200") < 1 + connection.MAX_PIPELINED:
+            found += one.recv(1 << 16)
+    with connected(served) as one:
+        for _ in range(20):
+            send_all(one, (GET + b"\r\n") * 5000)
+        rest(one)
+    wait_until(lambda: num_connections(served) == 0)
+    assert served.server.server_state.total_requests - total < 1000
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served, monkeypatch):
+    wait_until(lambda: num_connections(served) == 0)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connected(served, GET[: index + 1])) for index in range(8)]
+        assert httpx2.get(f"{served.url}/health").status_code == 200
+        for one in idle[:5]:
+            assert rest(one) == b""
+        idle[-1].sendall(GET[8:] + b"\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def test_who_does_not_read_the_answer_is_let_go(served, monkeypatch):
+    monkeypatch.setattr(connection, "WRITE_SECONDS", SHORT)
+    with connected(served) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        end = time.monotonic() + 30
+        with contextlib.suppress(OSError):
+            while time.monotonic() < end:
+                one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+                time.sleep(0.005)
+    wait_until(lambda: num_connections(served) == 0)
+
+
+def test_what_is_no_http_does_not_land_within_an_answer(served):
+    body = b'{"prompt":"Hello","max_tokens":60,"ignore_eos":true}'
+    with connected(
+        served, POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + b"NONSENSE\r\n\r\n"
+    ) as one:
+        assert b"400" not in rest(one)
+    served.assert_idle()
