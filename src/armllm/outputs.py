@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Logprob:
-    """The model's own log-probability of a token, its rank (1 is the likeliest) and its text."""
+    """The log-probability of a token by the model, its rank (1 is the likeliest) and its text."""
 
     logprob: float
     rank: int
@@ -22,11 +22,11 @@ class Logprob:
 class CompletionOutput:
     """One completion of a prompt.
 
-    finish_reason: "stop" (an end token, a stop string, or the end of what structured_outputs allows),
-    "length", "abort", "error", or None while running. stop_reason: the stop string or stop token id that
-    ended it; None for the checkpoint's own end tokens.
-    logprobs: per token, the chosen one and the likeliest ones, if asked for; cumulative_logprob sums the
-    chosen.
+    - finish_reason: "stop", "length", "abort", "error", or None while the request runs. "stop" means an end
+      token, a stop string, or the end of what structured_outputs allows.
+    - stop_reason: the stop string or stop token id; None for the checkpoint's end tokens.
+    - logprobs: for each token, the sampled token and the likeliest ones, if the request asks for them.
+    - cumulative_logprob: the sum of the sampled tokens' log-probabilities.
     """
 
     index: int
@@ -44,11 +44,12 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestOutput:
-    """A request and its completions; `RequestOutputKind` says which, and how much of each.
+    """A request and its completions. `RequestOutputKind` says which ones, and how much of each.
 
-    num_cached_tokens: how much of the prompt came from the prefix cache. prompt_logprobs: per token of the
-    prompt (None for the first, which follows nothing), it and the likeliest ones, if asked for. error: why
-    the request could not be answered; `LLM` and `AsyncLLM` raise it.
+    - num_cached_tokens: number of prompt tokens that came from the prefix cache.
+    - prompt_logprobs: for each token of the prompt, this token and the likeliest ones, if the request asks
+      for them. The first token follows nothing and has None.
+    - error: why the request could not be answered; `LLM` and `AsyncLLM` raise it.
     """
 
     request_id: str
@@ -64,14 +65,14 @@ class RequestOutput:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingOutput:
-    """A prompt as a vector."""
+    """The embedding of a prompt: a vector."""
 
     embedding: list[float]
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingRequestOutput:
-    """What `LLM.embed` says about one prompt."""
+    """The result of `LLM.embed` for one prompt."""
 
     request_id: str
     prompt: str | None
@@ -83,14 +84,14 @@ class EmbeddingRequestOutput:
 
 @dataclasses.dataclass(frozen=True)
 class ScoringOutput:
-    """How alike two texts are: the cosine of the angle between their embeddings."""
+    """The similarity of two texts: the cosine of the angle between their embeddings."""
 
     score: float
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoringRequestOutput:
-    """What `LLM.score` says about one pair; the token ids are the first text's, then the second's."""
+    """The result of `LLM.score` for one pair; the token ids are those of the first text, then the second."""
 
     request_id: str
     prompt_token_ids: list[int]

@@ -18,10 +18,11 @@ POOLINGS = ("last", "mean", "cls")
 
 
 class RequestOutputKind(enum.Enum):
-    """What the outputs of a request that is still running hold; the same three that vLLM has.
+    """What the outputs of a running request hold. Names and meanings are vLLM's.
 
-    CUMULATIVE: all completions with everything so far. DELTA: the completions that advanced, with what is
-    new since the output before. FINAL_ONLY: there is one output, the finished one.
+    - CUMULATIVE: all completions, each with everything so far.
+    - DELTA: the completions that advanced, each with what is new since the last output.
+    - FINAL_ONLY: one output, when the request is finished.
     """
 
     CUMULATIVE = 0
@@ -31,11 +32,15 @@ class RequestOutputKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the whole output must look like; exactly one is given. Names are vLLM's.
+    """The form of the whole output. Set exactly one field. Names are vLLM's.
 
-    json: a JSON schema, as a dict or in JSON. regex: in Rust's syntax, without look-around. choice: one of
-    these texts. grammar: context-free, in Lark's syntax, or in GBNF (which has ``::=``). json_object: any
-    JSON object.
+    - json: a JSON schema, as a dict or as JSON text.
+    - regex: a regular expression in Rust's syntax, without look-around.
+    - choice: a list of texts; the output is one of them.
+    - grammar: a context-free grammar in Lark's syntax, or in GBNF if it has ``::=``.
+    - json_object: True for any JSON object.
+
+    Raises RequestError if not exactly one field is set, or if its value has a wrong type or is empty.
     """
 
     json: dict[str, Any] | bool | str | None = None
@@ -71,22 +76,33 @@ class StructuredOutputsParams:
 
 @dataclasses.dataclass(kw_only=True)
 class SamplingParams:
-    """What one request asks of the sampler; names, defaults and order of effects are vLLM's.
+    """How one request is sampled. Names, defaults and the order of effects are vLLM's.
 
-    n: completions of the prompt. temperature: 0 is greedy. min_p: keep tokens at least this likely, relative
-    to the likeliest; then top_k (0 or -1: all), then top_p: keep the likeliest. seed: the same seed gives the
-    same tokens whatever else runs. repetition_penalty: divides the logits of tokens in prompt and output
-    (multiplies negative ones). frequency_penalty, presence_penalty: taken off for tokens in the output, per
-    occurrence and once. logit_bias: added per token id. allowed_token_ids: no others. bad_words: texts that
-    must not come out. max_tokens: None is up to the model's length. min_tokens: no end before that many.
-    stop: strings that end the text and are cut off, unless include_stop_str_in_output. stop_token_ids: tokens
-    that end it; the checkpoint's own end tokens do so too, unless ignore_eos. logprobs: report so many of the
-    likeliest tokens per step beside the chosen one; -1 is the whole vocabulary. prompt_logprobs: so many for
-    each token of the prompt too. detokenize: False leaves the text empty. structured_outputs: the form that
-    the output must have. output_kind: what a streamed request's outputs hold (`LLM.generate` returns
-    finished ones).
+    - n: number of completions of the prompt.
+    - temperature: 0 is greedy.
+    - min_p: keeps tokens that are at least this likely, relative to the likeliest one.
+    - top_k: then keeps the likeliest tokens; 0 or -1 keeps all.
+    - top_p: then keeps the likeliest tokens until their probabilities add up to this.
+    - seed: the same seed gives the same tokens, whatever else runs.
+    - repetition_penalty: divides positive logits of tokens in prompt and output, multiplies negative ones.
+    - frequency_penalty: subtracted from the logit of a token in the output, once for each occurrence.
+    - presence_penalty: subtracted once from the logit of a token in the output.
+    - logit_bias: added to the logits, by token id.
+    - allowed_token_ids: all other tokens are excluded.
+    - bad_words: texts that the output must not have.
+    - max_tokens: None means up to the model's length.
+    - min_tokens: the output does not end before it has this many.
+    - stop: strings that end the text; they are cut off unless include_stop_str_in_output is set.
+    - stop_token_ids: tokens that end the text, besides the checkpoint's end tokens.
+    - ignore_eos: the checkpoint's end tokens do not end the text.
+    - logprobs: for each step, the number of likeliest tokens to report with the sampled one; -1 means all.
+    - prompt_logprobs: the same for each token of the prompt.
+    - detokenize: False leaves the text empty.
+    - skip_special_tokens: leaves special tokens out of the text.
+    - structured_outputs: the form that the output must have.
+    - output_kind: what the outputs of a stream hold; `LLM.generate` always returns finished outputs.
 
-    Raises RequestError (a ValueError) naming the parameter that is out of range.
+    Raises RequestError (a ValueError) that names the parameter which is out of range.
     """
 
     n: int = 1
@@ -184,17 +200,17 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken instead of a draw."""
+        """Whether each step takes the likeliest token and draws none."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def streams(self) -> bool:
-        """Whether there are outputs before the finished one."""
+        """Whether the request has outputs before it is finished."""
         return self.output_kind is not RequestOutputKind.FINAL_ONLY
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether anything but temperature, top_k, top_p and min_p changes which token comes out."""
+        """Whether a parameter other than temperature, top_k, top_p and min_p changes the logits."""
         return bool(
             self.logit_bias
             or self.bad_words
@@ -213,7 +229,7 @@ class SamplingParams:
         return sum(len(entries) for entries in lists if entries)
 
     def token_ids(self) -> dict[str, list[int]]:
-        """The parameters that name token ids, which a vocabulary must have."""
+        """Return the token ids of each parameter that has some; the vocabulary must contain them."""
         return {
             "stop_token_ids": self.stop_token_ids or [],
             "allowed_token_ids": self.allowed_token_ids or [],
@@ -225,11 +241,13 @@ class SamplingParams:
 class PoolingParams:
     """How the hidden states of a prompt's tokens become one embedding.
 
-    pooling: the state of the last token, of the first ("cls"), or the mean of all; None is what the
-    checkpoint says, else "last". normalize: to length 1. dimensions: keep only so many leading numbers, for
-    models trained for that (Kusupati et al. 2022), before the length is taken.
+    - pooling: "last" takes the state of the last token, "cls" that of the first, "mean" the mean of all.
+      None means what the checkpoint states, or "last".
+    - normalize: scales the vector to length 1.
+    - dimensions: cuts the vector to this many leading numbers before it is normalised, for models that are
+      trained for it (Kusupati et al. 2022).
 
-    Raises RequestError naming the parameter that is out of range.
+    Raises RequestError that names the parameter which is out of range.
     """
 
     pooling: str | None = None

@@ -29,24 +29,25 @@ CHOICES = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto",
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What `LLM` takes; names and meanings are vLLM's.
+    """The options of `LLM`, `AsyncLLM` and `armllm serve`. Names and meanings are vLLM's.
 
-    model: a Hugging Face checkpoint folder. tokenizer: another folder to take tokenizer.json from.
-    skip_tokenizer_init: token ids in, token ids out, no text.
-    dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
-    quantization: round weights while loading: "int8", "int4", both also in groups ("int4-g32", "-g64",
-    "-g128"), or "int4-channelwise". A checkpoint that is quantised says so itself; its method may be named
-    all the same.
-    calibration: a text of the kind that the model will see, by which inputs of products are scaled before
-    their weights are rounded (``quantization``).
-    seed: of the seeds of requests that bring none.
-    max_model_len: prompt and output together; by default as much as the checkpoint allows, and as
-    num_gpu_blocks_override holds where that is given.
-    kv_cache_dtype: "auto": keys and values are kept in ``dtype``; "int8": in half the memory, or a quarter.
-    block_size: tokens per block of the KV cache. num_gpu_blocks_override: how many blocks.
-    max_num_seqs, max_num_batched_tokens: sequences and tokens per step.
-    enable_prefix_caching: keep the blocks of old prompts for new ones that begin alike.
-    scheduling_policy: "fcfs", or "priority": requests of a lower number are served first.
+    - model: a folder with a Hugging Face checkpoint, a GGUF file, or a name on the hub.
+    - tokenizer: another folder with a tokenizer.json.
+    - skip_tokenizer_init: prompts and outputs are token ids only, without text.
+    - dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
+    - quantization: rounds weights while loading: "int8", "int8-g32", "int8-g64", "int8-g128", "int4",
+      "int4-g32", "int4-g64", "int4-g128" or "int4-channelwise". For a quantized checkpoint it may be the
+      name of its method.
+    - calibration: a text of the kind that the model will see; it reduces the error of ``quantization``.
+    - seed: the seed from which requests without a seed get theirs.
+    - max_model_len: prompt and output tokens of a request; default: what the checkpoint allows, and what
+      num_gpu_blocks_override can hold if it is set.
+    - kv_cache_dtype: "auto" stores keys and values in ``dtype``, "int8" in half of the memory or a quarter.
+    - block_size: tokens per block of the KV cache.
+    - num_gpu_blocks_override: the number of blocks.
+    - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step.
+    - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
+    - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""The offline API: a batch of prompts in, all completions out."""
+"""The offline API: it takes a batch of prompts and returns all completions."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ Params = TypeVar("Params", SamplingParams, PoolingParams)
 
 
 class LLM:
-    """A checkpoint, ready to generate.
+    """A model that is loaded and ready to generate.
 
-    Takes the options of `EngineConfig`; another one is refused by name, also where vLLM has it.
+    ``model`` is a checkpoint: a folder, a GGUF file, or a name on the Hugging Face hub. The options are those
+    of `EngineConfig`. Another option is refused by name, even if vLLM has it.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -40,15 +41,15 @@ class LLM:
         self._request_ids = map(str, itertools.count())
 
     def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
+        """Return the checkpoint's tokenizer."""
         return self.llm_engine.get_tokenizer()
 
     def stats(self) -> EngineStats:
-        """What was done since the start, and how long each part of it took."""
+        """Return what the engine did since its start, and how long each part took."""
         return self.llm_engine.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when given none: generation_config.json of the checkpoint, then defaults."""
+        """Return the default of `generate`: the checkpoint's generation_config.json over vLLM's defaults."""
         return read_default_sampling(self.llm_engine.config.model_folder)
 
     def generate(
@@ -59,12 +60,13 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete every prompt; the outputs are in the prompts' order.
+        """Complete every prompt, and return the outputs in the order of the prompts.
 
-        ``sampling_params``: one for all, one each, or None for the checkpoint's own. All prompts are
-        checked before the first is started: RequestError (a ValueError) names what is wrong. ``use_tqdm``:
-        a progress bar on stderr, or a factory of bars. ``priority``: one number each, the lowest is served
-        first, if the engine's scheduling_policy is "priority".
+        - ``sampling_params``: one for all prompts, one for each, or None for the checkpoint's defaults.
+        - ``use_tqdm``: whether a progress bar goes to stderr, or a function that makes one.
+        - ``priority``: one number for each prompt. With scheduling_policy "priority" the lowest comes first.
+
+        All prompts are checked before the first one starts. RequestError (a ValueError) names what is wrong.
         """
         batch = as_batch(prompts)
         if sampling_params is None:
@@ -84,7 +86,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[EmbeddingRequestOutput]:
-        """The embedding of every prompt, in the prompts' order; otherwise as `generate`."""
+        """Return the embedding of every prompt, in order. The rest is as in `generate`."""
         batch = as_batch(prompts)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
         return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm)]
@@ -97,9 +99,10 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[ScoringRequestOutput]:
-        """How alike pairs of texts are: the cosine of their embeddings, from -1 to 1.
+        """Return the similarity of pairs of texts: the cosine of their embeddings, from -1 to 1.
 
-        One text is compared with each of ``data_2``; several with the same number there, one by one.
+        One text in ``data_1`` is compared with each of ``data_2``. Several texts are compared one by one with
+        as many in ``data_2``. Raises RequestError if the numbers of texts do not fit.
         """
         first, second = as_batch(data_1), as_batch(data_2)
         if len(first) not in {1, len(second)}:
@@ -132,10 +135,11 @@ class LLM:
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several, put into words by the checkpoint's chat template.
+        """Answer one conversation or several. The checkpoint's chat template makes the prompts.
 
-        A message is a dict with ``role`` and ``content``. ``chat_template`` is the source of another
-        template; ``chat_template_kwargs`` are further variables for it.
+        - ``messages``: dicts with ``role`` and ``content``.
+        - ``chat_template``: the source of another template.
+        - ``chat_template_kwargs``: further variables for the template.
         """
         from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415 - only chat needs jinja2
 
