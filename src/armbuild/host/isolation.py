@@ -39,6 +39,17 @@ HOST_ONLY = (
     "LIBRARY_PATH",
 )
 """Variables of the caller's shell that would leak another environment into the build."""
+INDEXES = (
+    "UV_DEFAULT_INDEX",
+    "UV_EXCLUDE_NEWER",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_INDEX",
+    "UV_INDEX_STRATEGY",
+    "UV_INDEX_URL",
+    "UV_NO_INDEX",
+)
+"""uv's variables that say where packages come from: https://docs.astral.sh/uv/reference/environment/."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,7 @@ def environment(
             )
 
     what = pinned if lock else wanted
-    key = cache.digest([str(python.executable), python.version, python.magic, what])
+    key = cache.digest([str(python.executable), python.version, python.magic, what, indexes()])
     return BuildEnvironment(cache.fill(cache.root() / "environments" / key, fill) / "venv")
 
 
@@ -161,6 +172,11 @@ def uv_program() -> Path:
     if found is None:
         raise MissingError("uv is not installed: pip install 'armllm[build]'")
     return found
+
+
+def indexes() -> dict[str, str]:
+    """Return where uv is told to find packages: what came from elsewhere does not serve in their place."""
+    return {name: os.environ[name] for name in INDEXES if name in os.environ}
 
 
 def clean() -> dict[str, str]:

@@ -75,7 +75,8 @@ def cached(packages: list[str], python: str, *, host: HostPython | None, log: Pa
         if host:
             compile_all(host, folder, log=log)
 
-    return cache.fill(cache.root() / "target-packages" / cache.digest([PLATFORM, python, packages]), fill)
+    key = cache.digest([PLATFORM, python, packages, isolation.indexes()])
+    return cache.fill(cache.root() / "target-packages" / key, fill)
 
 
 def install(

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import MissingError
-from armbuild.host import cache
+from armbuild.host import cache, isolation
 from armbuild.target import target_packages
 
 if TYPE_CHECKING:
@@ -108,4 +108,5 @@ def _install(requirement: str, python: HostPython, log: Path) -> Path:
     def fill(folder: Path) -> None:
         target_packages.install([requirement], python.version, folder, log=log, dependencies=False)
 
-    return cache.fill(cache.root() / "target-packages" / cache.digest([requirement, python.version]), fill)
+    key = cache.digest([requirement, python.version, isolation.indexes()])
+    return cache.fill(cache.root() / "target-packages" / key, fill)

@@ -5,6 +5,7 @@ import pytest
 from armbuild.errors import UsageError
 from armbuild.host import isolation, pythons
 from armbuild.host.isolation import BuildEnvironment
+from armbuild.target import target_packages
 
 
 @pytest.fixture
@@ -37,3 +38,23 @@ def test_the_compilers_own_search_paths_do_not_leak_into_a_build(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/opt/python")
     assert not {"CPATH", "LIBRARY_PATH", "PYTHONPATH"} & isolation.clean().keys()
     assert isinstance(isolation.existing(pythons.find()), BuildEnvironment)
+
+
+def test_what_another_index_gave_is_not_taken(tmp_path, monkeypatch):
+    for name in isolation.INDEXES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(isolation.cache, "fill", lambda folder, _fill: folder)
+    monkeypatch.setattr(target_packages.cache, "fill", lambda folder, _fill: folder)
+
+    def folders():
+        log = tmp_path / "log"
+        site = target_packages.cached(["numpy"], "3.11", host=None, log=log)
+        return isolation.environment(pythons.find(), ["numpy"], log=log).folder, site
+
+    own = folders()
+    assert folders() == own
+    for name in ("UV_DEFAULT_INDEX", "UV_EXCLUDE_NEWER"):
+        monkeypatch.setenv(name, "x")
+        assert not set(folders()) & set(own)
+        monkeypatch.delenv(name)
