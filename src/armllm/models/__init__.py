@@ -1,10 +1,10 @@
-"""Model architectures, one file per family."""
+"""Model architectures: the table of families, each in a file of its own, and how a model is built."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from armllm.checkpoint.config import ConfigReader
 from armllm.checkpoint.weights import CheckingWeights
@@ -21,39 +21,34 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import Inventory, WeightFormat, Weights
     from armllm.layers.attention import Attention, AttentionMetadata
 
-# architecture in config.json -> module here; the class has the architecture's name
-ARCHITECTURES = {
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "OPTForCausalLM": "opt",
-    "OlmoeForCausalLM": "olmoe",
-    "Phi3ForCausalLM": "phi3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "SmolLM3ForCausalLM": "smollm3",
-}
-# for a config.json that names no architecture
-MODEL_TYPES = {
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
+
+class Family(NamedTuple):
+    """A row of `FAMILIES`.
+
+    module: here; its class bears the architecture's name. model_type: in config.json, for one that names no
+    architecture.
+    """
+
+    module: str
+    model_type: str
+
+
+# by the architecture in config.json
+FAMILIES = {
+    "Gemma2ForCausalLM": Family("gemma2", "gemma2"),
+    "Gemma3ForCausalLM": Family("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": Family("gemma3", "gemma3"),
+    "LlamaForCausalLM": Family("llama", "llama"),
+    "MistralForCausalLM": Family("mistral", "mistral"),
+    "MixtralForCausalLM": Family("mixtral", "mixtral"),
+    "OPTForCausalLM": Family("opt", "opt"),
+    "OlmoeForCausalLM": Family("olmoe", "olmoe"),
+    "Phi3ForCausalLM": Family("phi3", "phi3"),
+    "Qwen2ForCausalLM": Family("qwen2", "qwen2"),
+    "Qwen2MoeForCausalLM": Family("qwen2_moe", "qwen2_moe"),
+    "Qwen3ForCausalLM": Family("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": Family("qwen3_moe", "qwen3_moe"),
+    "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
 }
 
 
@@ -118,11 +113,12 @@ def model_class(reader: ConfigReader) -> type[Model]:
         raise reader.error("neither architectures nor model_type is given")
     if named is not None and (not isinstance(named, list) or not named):
         raise reader.error(f"architectures must be a list of names, not {named!r}")
-    architecture = named[0] if named else MODEL_TYPES.get(str(model_type), model_type)
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+    by_type = {family.model_type: architecture for architecture, family in FAMILIES.items()}
+    architecture = named[0] if named else by_type.get(str(model_type), model_type)
+    if not isinstance(architecture, str) or architecture not in FAMILIES:
         raise reader.error(
-            f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"
+            f"architecture {architecture!r} is not supported, only {', '.join(sorted(FAMILIES))}"
         )
-    module = importlib.import_module(f"armllm.models.{ARCHITECTURES[architecture]}")
+    module = importlib.import_module(f"armllm.models.{FAMILIES[architecture].module}")
     found: type[Model] = getattr(module, architecture)
     return found
