@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from armllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from armllm.checkpoint.json_file import read_object
+from armllm.checkpoint.tokenizer_limits import check_size, check_tokenizer, is_library_error
 from armllm.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ LONG_TEXT = 2000
 class Tokenizer:
     """Text to token ids and back; what goes around a prompt is tokenizer.json's own business.
 
-    ``eos_token_id`` is None where tokenizer_config.json names no end token.
+    ``eos_token_id`` is None where tokenizer_config.json names no end token. ``vocab_size`` is one more than
+    the largest token id, added tokens included; ``longest_token`` is how many characters of a text one token
+    stands for at most.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,19 +35,12 @@ class Tokenizer:
             self._tokenizer, self.settings = _read_folder(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        vocabulary = check_tokenizer(self._tokenizer, folder)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token = max(map(len, vocabulary), default=1)
         self.folder = folder
         self.bos_token_id = self._special("bos_token")
         self.eos_token_id = self._special("eos_token")
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token id, added tokens included."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    @functools.cached_property
-    def longest_token(self) -> int:
-        """Characters of a text that one token stands for at most."""
-        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around a prompt (a begin token, say)."""
@@ -55,7 +50,9 @@ class Tokenizer:
                 ids: list[int] = encodings[0].ids
             else:
                 ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception as error:  # noqa: BLE001 - lone surrogates, for one
+        except BaseException as error:  # lone surrogates, for one
+            if not is_library_error(error):
+                raise
             raise RequestError(f"the prompt can't be tokenized: {_line(error)}") from None
         return ids
 
@@ -76,7 +73,10 @@ class Tokenizer:
 
     def _special(self, name: str) -> int | None:
         text = self._text(name)
-        return None if text is None else self._tokenizer.token_to_id(text)
+        try:
+            return None if text is None else self._tokenizer.token_to_id(text)
+        except UnicodeEncodeError:
+            raise CheckpointError(f"{self.folder}: {name} {text!r:.100} is no text") from None
 
     def _text(self, name: str) -> str | None:
         token = self.settings.get(name)
@@ -91,24 +91,16 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
             f"{folder} has no tokenizer.json; other tokenizer files are not read"
             " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
         )
+    check_size(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
         raise CheckpointError(f"{path} is not a tokenizer that `tokenizers` reads: {_line(error)}") from None
-    return tokenizer, _read_settings(folder / "tokenizer_config.json")
+    settings = folder / "tokenizer_config.json"
+    return tokenizer, read_object(settings) if settings.is_file() else {}
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {_line(error)}") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return settings
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]

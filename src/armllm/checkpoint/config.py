@@ -6,11 +6,11 @@ Neither torch_dtype nor dtype is asked: tensors say what they are, and the user 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 from armllm.checkpoint.gguf_config import read_gguf_config
+from armllm.checkpoint.json_file import read_object
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ _REQUIRED = object()
 LARGEST_INTEGER = 2**31 - 1
 LARGEST_NUMBER = 1e30
 MAX_LAYERS = 10_000
+MAX_WIDTH = 1 << 20  # of hidden states, and of what is made per head before any tensor is seen
+LONGEST_MESSAGE = 500  # a wrong value may be as long as the file
 
 # Keys of other families and of experiments: one of these that nobody here has read, and that is set, may well
 # change what the model computes. Biases and norms need no such guess: their tensors would be left over.
@@ -78,20 +80,17 @@ class ConfigReader:
             return cls(read_gguf_config(folder), folder)
         path = folder / "config.json"
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls(read_object(path), path)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{folder} has no config.json: not a Hugging Face checkpoint folder"
             ) from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{path} must hold a JSON object")
-        return cls(values, path)
 
     def error(self, message: str) -> CheckpointError:
         """A CheckpointError that names this file."""
-        return CheckpointError(f"{self.path}: {self.prefix}{message}")
+        return CheckpointError(
+            f"{self.path}: {self.prefix}{message}"[: LONGEST_MESSAGE + len(str(self.path))]
+        )
 
     def section(self, name: str) -> ConfigReader:
         """A reader of the object ``name`` in this one."""
@@ -168,13 +167,16 @@ class ConfigReader:
             choices = " or ".join(repr(choice) for choice in allowed)
             raise self.error(f"{name} {value!r} is not supported, only {choices}")
 
-    def token_ids(self, name: str, default: int | None) -> frozenset[int]:
-        """One token id or a list of them; an explicit null is none."""
+    def token_ids(self, name: str, default: int | None, vocab_size: int) -> frozenset[int]:
+        """One token id below ``vocab_size`` or a list of them; an explicit null is none."""
         self.asked.add(name)
         value = self.values.get(name, default)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise self.error(f"{name} must be a token id or a list of them, not {value!r}")
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if outside:
+            raise self.error(f"{name} {outside[0]} is no token: the vocabulary has {vocab_size}")
         return frozenset(ids)
 
     def refuse_unknown(self) -> None:
@@ -215,9 +217,13 @@ class ConfigReader:
         num_layers = self.integer("num_hidden_layers", sizes.get("num_hidden_layers"))
         if num_layers > MAX_LAYERS:  # checked before anything is made per layer
             raise self.error(f"num_hidden_layers is {num_layers}: no model has more than {MAX_LAYERS}")
+        for name, width in (("hidden_size", hidden_size), ("head_dim", head_dim)):
+            if width > MAX_WIDTH:
+                raise self.error(f"{name} is {width}: no model has more than {MAX_WIDTH}")
+        vocab_size = self.integer("vocab_size", sizes.get("vocab_size"))
         return {
             "architecture": architecture,
-            "vocab_size": self.integer("vocab_size", sizes.get("vocab_size")),
+            "vocab_size": vocab_size,
             "hidden_size": hidden_size,
             "num_layers": num_layers,
             "num_heads": num_heads,
@@ -226,8 +232,13 @@ class ConfigReader:
             "max_position_embeddings": positions,
             "max_model_len": positions,
             "tie_word_embeddings": self.boolean("tie_word_embeddings", default=default_tied),
-            "eos_token_ids": self.token_ids("eos_token_id", default_eos),
+            "eos_token_ids": self._end_token_ids(default_eos, vocab_size),
         }
+
+    def _end_token_ids(self, default: int | None, vocab_size: int) -> frozenset[int]:
+        """The default is the class's, which a small vocabulary need not have."""
+        in_vocabulary = default is not None and default < vocab_size
+        return self.token_ids("eos_token_id", default if in_vocabulary else None, vocab_size)
 
     def _unset(self, name: str, default: Any) -> Any:
         return None if name in self.values else default

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.gguf import GGUFCheckpoint
+from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.mapping import Span, mapped_spans, release, release_tensor
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.errors import CheckpointError
@@ -98,14 +98,10 @@ def open_checkpoint(path: Path) -> Checkpoint | GGUFCheckpoint:
 def _read_index(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-        weight_map = index["weight_map"]
-        files = {str(name): str(file_name) for name, file_name in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(
-            f"{path} is not an index: it must hold a JSON object with a weight_map"
-        ) from None
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path} is not an index: it must hold a JSON object with a weight_map")
+    files = {name: str(file_name) for name, file_name in weight_map.items()}
     if not files:
         raise CheckpointError(f"{path} lists no tensors")
     for file_name in files.values():

@@ -35,6 +35,11 @@ TYPES = {
     **dict(enumerate(("TQ1_0", "TQ2_0"), 34)),
     **dict(enumerate(("MXFP4", "NVFP4", "Q1_0"), 39)),
 }
+# Limits of what is read before anything is known of a file. Real headers stay below a quarter of each.
+MAX_HEADER = 64 << 20  # bytes
+MAX_VALUES, MAX_TENSORS = 1 << 16, 1 << 16
+MAX_ITEMS = 4 << 20  # of an array
+MAX_DIMENSIONS = 4  # ggml's own
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -80,6 +85,8 @@ class GGUFHeader:
         if version not in VERSIONS:
             raise ValueError(f"its version is {version}, not 2 or 3")
         num_tensors, num_values = self._number("Q"), self._number("Q")
+        if num_tensors > MAX_TENSORS or num_values > MAX_VALUES:
+            raise ValueError(f"it announces {num_tensors} tensors and {num_values} values")
         values = {}
         for _ in range(num_values):
             key = self._string()
@@ -101,7 +108,10 @@ class GGUFHeader:
 
     def _tensor(self) -> tuple[str, str, tuple[int, ...], int]:
         name = self._string()
-        shape = tuple(self._number("Q") for _ in range(self._number("I")))
+        count = self._number("I")
+        if count > MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name:.200} has {count} dimensions, and GGUF's have {MAX_DIMENSIONS}")
+        shape = tuple(self._number("Q") for _ in range(count))
         number = self._number("I")
         return name, TYPES.get(number, f"type {number}"), shape[::-1], self._number("Q")
 
@@ -110,6 +120,10 @@ class GGUFHeader:
             return self._string()
         if kind == ARRAY:
             inner, count = self._number("I"), self._number("Q")
+            if inner == ARRAY:
+                raise ValueError("a value is an array of arrays")
+            if count > MAX_ITEMS:
+                raise ValueError(f"a value is an array of {count} items")
             if inner in NUMBERS:
                 data = self._take(count * struct.calcsize(NUMBERS[inner]))
                 return list(struct.unpack(f"<{count}{NUMBERS[inner]}", data))
@@ -129,6 +143,8 @@ class GGUFHeader:
         start, self._place = self._place, self._place + size
         if self._place > len(self._data):
             raise ValueError("it ends within its header")
+        if self._place > MAX_HEADER:
+            raise ValueError(f"its header has more than {MAX_HEADER:,} bytes")
         return self._data[start : self._place]
 
 

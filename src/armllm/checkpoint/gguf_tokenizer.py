@@ -11,12 +11,17 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from armllm.checkpoint.gguf_file import GGUFFile, open_gguf
+from armllm.checkpoint.tokenizer_limits import LONGEST_TOKEN, is_library_error
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-CONTROL, USER_DEFINED = 3, 4  # token types
+# normal, unknown, control, user-defined, unused (what fills a vocabulary up) and byte
+TOKEN_TYPES = {1, 2, 3, 4, 5, 6}
+CONTROL, USER_DEFINED = 3, 4
+MAX_CHARACTERS = 8 << 20  # of all tokens: each is cut at every place to find its merges
 LLAMA_3 = ("llama-bpe", "llama3")
 SPACE = "\u2581"
 _WORDS = (
@@ -43,6 +48,8 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
     tokens = file.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise CheckpointError(f"{path} has no tokenizer; give a folder with tokenizer.json as tokenizer")
+    if (problem := next(_problems(file, tokens), None)) is not None:
+        raise CheckpointError(f"{path}: tokenizer.ggml.{problem}")
     if kind not in BUILDERS:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.model {kind!r} is not supported, only gpt2 and llama; give a folder with"
@@ -52,10 +59,12 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
         tokenizer = BUILDERS[kind](file, tokens)
     except CheckpointError:
         raise
-    except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-        raise CheckpointError(f"{path}: its tokenizer does not hold together: {error}") from None
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        raise CheckpointError(f"{path}: its tokenizer does not hold together: {error!s:.200}") from None
     types = file.get("tokenizer.ggml.token_type", [])
-    for token, token_type in zip(tokens, types, strict=False):
+    for token, token_type in zip(tokens, types, strict=bool(types)):
         if token_type == CONTROL:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif token_type == USER_DEFINED:
@@ -65,6 +74,28 @@ def read_gguf_tokenizer(path: Path) -> tuple[Any, dict[str, Any]]:
     _add_ends(file, tokenizer, settings, default_bos=kind == "llama" or _pre(file) in LLAMA_3)
     template = file.get("tokenizer.chat_template")
     return tokenizer, settings | ({"chat_template": template} if template else {})
+
+
+def _problems(file: GGUFFile, tokens: list[Any]) -> Iterator[str]:
+    """What is wrong with the lists: of another kind, or longer, than a tokenizer's."""
+    for key, of, name in (("tokens", str, "texts"), ("merges", str, "texts"), ("scores", float, "numbers")):
+        items = file.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(items, list) or not all(isinstance(item, of) for item in items):
+            yield f"{key} must be a list of {name}"
+    longest, total = max(map(len, tokens)), sum(map(len, tokens))
+    if longest > LONGEST_TOKEN:
+        yield f"tokens has one of {longest:,} characters; no more than {LONGEST_TOKEN:,} are taken"
+    if total > MAX_CHARACTERS:
+        yield f"tokens has {total:,} characters; no more than {MAX_CHARACTERS:,} are taken"
+    types = file.get("tokenizer.ggml.token_type", [])
+    if not isinstance(types, list) or len(types) not in {0, len(tokens)}:
+        yield f"token_type must be a list of one type per token, not {types!r:.100}"
+    if unknown := set(types) - TOKEN_TYPES:
+        yield f"token_type has {min(unknown)}, which is none of llama.cpp's types"
+    for key in SPECIAL.values():
+        index = file.get(f"tokenizer.ggml.{key}")
+        if index is not None and not (isinstance(index, int) and 0 <= index < len(tokens)):
+            yield f"{key} is {index!r:.100}, and there are {len(tokens)} tokens"
 
 
 def _pre(file: GGUFFile) -> str:

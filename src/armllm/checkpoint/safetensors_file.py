@@ -6,13 +6,13 @@ written to, and Linux refuses one that is larger than what the machine has.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
 from torch import Tensor
 
+from armllm.checkpoint.json_file import parse
 from armllm.checkpoint.mapping import map_file
 from armllm.errors import CheckpointError
 
@@ -34,6 +34,8 @@ DTYPES = {
     "F64": torch.float64,
 }
 LENGTH_BYTES = 8  # of the number before the header
+MAX_HEADER = 32 << 20  # bytes; 90,000 tensors take 14 MB
+MAX_DIMENSIONS = 8
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -42,6 +44,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         try:
+            _check_length(path)
             with safetensors.safe_open(path, framework="numpy"):
                 self._data = map_file(path)
         except FileNotFoundError:
@@ -50,8 +53,14 @@ class SafetensorsFile:
             raise CheckpointError(f"{path} can't be read as safetensors ({error}); {_advice(path)}") from None
         length = int.from_bytes(self._data[:LENGTH_BYTES], "little")
         self._start = LENGTH_BYTES + length
-        self._tensors: dict[str, dict[str, Any]] = json.loads(self._data[LENGTH_BYTES : self._start])
+        self._tensors: dict[str, dict[str, Any]] = parse(self._data[LENGTH_BYTES : self._start])
         self._tensors.pop("__metadata__", None)
+        for name, stored in self._tensors.items():
+            if len(stored["shape"]) > MAX_DIMENSIONS:
+                raise CheckpointError(
+                    f"{path}: tensor {name:.200} has {len(stored['shape'])} dimensions;"
+                    f" no more than {MAX_DIMENSIONS} are taken"
+                )
 
     def names(self) -> list[str]:
         """All tensors."""
@@ -73,6 +82,14 @@ class SafetensorsFile:
         )
         aligned = octets.data_ptr() % dtype.itemsize == 0
         return (octets if aligned else octets.clone()).view(dtype).view(stored["shape"])
+
+
+def _check_length(path: Path) -> None:
+    """ValueError for a header that is too long to be read."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    if MAX_HEADER < length <= path.stat().st_size:
+        raise ValueError(f"its header has {length:,} bytes; one of more than {MAX_HEADER:,} is not read")
 
 
 def _advice(path: Path) -> str:

@@ -10,6 +10,7 @@ import abc
 import copy
 import dataclasses
 import fnmatch
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FLOATING = ("F32", "F16", "BF16")
 READABLE = (*FLOATING, *BLOCKS)  # GGUF's blocks come as fp32
+MOST_PROBLEMS = 1000  # a model that has nothing to do with the files is not built to its end
+LARGEST_TENSOR = 1 << 60  # elements
 
 
 class WeightFormat(Protocol):
@@ -200,24 +203,26 @@ class CheckingWeights(Weights):
         """
         full_name = self.prefix + name
         seen, shape = self.inventory, shapes[0]
+        if math.prod(shape) > LARGEST_TENSOR:
+            raise self.error(name, f"would have shape {list(shape)} by config.json: no tensor is that large")
         seen.taken.add(full_name)
-        seen.num_bytes += torch.Size(shape).numel() * self.dtype.itemsize if num_bytes is None else num_bytes
+        seen.num_bytes += math.prod(shape) * self.dtype.itemsize if num_bytes is None else num_bytes
         if num_bytes is None:
-            seen.num_parameters += torch.Size(shape).numel()
+            seen.num_parameters += math.prod(shape)
             seen.dense.add(full_name)
         if full_name not in self.checkpoint.names():
-            seen.problems.append(f"tensor {full_name} is missing")
+            self._note_problem(f"tensor {full_name} is missing")
             return
         dtype, stored_shape = self.checkpoint.describe(full_name)
         where = self.checkpoint.where(full_name)
         if stored_shape not in shapes:
-            seen.problems.append(
+            self._note_problem(
                 f"tensor {full_name} in {where.name} has shape {list(stored_shape)},"
                 f" config.json wants {list(shape)}"
             )
         if dtype not in dtypes:
             known = dtypes if dtypes is not READABLE else FLOATING
-            seen.problems.append(
+            self._note_problem(
                 f"tensor {full_name} in {where.name} has dtype {dtype}, not one of {', '.join(known)}"
             )
 
@@ -230,21 +235,29 @@ class CheckingWeights(Weights):
 
         ``ignored``: patterns of names that carry nothing (tables that are computed, a head that is tied).
         """
-        problems = list(self.inventory.problems)
         unknown = sorted(self.checkpoint.names() - self.inventory.taken)
-        problems += [
+        self.inventory.problems += [
             f"tensor {name} is not part of the model that config.json describes"
             for name in unknown
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignored)
         ]
-        if problems:
-            more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise CheckpointError(f"{self.checkpoint.folder}: {problems[0]}{more}")
+        if self.inventory.problems:
+            raise self._refusal()
         return self.inventory
+
+    def _note_problem(self, problem: str) -> None:
+        self.inventory.problems.append(problem)
+        if len(self.inventory.problems) >= MOST_PROBLEMS:
+            raise self._refusal()
+
+    def _refusal(self) -> CheckpointError:
+        problems = self.inventory.problems
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        return CheckpointError(f"{self.checkpoint.folder}: {problems[0]:.400}{more}")
 
     def _note_scheme(self, name: str, shape: tuple[int, ...], scheme: Scheme) -> None:
         self.inventory.schemes[self.prefix + name] = scheme
-        self.inventory.num_parameters += torch.Size(shape).numel()
+        self.inventory.num_parameters += math.prod(shape)
 
 
 class LoadingWeights(Weights):

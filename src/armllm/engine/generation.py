@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from armllm.checkpoint.config import ConfigReader
+from armllm.checkpoint.json_file import read_object
 from armllm.errors import CheckpointError, RequestError
 from armllm.sampling_params import SamplingParams
 
@@ -29,7 +29,8 @@ SAMPLING_KEYS = {
 def read_end_token_ids(folder: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Tokens that end a text: generation_config.json's, else config.json's, and the tokenizer's own."""
     values = _read(folder)
-    ids = ConfigReader(values, _path(folder)).token_ids("eos_token_id", None) or config.eos_token_ids
+    reader = ConfigReader(values, _path(folder))
+    ids = reader.token_ids("eos_token_id", None, config.vocab_size) or config.eos_token_ids
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         ids |= {tokenizer.eos_token_id}
     return ids
@@ -53,10 +54,4 @@ def _read(folder: Path) -> dict[str, Any]:
     path = _path(folder)
     if not path.is_file():
         return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return values
+    return read_object(path)

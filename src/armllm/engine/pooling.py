@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import torch
 
+from armllm.checkpoint.json_file import read_object
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -31,11 +31,8 @@ def read_default_pooling(folder: Path) -> str:
     path = folder / CONFIG
     if not path.is_file():
         return "last"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        chosen = [mode for mode, on in values.items() if mode.startswith("pooling_mode_") and on is True]
-    except (OSError, ValueError, AttributeError):
-        raise CheckpointError(f"{path} is not a JSON object") from None
+    modes = read_object(path).items()
+    chosen = [mode for mode, on in modes if mode.startswith("pooling_mode_") and on is True]
     if len(chosen) != 1 or chosen[0] not in MODES:
         raise CheckpointError(
             f"{path} asks for {' and '.join(chosen) or 'no pooling'}; one of {', '.join(MODES)} is supported"

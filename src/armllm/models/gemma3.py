@@ -104,8 +104,8 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         text.only("final_logit_softcapping", None)  # this class of transformers would not apply it
         for part in (reader, text):
             part.only("tie_word_embeddings", True)
-        eos = reader.token_ids("eos_token_id", None)
         config = read_text_config(text, "Gemma3ForConditionalGeneration")
+        eos = reader.token_ids("eos_token_id", None, config.vocab_size)
         text.refuse_unknown()
         return dataclasses.replace(config, eos_token_ids=eos or config.eos_token_ids)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
 
+MAX_EXPERTS = 10_000
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEConfig(LlamaConfig):
@@ -56,10 +58,12 @@ class MixtralForCausalLM(LlamaForCausalLM):
 
 def routing_fields(reader: ConfigReader, *, num_experts: int, per_token: int) -> dict[str, Any]:
     """num_experts and num_experts_per_tok, the second not above the first."""
-    chosen = reader.integer("num_experts_per_tok", per_token)
-    if chosen > num_experts:
-        raise reader.error(f"num_experts_per_tok {chosen} is above the number of experts, {num_experts}")
-    return {"num_experts": num_experts, "num_experts_per_tok": chosen}
+    if num_experts > MAX_EXPERTS:  # checked before anything is made per expert
+        raise reader.error(f"{num_experts} experts per layer: no model has more than {MAX_EXPERTS}")
+    per_token = reader.integer("num_experts_per_tok", per_token)
+    if per_token > num_experts:
+        raise reader.error(f"num_experts_per_tok {per_token} is above the number of experts, {num_experts}")
+    return {"num_experts": num_experts, "num_experts_per_tok": per_token}
 
 
 def load_moe(config: MoEConfig, weights: Weights, size: int, **options: Any) -> MoE:

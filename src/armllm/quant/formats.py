@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from armllm.errors import CheckpointError, RequestError
+from armllm.checkpoint.json_file import read_object
+from armllm.errors import RequestError
 from armllm.quant.awq import AWQ
 from armllm.quant.compressed_tensors import CompressedTensors
 from armllm.quant.gguf_format import GGUFFormat
@@ -61,13 +61,7 @@ def _section(reader: ConfigReader) -> ConfigReader | None:
     if method is None:
         return None
     path = paths[method]
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return type(reader)({"quant_method": method, **values}, path)
+    return type(reader)({"quant_method": method, **read_object(path)}, path)
 
 
 def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat | None:

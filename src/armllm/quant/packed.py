@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armllm import kernels
+from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.matrix import PackedMatrix
 from armllm.checkpoint.scheme import Scheme
 from armllm.errors import CheckpointError
@@ -116,9 +117,9 @@ class Packed:
         """Read the manifest beside config.json."""
         path = reader.path.parent / MANIFEST
         try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values = read_object(path)
             version, seal = values.pop("version"), values.pop("seal", None)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError):
             raise CheckpointError(f"{path} is missing or damaged: pack the model again") from None
         if version != VERSION:
             raise CheckpointError(f"{path} was written by another version of armllm: pack the model again")

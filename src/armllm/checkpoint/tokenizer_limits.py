@@ -1,0 +1,103 @@
+"""What a tokenizer must not do: grow tokens or texts without bound, or name tokens that it does not have.
+
+A tokenizer.json is a program over strings. Its parts are looked at as the `tokenizers` library has read them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_BYTES = 64 << 20  # of tokenizer.json; Gemma 3's has 33 MB
+LONGEST_TOKEN = 1024  # characters
+MOST_AROUND = 64  # tokens that are put around a prompt
+MOST_GROWTH = 128  # characters that one character may become
+# What steps that can be repeated make of a character at most, beside those that `_growth` works out: up to
+# four bytes, written as letters; a letter between two spaces.
+GROWTH = {"ByteLevel": 4, "BertNormalizer": 3}
+
+
+def check_size(path: Path) -> None:
+    """Refuse a tokenizer.json that would take gigabytes once it is read."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise CheckpointError(f"{path} has {size:,} bytes; one of more than {MAX_BYTES:,} is not read")
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Whether `tokenizers` raised it: it has no class of its own, and its panics are no Exceptions."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def check_tokenizer(tokenizer: Any, path: Path) -> dict[str, int]:
+    """A `tokenizers.Tokenizer`'s vocabulary, added tokens included; CheckpointError says what is wrong."""
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    longest = max(map(len, vocabulary), default=0)
+    if longest > LONGEST_TOKEN:
+        raise CheckpointError(
+            f"{path} has a token of {longest:,} characters; one of more than {LONGEST_TOKEN:,} is not taken"
+        )
+    growth = _part_growth(tokenizer.normalizer) * _part_growth(tokenizer.pre_tokenizer)
+    for name, times in (("normalizer", growth), ("decoder", _part_growth(tokenizer.decoder))):
+        if times > MOST_GROWTH:
+            raise CheckpointError(
+                f"{path}: its {name} may make {min(times, 10**9):,} characters of one; no more than"
+                f" {MOST_GROWTH} are taken"
+            )
+    try:
+        around = tokenizer.encode("").ids
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        raise CheckpointError(f"{path}: its tokenizer can't read an empty text: {error!s:.200}") from None
+    if len(around) > MOST_AROUND:
+        raise CheckpointError(
+            f"{path}: its post_processor puts {len(around):,} tokens around a prompt; no more than"
+            f" {MOST_AROUND} are taken"
+        )
+    known = set(vocabulary.values())
+    for token_id in around:
+        if token_id not in known:
+            raise CheckpointError(
+                f"{path}: its post_processor adds token {token_id}, which is not in its vocabulary"
+            )
+    return vocabulary
+
+
+def _part_growth(part: Any) -> int:
+    """Of one of a tokenizer's parts, None for one that it has not."""
+    return 1 if part is None else _growth(json.loads(part.__getstate__()))
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """How many characters a step, or those within it, makes of one at most; at least 1."""
+    kind = step["type"]
+    if kind == "Replace":
+        content, (how, pattern) = step["content"], next(iter(step["pattern"].items()))
+        if how == "String" and pattern:
+            return max(1, -(-len(content) // len(pattern)))
+        return len(content) + 1  # where nothing is matched, something is put in
+    if kind == "Prepend":
+        return len(step["prepend"]) + 1
+    if kind == "Precompiled":
+        return _longest_replacement(step["precompiled_charsmap"])
+    inner = [one for key in ("normalizers", "pretokenizers", "decoders") for one in step.get(key, [])]
+    return GROWTH.get(kind, 1) * math.prod(map(_growth, inner))
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Of SentencePiece's table: a trie's size in 4 bytes, the trie, and texts that end in zeros."""
+    try:
+        table = base64.b64decode(charsmap)
+    except binascii.Error:
+        return 1  # the library has read it, and found nothing in it
+    first = 4 + int.from_bytes(table[:4], "little")
+    return max([1, *map(len, table[first:].split(b"\0"))])

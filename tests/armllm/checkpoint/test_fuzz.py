@@ -1,0 +1,177 @@
+"""Whatever is changed in a checkpoint's files, the answer is a checkpoint or one of the project's own errors.
+
+ARMLLM_FUZZ is the number of changed files per kind; a long run says which took longest and the most memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import resource
+import shutil
+import struct
+import time
+
+import pytest
+from tests.armllm.checkpoint.gguf_files import KINDS, write_gguf
+from tests.armllm.checkpoint.opening import open_checkpoint
+
+from armllm.errors import ArmllmError
+from armllm.smoke.passages import MIXTURE, MODEL
+
+USUAL = 50
+COUNT = int(os.environ.get("ARMLLM_FUZZ", USUAL))
+ODD = [
+    None, True, 0, -1, 1, 3, 0.5, 1e400, 2**31, 2**63, 10**30, "", "x", "a" * 5000, "\ud800", [], [[]], {},
+    {"a": 1}, [1] * 5000, "F32", "Replace", "Sequence", "\u2581", [0, 0], [0, 2**40], [2**20, 2**20, 2**20],
+]  # fmt: skip
+
+
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def places(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(items)[:200]:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(document, rng):
+    """The document with up to three values replaced, removed, moved or repeated."""
+    document = copy.deepcopy(document)
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        known = list(places(document))
+        if not known:
+            return document
+        *path, key = rng.choice(known)
+        target = document
+        for step in path:
+            target = target[step]
+        how = rng.randrange(6)
+        if how == 0:
+            del target[key]
+        elif how == 1:
+            target[key] = [copy.deepcopy(target[key])] * rng.choice([1, 2, 30])
+        elif how == 2:
+            target[key] = nested(rng.choice([3, 40, 400]))
+        elif how == 3 and isinstance(target, dict):
+            target[rng.choice([str(key) + "x", "type", "", "a" * 3000])] = target.pop(key)
+        elif how == 4 and isinstance(target[key], (int, float)):
+            target[key] = target[key] * rng.choice([-1, 2, 1000, 2**32]) + rng.choice([0, 1])
+        else:
+            target[key] = copy.deepcopy(rng.choice(ODD))
+    return document
+
+
+def damaged(data, rng, first, last):
+    """Bytes between two places replaced, numbers of 8 bytes too, removed or put in."""
+    data = bytearray(data)
+    for _ in range(rng.choice([1, 1, 3, 10])):
+        place, how = rng.randrange(first, max(first + 1, min(last, len(data)))), rng.randrange(5)
+        if how == 0:
+            number = rng.choice([0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])
+            data[place : place + 8] = struct.pack("<Q", number)
+        elif how == 1:
+            del data[place : place + rng.choice([1, 4, 8, 100])]
+        elif how == 2:
+            data[place:place] = rng.choice([b"\0" * 8, b"[" * 500, data[first : first + 50]])
+        else:
+            data[place : place + 1] = bytes([rng.choice([0, 1, 9, 255, rng.randrange(256)])])
+    return bytes(data)
+
+
+def json_file(name):
+    def mutate(folder, rng):
+        path = folder / name
+        if rng.random() < 0.2:
+            path.write_bytes(damaged(path.read_bytes(), rng, 0, 4000))
+        else:
+            path.write_text(json.dumps(changed(json.loads(path.read_text()), rng)))
+
+    return mutate
+
+
+def safetensors_header(folder, rng):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    if rng.random() < 0.3:
+        path.write_bytes(damaged(data, rng, 0, end))
+        return
+    header = json.dumps(changed(json.loads(data[8:end]), rng)).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[end:])
+
+
+def gguf_header(path, rng):
+    path.write_bytes(damaged(path.read_bytes(), rng, 0, 2500))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def gguf_file(llama_file):
+    path, arch, model = llama_file
+
+    def fill(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "a", "b", "ab"])
+        writer.add_array("tokenizer.ggml.scores", [0.0, -1.0, -2.0, -3.0])
+        writer.add_token_types([2, 1, 1, 1])
+        writer.add_eos_token_id(3)
+
+    write_gguf(path, arch, model, KINDS.F32, fill)
+    return path
+
+
+def run(kind, sound, place, mutate):
+    """Open ``COUNT`` changed copies of ``sound``, a folder or a file, at ``place``."""
+    slowest, before = (0.0, -1), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    opened = 0
+    for number in range(COUNT):
+        rng = random.Random(f"{kind} {number}")  # noqa: S311 - test data
+        if sound.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(sound, place)
+        else:
+            shutil.copyfile(sound, place)
+        mutate(place, rng)
+        began = time.perf_counter()
+        try:
+            open_checkpoint(place)
+        except ArmllmError as error:
+            message = str(error)
+        except BaseException as error:
+            raise AssertionError(f"{kind} {number}: {error!r:.500}") from error
+        else:
+            message = ""
+            opened += 1
+        assert "\n" not in message, (kind, number)
+        assert len(message) < 1500, (kind, number)
+        slowest = max(slowest, (time.perf_counter() - began, number))
+    if COUNT > USUAL:
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+        print(f"\n{kind}: {opened} of {COUNT} opened, slowest {slowest[0]:.2f} s, {grown} MB more")
+
+
+@pytest.mark.parametrize("model", [MODEL, MIXTURE], ids=["model", "mixture"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_changed_json_files(folder, model, name):
+    run(f"{name} {model.name}", model, folder, json_file(name))
+
+
+def test_changed_headers_of_safetensors(folder):
+    run("safetensors", MODEL, folder, safetensors_header)
+
+
+def test_changed_headers_of_gguf(gguf_file, tmp_path):
+    run("gguf", gguf_file, tmp_path / "changed.gguf", gguf_header)
