@@ -15,8 +15,6 @@ from armllm.server.errors import ApiError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from armllm.server.connection import LimitedProtocol
-
 T = TypeVar("T")
 
 # A token takes up to 64 bytes, as an id or as escaped text; the rest is for lists of short prompts.
@@ -35,7 +33,7 @@ class Limits:
         self.body_bytes = min(BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
         self.offload = Offload()
-        self.idle: dict[LimitedProtocol, None] = {}  # connections without a request, the oldest first
+        self.idle: dict[Any, None] = {}  # `LimitedProtocol`s without a request, the oldest first
         self._reserved = 0
 
     @contextlib.contextmanager
