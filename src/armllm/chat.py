@@ -6,8 +6,11 @@ transformers gives them.
 
 from __future__ import annotations
 
+import contextvars
 import datetime as dt
 import json
+import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -18,7 +21,7 @@ import jinja2.sandbox
 from armllm.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from jinja2.parser import Parser
@@ -26,13 +29,30 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 
-class ChatTemplate:
-    """One template. ``tokens``: texts of the special tokens, under the names that templates use."""
+# What a variable of chat_template_kwargs can't be called.
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
+LONGEST_REPEAT = 1 << 20  # characters or items of `x * count`
+_DEADLINE: contextvars.ContextVar[float] = contextvars.ContextVar("_DEADLINE", default=math.inf)
 
-    def __init__(self, source: str, tokens: dict[str, str]) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+
+class ChatTemplate:
+    """One template. ``tokens``: texts of the special tokens, under the names that templates use.
+
+    ``max_seconds`` and ``max_characters`` limit a rendering, for those who serve messages of strangers.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        tokens: dict[str, str],
+        *,
+        max_seconds: float = math.inf,
+        max_characters: float = math.inf,
+    ) -> None:
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
+        self.max_seconds, self.max_characters = max_seconds, max_characters
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_refuse, strftime_now=_now)
         self.tokens = tokens
@@ -48,13 +68,17 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for a conversation; RequestError when the template refuses it.
+        """The prompt for a conversation; RequestError when the template refuses it or takes too much.
 
         ``add_generation_prompt`` ends it where the assistant speaks; ``continue_final_message`` ends it
-        within the last message instead, for the model to go on.
+        within the last message instead, for the model to go on. ``variables`` are further ones of the
+        template's own.
         """
+        reserved = RESERVED.intersection(variables or ())
+        if reserved:
+            raise RequestError(f"chat_template_kwargs can't set {min(reserved)}")
         if continue_final_message and add_generation_prompt:
             raise RequestError("continue_final_message needs add_generation_prompt=False")
         conversation = [_plain(message) for message in messages]
@@ -62,10 +86,64 @@ class ChatTemplate:
             raise RequestError("messages: a conversation needs at least one message")
         given = {"messages": conversation, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            text = self.template.render(**self.tokens | variables | given)
+            text = self._generate({**self.tokens, **(variables or {}), **given})
         except Exception as error:  # noqa: BLE001 - a template is someone else's program
-            raise RequestError(f"the chat template fails on these messages: {_line(error)}") from None
+            raise RequestError(f"the chat template fails on these messages: {_line(error):.200}") from None
         return _cut(text, conversation[-1].get("content")) if continue_final_message else text
+
+    def _generate(self, variables: dict[str, Any]) -> str:
+        """The text of the template, piece by piece, as far as the limits allow."""
+        before = _DEADLINE.set(time.monotonic() + self.max_seconds)
+        pieces, size = [], 0
+        try:
+            for piece in self.template.generate(variables):
+                size += len(piece)
+                if size > self.max_characters:
+                    raise jinja2.TemplateError(f"it writes more than {self.max_characters} characters")
+                _check_time()
+                pieces.append(piece)
+        finally:
+            _DEADLINE.reset(before)
+        return "".join(pieces)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Looks at the clock wherever a template looks something up, as all do that take long."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """``obj.attribute``."""
+        _check_time()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """``obj[argument]``."""
+        _check_time()
+        return super().getitem(obj, argument)
+
+    def call(self, context: Any, obj: Any, /, *arguments: Any, **options: Any) -> Any:
+        """``obj(...)``."""
+        _check_time()
+        return super().call(context, obj, *arguments, **options)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """``left * right`` and ``left ** right``, whose results may be larger than memory."""
+        for one, other in ((left, right), (right, left)):
+            if (
+                isinstance(one, (str, list, tuple))
+                and isinstance(other, int)
+                and len(one) * other > LONGEST_REPEAT
+            ):
+                raise jinja2.TemplateError("it repeats something too often")
+        if operator == "**" and not (abs(left) <= LONGEST_REPEAT and abs(right) <= 64):
+            raise jinja2.TemplateError("it raises a number to too high a power")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_time() -> None:
+    if time.monotonic() > _DEADLINE.get():
+        raise jinja2.TemplateError("it takes too long")
 
 
 def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str:

@@ -116,6 +116,9 @@ def test_without_a_template_chat_is_refused(base):
         ("{{ ''.__class__.__mro__ }}", RequestError, "unsafe"),
         ("{{ messages.append(1) }}", RequestError, "fails on these messages"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", RequestError, "fails on these messages"),
+        ("{{ 'x' * 10 ** 9 }}", RequestError, "too often"),
+        ("{{ 10 ** 10 ** 9 }}", RequestError, "too high a power"),
+        ("{{ 2 ** (10 ** 9) }}", RequestError, "too high a power"),
     ],
 )
 def test_a_template_that_fails_or_misbehaves_is_an_error_of_one_line(template, error, words):
@@ -152,3 +155,29 @@ def test_continuing_needs_the_last_message_in_the_prompt():
         ChatTemplate("hidden", {}).render(
             CONVERSATION, add_generation_prompt=False, continue_final_message=True
         )
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "body", ["{% if messages[0].role == i %}x{% endif %}", "{% set x = [i].index(i) %}", "x"]
+)
+def test_a_rendering_has_a_limit_of_time(body):
+    template = ChatTemplate(LOOP.replace("BODY", body), {}, max_seconds=0.1)
+    with pytest.raises(RequestError, match="it takes too long"):
+        template.render(CONVERSATION)
+
+
+def test_a_rendering_has_a_limit_of_length():
+    template = ChatTemplate("{{ messages | length }}" + LOOP.replace("BODY", "x"), {}, max_characters=1000)
+    with pytest.raises(RequestError, match="more than 1000 characters"):
+        template.render(CONVERSATION)
+
+
+@pytest.mark.parametrize("name", ["self", "messages", "tools", "continue_final_message"])
+def test_variables_have_no_reserved_names(name):
+    with pytest.raises(RequestError, match=f"chat_template_kwargs can't set {name}"):
+        ChatTemplate("{{ x }}", {}).render(CONVERSATION, variables={"x": 1, name: 1})
+    odd = {"x": "fine", "context": 1, "environment": 2, "template": 3, "args": 4, "not a name": 5}
+    assert ChatTemplate("{{ x }}", {}).render(CONVERSATION, variables=odd) == "fine"

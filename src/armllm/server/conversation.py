@@ -100,15 +100,12 @@ async def render_prompt(
     variables = dict(options.chat_template_kwargs or {})
     if options.documents is not None:
         variables["documents"] = options.documents
-    taken = variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-    if taken:
-        raise ApiError(f"chat_template_kwargs can't set {min(taken)}", param="chat_template_kwargs")
     return await service.render(
         [_message(message.model_dump(exclude_unset=True)) for message in messages],
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
         add_generation_prompt=begins,
         continue_final_message=going_on,
-        **variables,
+        variables=variables,
     )
 
 

@@ -98,3 +98,16 @@ def num_values(document: bytes) -> int:
     outside = ~np.bitwise_xor.accumulate(characters == ord('"'))
     marks: Any = (characters == ord(",")) | (characters == ord("[")) | (characters == ord("{"))
     return int(np.count_nonzero(outside & marks))
+
+
+def weight(value: Any, enough: int) -> int:
+    """Characters of texts in a JSON value and some for everything else, counted until it is ``enough``."""
+    total, pending = 0, [value]
+    while pending and total <= enough:
+        one = pending.pop()
+        total += len(one) if isinstance(one, str) else 8
+        if isinstance(one, dict):
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+    return total

@@ -13,7 +13,7 @@ from armllm.chat import ChatTemplate, find_template
 from armllm.errors import RequestError
 from armllm.sampling_params import SamplingParams
 from armllm.server.errors import ApiError
-from armllm.server.limits import HEAVY_BYTES, Limits
+from armllm.server.limits import HEAVY_BYTES, Limits, weight
 from armllm.server.metrics import Metrics
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
@@ -31,6 +31,7 @@ LONG_TEXT = 2000
 MANY_TEXTS = 4
 CHARACTERS_PER_TOKEN = 8
 CUT_TOKENS = 64
+RENDER_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,12 +90,12 @@ class Service:
             SamplingParams() if options.neutral_sampling else engine.get_default_sampling_params()
         )
         self.max_model_len = engine.max_model_len
+        self.limits = Limits(self.max_model_len)
         self.longest_text = self.max_model_len * self.tokenizer.longest_token
         self.vocab_size = engine.llm_engine.processor.vocab_size
         self.model = options.served_model_names[0]
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.model)
-        self.limits = Limits(self.max_model_len)
         self._templates: dict[bool, ChatTemplate] = {}
         if options.chat_template is not None:
             self.template(tools=False)  # say now if it can't be compiled
@@ -123,7 +124,10 @@ class Service:
             source = self.options.chat_template or find_template(
                 self.tokenizer.folder, self.tokenizer.settings, tools=tools
             )
-            self._templates[tools] = ChatTemplate(source, self.tokenizer.special_texts())
+            most = max(self.longest_text, self.limits.body_bytes)
+            self._templates[tools] = ChatTemplate(
+                source, self.tokenizer.special_texts(), max_seconds=RENDER_SECONDS, max_characters=most
+            )
         return self._templates[tools]
 
     async def encode(
@@ -198,8 +202,11 @@ class Service:
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Put a conversation into the model's words."""
         template = self.template(tools=bool(options.get("tools")))
-        size = sum(len(str(message.get("content"))) for message in messages)
-        text: str = await away_if(size > LONG_TEXT, functools.partial(template.render, messages, **options))
+        work = functools.partial(template.render, messages, **options)
+        size = weight([messages, options], HEAVY_BYTES)
+        if size > HEAVY_BYTES:
+            return await self.limits.offload.run(work)
+        text: str = await away_if(size > LONG_TEXT, work)
         return text
 
     @staticmethod

@@ -89,6 +89,15 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ),
         (
             "/v1/chat/completions",
+            {"messages": HELLO, "chat_template_kwargs": {"self": 1}},
+            400,
+            "chat_template_kwargs",
+            "self",
+        ),
+        ("/v1/completions", {"prompt": "x", "temperature": 1e39}, 400, "temperature", "at most"),
+        ("/v1/completions", {"prompt": "x", "seed": 10**60}, 400, "seed", "at most"),
+        (
+            "/v1/chat/completions",
             {
                 "messages": [
                     {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
