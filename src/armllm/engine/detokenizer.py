@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from armllm.engine.stop_strings import START
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from armllm.engine.stop_strings import StopStrings
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # What a decoder may do to the first tokens it is given (drop a space, say) it does to these, which are not
@@ -34,7 +38,7 @@ class Detokenizer:
         decoder: Decoder,
         prompt_token_ids: Sequence[int],
         *,
-        stop: Sequence[str] = (),
+        stop: StopStrings | None = None,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
@@ -42,8 +46,8 @@ class Detokenizer:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
         self._stop = stop
+        self._stop_state = START
         self._include_stop = include_stop
-        self._longest_stop = max(map(len, stop), default=0)
         self._end = len(prompt_token_ids)
         self._start = max(0, self._end - CONTEXT_TOKENS)
         self._emitted = len(_settled(self._decode(prompt_token_ids[self._start :])))
@@ -64,42 +68,37 @@ class Detokenizer:
         end = len(token_ids) - skip
         window = self._decode(token_ids[self._start : end])
         settled = window if final else _settled(window)
-        searched = len(self.text)
-        self.text += settled[self._emitted :]
+        new = settled[self._emitted :]
+        self.text += new
         if len(settled) == len(window):
             self._start, self._end = self._end, end
             self._emitted = len(self._decode(token_ids[self._start : end]))
         else:
             self._emitted = max(self._emitted, len(settled))
-        return self._cut_at_stop(searched) if may_stop else None
+        return self._cut_at_stop(new, may_stop=may_stop)
 
     def num_held_back(self) -> int:
         """Characters at the end of ``text`` that may turn out to begin a stop string, to be cut off then."""
-        if self._include_stop:
+        if self._include_stop or self._stop is None:
             return 0
-        longest = 0
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
-                if self.text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        return self._stop.num_begun(self._stop_state)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
-    def _cut_at_stop(self, searched: int) -> str | None:
-        """Look for the stop string that was completed first, in text that was not searched before."""
-        first = max(0, searched - self._longest_stop + 1)
-        found = [
-            (start + len(stop), start, stop)
-            for stop in self._stop
-            if (start := self.text.find(stop, first)) >= 0
-        ]
-        if not found:
+    def _cut_at_stop(self, new: str, *, may_stop: bool) -> str | None:
+        """Look for the stop string that was completed first, within what is new at the end of the text."""
+        if self._stop is None:
             return None
-        end, start, stop = min(found)
-        self.text = self.text[: end if self._include_stop else start]
+        if not may_stop:
+            self._stop_state = self._stop.skip(self._stop_state, new)
+            return None
+        self._stop_state, found = self._stop.advance(self._stop_state, new)
+        if found is None:
+            return None
+        count, stop = found
+        end = len(self.text) - len(new) + count
+        self.text = self.text[: end if self._include_stop else end - len(stop)]
         return stop
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import random
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 from armllm.engine.detokenizer import Detokenizer
 from armllm.engine.logit_rules import LogitRules
 from armllm.engine.pooling import Pooler
 from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence
+from armllm.engine.stop_strings import StopStrings
 from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams
@@ -22,6 +25,18 @@ if TYPE_CHECKING:
 
 # what the sequence of a request for an embedding has as sampling parameters; it never samples
 POOLED = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+PREPARED = 8  # sets of lists that are kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What the lists of a request's parameters come down to."""
+
+    stop_token_ids: frozenset[int]
+    rules: LogitRules | None
+    stop: StopStrings | None
 
 
 class Processor:
@@ -52,6 +67,8 @@ class Processor:
         self.grammars = (
             GrammarCompiler(tokenizer, vocab_size, end_token_ids) if tokenizer is not None else None
         )
+        self._lock = threading.Lock()
+        self._prepared: dict[Any, _Prepared] = {}
         self._seeds = random.Random(seed)  # noqa: S311 - sampling, not secrecy
 
     def make_request(
@@ -61,10 +78,8 @@ class Processor:
         self._check_priority(priority)
         token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
-        bad_words = self._check_params(params)
-        end_token_ids = frozenset() if params.ignore_eos else self.end_token_ids
-        stop_token_ids = frozenset(params.stop_token_ids or ())
-        rules = LogitRules.of(params, end_token_ids, bad_words) if params.adjusts_logits else None
+        self._check_params(params)
+        prepared = self._prepare(params)
         matcher = self._make_matcher(params)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
@@ -76,12 +91,12 @@ class Processor:
                 num_prompt_tokens=len(token_ids),
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 params=params,
-                end_token_ids=end_token_ids,
+                end_token_ids=frozenset() if params.ignore_eos else self.end_token_ids,
                 # a string seed is hashed: neighbouring seeds give unrelated streams
                 random=random.Random(f"{seed}/{index}"),  # noqa: S311 - sampling, not secrecy
-                detokenizer=self._make_detokenizer(token_ids, params),
-                stop_token_ids=stop_token_ids,
-                rules=rules,
+                detokenizer=self._make_detokenizer(token_ids, params, prepared.stop),
+                stop_token_ids=prepared.stop_token_ids,
+                rules=prepared.rules,
                 priority=priority,
                 matcher=matcher.copy() if matcher is not None else None,
             )
@@ -163,12 +178,41 @@ class Processor:
                 f"that is more than the model's max_model_len {self.max_model_len}"
             )
 
-    def _check_params(self, params: SamplingParams) -> list[list[int]]:
-        """Refuse what this model can't do; return the token ids of the bad words."""
-        for name, token_ids in params.token_ids().items():
-            for token_id in token_ids:
-                if token_id >= self.vocab_size:
-                    raise RequestError(f"{name}: {token_id} is not in the vocabulary of {self.vocab_size}")
+    def _prepare(self, params: SamplingParams) -> _Prepared:
+        """What its lists come down to; prompts that share them share this, too."""
+        key = (
+            params.ignore_eos,
+            *(
+                tuple(entries) if entries is not None else None
+                for entries in (
+                    params.stop,
+                    params.bad_words,
+                    params.stop_token_ids,
+                    params.allowed_token_ids,
+                )
+            ),
+            tuple((params.logit_bias or {}).items()),
+        )
+        found = self._prepared.get(key)
+        if found is None:
+            for name, token_ids in params.token_ids().items():
+                most = max(token_ids, default=0)
+                if most >= self.vocab_size:
+                    raise RequestError(f"{name}: {most} is not in the vocabulary of {self.vocab_size}")
+            ends = frozenset() if params.ignore_eos else self.end_token_ids
+            found = _Prepared(
+                frozenset(params.stop_token_ids or ()),
+                LogitRules.of(params, ends, self._encode_words(params)),
+                StopStrings(params.stop) if params.stop else None,
+            )
+            with self._lock:
+                while len(self._prepared) >= PREPARED:
+                    del self._prepared[next(iter(self._prepared))]
+                self._prepared[key] = found
+        return found if params.adjusts_logits else dataclasses.replace(found, rules=None)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Refuse what this model can't do."""
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(params, name)
             if count is not None and count > self.vocab_size:
@@ -177,6 +221,10 @@ class Processor:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):
                     raise RequestError(f"skip_tokenizer_init=True: {name} needs a tokenizer")
+
+    def _encode_words(self, params: SamplingParams) -> list[list[int]]:
+        """The token ids of the bad words."""
+        if self.tokenizer is None:
             return []
         # at the start of a text and after a space a word has other tokens
         words = dict.fromkeys(word.lstrip(" ") for word in params.bad_words or ())
@@ -187,13 +235,15 @@ class Processor:
             raise RequestError(f"bad_words: {word!r:.80} has no tokens, so it can't be banned")
         return encoded
 
-    def _make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer | None:
+    def _make_detokenizer(
+        self, prompt_token_ids: list[int], params: SamplingParams, stop: StopStrings | None
+    ) -> Detokenizer | None:
         if self.tokenizer is None or not params.detokenize:
             return None
         return Detokenizer(
             self.tokenizer,
             prompt_token_ids,
-            stop=params.stop or (),
+            stop=stop,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )

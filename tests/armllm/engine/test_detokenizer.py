@@ -8,6 +8,7 @@ import random
 import pytest
 
 from armllm.engine.detokenizer import Detokenizer
+from armllm.engine.stop_strings import StopStrings
 from armllm.tokenizer import Tokenizer
 
 TEXT = "Grüße 東京 😀👩‍👩‍👧‍👦, naïve ∑ and plain words."
@@ -74,7 +75,7 @@ def test_a_character_that_the_prompt_began_is_completed(tokenizer):
 def test_stop_strings_are_found_across_tokens(tokenizer, stops, expected, include):
     prompt = tokenizer.encode("The ")
     output = tokenizer.encode(TEXT, add_special_tokens=False)
-    detokenizer = Detokenizer(tokenizer, prompt, stop=stops, include_stop=include)
+    detokenizer = Detokenizer(tokenizer, prompt, stop=StopStrings(stops), include_stop=include)
     _, stop = stream(detokenizer, prompt, output)
     assert stop == expected
     assert detokenizer.text == TEXT[: TEXT.index(expected)] + (expected if include else "")
@@ -83,7 +84,7 @@ def test_stop_strings_are_found_across_tokens(tokenizer, stops, expected, includ
 def test_a_stop_string_in_the_prompt_does_not_count(tokenizer):
     prompt = tokenizer.encode("stop")
     output = tokenizer.encode(" and go", add_special_tokens=False)
-    detokenizer = Detokenizer(tokenizer, prompt, stop=["stop", "p a"])
+    detokenizer = Detokenizer(tokenizer, prompt, stop=StopStrings(["stop", "p a"]))
     assert stream(detokenizer, prompt, output)[1] is None
     assert detokenizer.text == " and go"
 

@@ -101,3 +101,19 @@ def test_a_word_without_tokens_is_refused(llm, monkeypatch):
     monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: [])
     with pytest.raises(RequestError, match="bad_words: 'x' has no tokens"):
         llm.llm_engine.add_request("0", [3], SamplingParams(bad_words=["x"]))
+
+
+def test_lists_are_prepared_once_for_all_prompts_that_share_them(llm, monkeypatch):
+    encoded = []
+    tokenizer = llm.get_tokenizer()
+    encode = tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer, "encode", lambda text, **options: encoded.append(text) or encode(text, **options)
+    )
+    params = SamplingParams(bad_words=["ab", "ab", "cd"], stop=["x" * 50], n=4, max_tokens=1)
+    for index in range(20):
+        llm.llm_engine.add_request(str(index), [3], params)
+    requests = list(llm.llm_engine.requests.values())
+    llm.llm_engine.abort(map(str, range(20)))
+    assert encoded == ["ab", " ab", "cd", " cd"]
+    assert len({id(one.rules) for request in requests for one in request.sequences}) == 1

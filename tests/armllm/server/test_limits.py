@@ -27,6 +27,9 @@ CASES = {
     "texts and numbers": ("completions", {"prompt": ["x", 1] * (MANY // 2)}, "prompt[1]"),
     "bad words": ("completions", {"prompt": "x", "bad_words": ["a"] * MANY}, "bad_words"),
     "stop strings": ("completions", {"prompt": "x", "stop": ["a"] * MANY}, "stop"),
+    "long stop strings": ("completions", {"prompt": "x", "stop": ["a" * 9000] * 9}, "stop"),
+    "a long stop string": ("completions", {"prompt": "x", "stop": "a" * 90_000}, "stop"),
+    "long bad words": ("completions", {"prompt": "x", "bad_words": ["a" * 9000] * 9}, "bad_words"),
     "biases": ("completions", {"prompt": "x", "logit_bias": {str(i): 1 for i in range(MANY)}}, "logit_bias"),
     "wrong biases": (
         "completions",

@@ -12,6 +12,7 @@ MAX_PROMPTS = 2048  # OpenAI's limit of inputs per request
 MAX_LOGPROBS = 20  # vLLM's --max-logprobs
 MAX_ENTRIES = 1024  # of lists and objects whose entries cost time at every token
 MAX_TOKEN_IDS = 1 << 16
+MAX_CHARACTERS = 1 << 14  # of all stop strings, or bad words: each takes about 300 bytes
 MAX_FIELDS = 128  # more than any object has that is not free in form
 
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from armllm.server.protocol.base import (
+    MAX_CHARACTERS,
     MAX_CHOICES,
     MAX_ENTRIES,
     MAX_TOKEN_IDS,
@@ -133,6 +134,11 @@ class Sampling(WithoutEffect):
     ) -> SamplingParams:
         """``defaults`` are the checkpoint's; RequestError names a field that is out of range."""
         given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        for name in ("stop", "bad_words"):
+            texts = given.get(name, ())
+            size = len(texts) if isinstance(texts, str) else sum(map(len, texts))
+            if size > MAX_CHARACTERS:
+                raise RequestError(f"{name} has {size} characters, more than {MAX_CHARACTERS}")
         if self.logit_bias is not None:
             given["logit_bias"] = _token_biases(self.logit_bias)
         structured = self.structured()
