@@ -9,14 +9,14 @@ import os
 import re
 import shutil
 import tempfile
-import zipfile
+import urllib.parse
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from armbuild.artifact import variant, wheelfile
+from armbuild.artifact import archives, variant, wheelfile
 from armbuild.errors import UsageError
 from armbuild.host import cache
 from armbuild.wheel import provenance, smoke
@@ -159,6 +159,8 @@ def _dump(state: _State) -> str:
 
 def _describe(path: Path, commit: str) -> Entry:
     wheel = wheelfile.read(path)
+    if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
+        raise UsageError(f"{path.name!r}: a wheel's name has letters, digits and . _ + ! - only (PEP 427)")
     label = variant.split(path.name)[1] or Version(wheel.version).local or ""
     metadata = _metadata(path)
     found = re.search(r"(?m)^Requires-Python: *(.+?)\s*$", metadata.decode("utf-8", errors="replace"))
@@ -178,9 +180,9 @@ def _describe(path: Path, commit: str) -> Entry:
 
 
 def _metadata(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
+    with archives.open_zip(path) as archive:
         member = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-        return archive.read(member)
+        return archives.read_text(archive, member)
 
 
 def _commit_of(path: Path) -> str:
@@ -190,7 +192,7 @@ def _commit_of(path: Path) -> str:
         commit: str = definition["resolvedDependencies"][0]["digest"]["gitCommit"]
     except (OSError, ValueError, KeyError, IndexError):
         return ""
-    return commit
+    return commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit) else ""
 
 
 def _store(folder: Path, path: Path, entry: Entry) -> None:
@@ -240,7 +242,7 @@ def _write_pages(folder: Path, state: _State) -> None:
 
 def _write_simple(place: Path, entries: Sequence[Entry], up: str) -> None:
     names = sorted({entry.name for entry in entries})
-    links = "\n".join(f'<a href="{name}/">{name}</a><br>' for name in names)
+    links = "\n".join(_anchor(f"{name}/", name) + "<br>" for name in names)
     _write(place / "simple/index.html", PAGE.format(title="Simple index", body=links))
     listed = {"meta": {"api-version": "1.1"}, "projects": [{"name": name} for name in names]}
     _write(place / "simple/index.json", json.dumps(listed, indent=1) + "\n")
@@ -249,27 +251,37 @@ def _write_simple(place: Path, entries: Sequence[Entry], up: str) -> None:
         base = f"../../{up}files/{name}/"
         variants = sorted({_variants_name(entry) for entry in own if entry.properties})
         lines = [_link(entry, base) for entry in own]
-        lines += [f'<a href="{base}{file.replace("+", "%2B")}">{file}</a><br>' for file in variants]
+        lines += [_anchor(base + _quoted(file), file) + "<br>" for file in variants]
         body = "\n".join(lines)
-        _write(place / f"simple/{name}/index.html", PAGE.format(title=f"Links for {name}", body=body))
+        page = PAGE.format(title=f"Links for {html.escape(name)}", body=body)
+        _write(place / f"simple/{name}/index.html", page)
         _write(
             place / f"simple/{name}/index.json",
             json.dumps(_project(name, own, base, variants), indent=1) + "\n",
         )
 
 
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="/!")
+
+
+def _anchor(address: str, text: str, attributes: str = "") -> str:
+    """Return a link; ``attributes`` are markup."""
+    return f'<a href="{html.escape(address)}"{attributes}>{html.escape(text)}</a>'
+
+
 def _link(entry: Entry, base: str) -> str:
-    address = f"{base}{entry.filename.replace('+', '%2B')}#sha256={entry.sha256}"
+    address = f"{base}{_quoted(entry.filename)}#sha256={entry.sha256}"
     digest = f"sha256={entry.metadata_sha256}"
-    attributes = f'data-core-metadata="{digest}" data-dist-info-metadata="{digest}"'
+    attributes = f' data-core-metadata="{digest}" data-dist-info-metadata="{digest}"'
     if entry.requires_python:
         attributes += f' data-requires-python="{html.escape(entry.requires_python)}"'
-    return f'<a href="{address}" {attributes}>{entry.filename}</a><br>'
+    return _anchor(address, entry.filename, attributes) + "<br>"
 
 
 def _project(name: str, entries: Sequence[Entry], base: str, variants: Sequence[str]) -> dict[str, Any]:
     # what lists the variants changes with every new one: no hash, as PEP 825 allows
-    listed = [{"filename": file, "url": base + file.replace("+", "%2B"), "hashes": {}} for file in variants]
+    listed = [{"filename": file, "url": base + _quoted(file), "hashes": {}} for file in variants]
     return {
         "meta": {"api-version": "1.1"},
         "name": name,
@@ -277,7 +289,7 @@ def _project(name: str, entries: Sequence[Entry], base: str, variants: Sequence[
         "files": [
             {
                 "filename": entry.filename,
-                "url": base + entry.filename.replace("+", "%2B"),
+                "url": base + _quoted(entry.filename),
                 "hashes": {"sha256": entry.sha256},
                 "size": entry.size,
                 "core-metadata": {"sha256": entry.metadata_sha256},
@@ -297,17 +309,17 @@ def _first_page(state: _State, views: Sequence[str]) -> str:
     )
     rows = [how, "<h2>Wheels</h2>", "<table><tr><th>file<th>MB<th>kernels<th>commit<th>sha256</tr>"]
     rows += [
-        f'<tr><td><a href="files/{entry.name}/{entry.filename.replace("+", "%2B")}">{entry.filename}</a>'
+        f"<tr><td>{_anchor(f'files/{entry.name}/{_quoted(entry.filename)}', entry.filename)}"
         f"<td>{entry.size / 1e6:.2f}<td>{html.escape(', '.join(entry.kernels)) or '-'}"
-        f"<td>{entry.commit[:12] or '-'}<td><code>{entry.sha256[:16]}</code></tr>"
+        f"<td>{html.escape(entry.commit[:12]) or '-'}<td><code>{html.escape(entry.sha256[:16])}</code></tr>"
         for entry in state.entries
     ]
     rows.append("</table>")
     if views:
         rows.append("<h2>Parts of it</h2><ul>")
-        rows += [f'<li><a href="{view}/simple/">{view}</a></li>' for view in views]
+        rows += [f"<li>{_anchor(f'{view}/simple/', view)}</li>" for view in views]
         rows += [
-            f'<li><a href="{channel}/simple/">{channel}</a>: commit {commit[:12]}</li>'
+            f"<li>{_anchor(f'{channel}/simple/', channel)}: commit {html.escape(commit[:12])}</li>"
             for channel, commit in sorted(state.channels.items())
         ]
         rows.append("</ul>")

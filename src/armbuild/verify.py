@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from armbuild import audit
-from armbuild.artifact.untrusted import BROKEN
+from armbuild.artifact.archives import BROKEN
 from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.opening import kind_of
 from armbuild.audit.report import one_line

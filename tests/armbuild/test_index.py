@@ -149,3 +149,29 @@ def test_pip_and_uv_install_from_the_files_and_over_http(tmp_path, served, progr
     index.add(tmp_path / "ix", [wheel(tmp_path / "in", commit=COMMIT)], channels=["latest"])
     assert install((tmp_path / "ix/simple").as_uri(), tmp_path / "a", program) == "answer = 42\n"
     assert install(f"{served}/latest/simple/", tmp_path / "b", program) == "answer = 42\n"
+
+
+@pytest.mark.parametrize("build", ['1"><script>', "1 onload=x", "1'", "1%22", "1\n"])
+def test_a_name_with_markup_in_it_is_refused(tmp_path, build):
+    path = wheel(tmp_path)
+    name = f"thing-1.0-{build}-py3-none-any.whl"
+    path = path.rename(tmp_path / name)
+    with pytest.raises(UsageError):
+        index.add(tmp_path / "ix", [path])
+    assert not (tmp_path / "ix").exists()
+
+
+def test_what_an_index_holds_already_is_escaped_in_its_pages(tmp_path):
+    index.add(tmp_path, [wheel(tmp_path / "in", commit=COMMIT)], channels=["latest"])
+    state = json.loads((tmp_path / index.STATE).read_text())
+    state["files"][0] |= {"filename": "<b>.whl", "commit": "<i>", "sha256": "<u>", "requires_python": '">'}
+    (tmp_path / index.STATE).write_text(json.dumps(state))
+    index.add(tmp_path, [wheel(tmp_path / "in", "2.0")])
+    for path in (path for path in tmp_path.rglob("index.html") if "<i>" not in str(path)):
+        text = path.read_text()
+        assert not re.search('<[biu]>|">"', text), path
+
+
+def test_a_commit_beside_a_wheel_is_one(tmp_path):
+    index.add(tmp_path, [wheel(tmp_path / "in", commit="../../../outside")])
+    assert json.loads((tmp_path / index.STATE).read_text())["files"][0]["commit"] == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import zipfile
 from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
@@ -13,6 +12,8 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
+
+from armbuild.artifact import archives
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ def unresolved(path: Path) -> list[str]:
     """Return one line per function of a wheel's shared objects that no library it needs can define."""
     defined: set[str] = set()
     missing: dict[str, set[str]] = {}
-    with zipfile.ZipFile(path) as archive:
+    with archives.open_zip(path) as archive:
         for name in archive.namelist():
             if name.endswith(".so") or ".so." in name:
                 content = archive.read(name)
@@ -44,7 +45,7 @@ def unresolved(path: Path) -> list[str]:
 def libraries(path: Path) -> frozenset[str]:
     """Return the names of all libraries that a wheel's shared objects need."""
     found: set[str] = set()
-    with zipfile.ZipFile(path) as archive:
+    with archives.open_zip(path) as archive:
         for name in archive.namelist():
             if name.endswith(".so") or ".so." in name:
                 with contextlib.suppress(ELFError, AssertionError, ValueError):

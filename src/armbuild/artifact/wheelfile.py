@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import zipfile
-import zlib
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any
@@ -13,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from armbuild.artifact import variant
+from armbuild.artifact import archives, variant
 from armbuild.errors import UsageError
 from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -167,7 +166,7 @@ def read(path: Path) -> WheelFile:
     except UsageError as error:
         raise UsageError(f"{path.name}: {error} (NAME-VERSION-PYTHON-ABI-PLATFORM.whl)") from error
     try:
-        with zipfile.ZipFile(path) as archive:
+        with archives.open_zip(path) as archive:
             damaged = archive.testzip()
             if damaged:
                 raise UsageError(f"{path.name}: damaged: {damaged} does not match its checksum")
@@ -179,8 +178,8 @@ def read(path: Path) -> WheelFile:
             metadata = _text(archive, f"{folder}/METADATA", path)
             declared = _text(archive, f"{folder}/WHEEL", path)
             special = f"{folder}/{variant.MEMBER}"
-            properties = archive.read(special) if special in members else None
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+            properties = archives.read_text(archive, special) if special in members else None
+    except archives.BROKEN as error:
         raise UsageError(f"{path.name}: truncated or not a zip archive ({error})") from error
     try:
         described = variant.stated(properties, named.variant)
@@ -202,7 +201,7 @@ def read(path: Path) -> WheelFile:
 
 def machine_code(path: Path) -> Iterator[tuple[str, str]]:
     """Give (name, machine) of every ELF file in a wheel, also of those inside static libraries."""
-    with zipfile.ZipFile(path) as archive:
+    with archives.open_zip(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as file:
                 head = file.read(20)
@@ -248,7 +247,7 @@ def mismatches(wheel: WheelFile) -> list[str]:
 
 def _text(archive: zipfile.ZipFile, name: str, path: Path) -> str:
     try:
-        return archive.read(name).decode("utf-8", errors="replace")
+        return archives.read_text(archive, name).decode("utf-8", errors="replace")
     except KeyError as error:
         raise UsageError(f"{path.name}: not a wheel: {name} is missing") from error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Literal
 
-from armbuild.artifact.untrusted import BROKEN
+from armbuild.artifact.archives import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

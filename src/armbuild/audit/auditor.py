@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
+from armbuild.artifact.archives import TEXT_LIMIT
 from armbuild.audit import code, wheel
 from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
-from armbuild.audit.elf import BrokenElf, Elf, read_elf
+from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.hygiene import check_hygiene
 from armbuild.audit.opening import kind_of, open_archive
@@ -27,7 +28,7 @@ from armisa.errors import IsaError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_TEXT_LIMIT = 64 << 20
+_RECORD_LIMIT = 64 << 20  # a row for each of 200,000 files
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
@@ -184,17 +185,22 @@ class _Run:
 
     def _texts(self) -> None:
         for member in self.archive.members:
-            if self.contents.wants_text(member.name) and member.size <= _TEXT_LIMIT:
+            if not self.contents.wants_text(member.name):
+                continue
+            limit = _RECORD_LIMIT if member.name.endswith("/RECORD") else TEXT_LIMIT
+            if member.size > limit:
+                self.errors.append(f"{member.name}: refused: it has more than {limit >> 20} MiB")
+            else:
                 try:
                     with member.open() as stream:
-                        self.contents.texts[member.name] = stream.read(_TEXT_LIMIT)
+                        self.contents.texts[member.name] = stream.read(limit)
                 except Exception:  # noqa: BLE001, S112 - the main pass meets the same member and says what is wrong
                     continue
 
     def _member(self, member: Member, temporary: Path, elf_wheel: zipfile.ZipFile) -> None:
         name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
-        keep = self.keep(name) and member.size <= _TEXT_LIMIT
+        keep = self.keep(name) and member.size <= _RECORD_LIMIT
         size = copy(self.archive, member, temporary, hashing, whole=keep)
         if size is None:
             return
@@ -218,10 +224,13 @@ class _Run:
 
     def _elf(self, name: str, path: Path, size: int) -> None:
         try:
-            elf = read_elf(path)
+            with broken_is_a_verdict():
+                self._read_elf(name, path, size)
         except BrokenElf as error:
             self.errors.append(f"{name}: {error}")
-            return
+
+    def _read_elf(self, name: str, path: Path, size: int) -> None:
+        elf = read_elf(path)
         if elf.bits != 64 or not elf.little_endian:
             kind = f"{elf.bits}-bit {'little' if elf.little_endian else 'big'}-endian"
             self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.enums import ENUM_E_MACHINE
 
+from armbuild.artifact.archives import OF_THIS_MACHINE
 from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # A page of the largest size that AArch64 Linux uses.
@@ -65,14 +68,20 @@ class Elf:
 
 def read_elf(path: Path) -> Elf:
     """Return the headers of ``path``; raises BrokenElf when they can't be followed."""
-    size = path.stat().st_size
+    with broken_is_a_verdict(), path.open("rb") as file:
+        return _read(ELFFile(file), path.stat().st_size)
+
+
+@contextmanager
+def broken_is_a_verdict() -> Iterator[None]:
+    """Make BrokenElf of what readers of ELF files raise, which may be anything."""
     try:
-        with path.open("rb") as file:
-            return _read(ELFFile(file), size)
+        yield
     except BrokenElf:
         raise
-    # pyelftools answers broken input with anything from AssertionError to UnicodeDecodeError.
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
+            raise
         raise BrokenElf(f"broken ELF headers ({type(error).__name__}: {error})"[:200]) from error
 
 
@@ -91,6 +100,10 @@ def _read(elf: Any, size: int) -> Elf:
             raise BrokenElf(
                 f"truncated: a segment ends at byte {segment['p_offset'] + segment['p_filesz']} of {size}"
             )
+    if sum(section.size for section in sections if section.executable) > size:
+        raise BrokenElf("broken ELF headers (sections with code overlap)")
+    if sum(segment["p_filesz"] for segment in loads if segment["p_flags"] & 1) > size:
+        raise BrokenElf("broken ELF headers (segments with code overlap)")
     tags = _dynamic(segments)
     flags = tags.get("DT_FLAGS", [0])[0]
     flags_1 = tags.get("DT_FLAGS_1", [0])[0]

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from armbuild.artifact.untrusted import BROKEN
+from armbuild.artifact.archives import BROKEN
 from armbuild.audit.archive import Archive, BrokenArchive, Member
 from armbuild.errors import CheckFailed
 from armbuild.image import reader
@@ -32,10 +32,12 @@ def open_oci(path: Path, number: int = 0) -> Archive:
     except CheckFailed as error:
         stack.close()
         raise BrokenArchive(str(error)) from error
+    problems: list[str] = []
     return Archive(
         path=path,
         kind="oci",
-        members=_members(image, manifests[number]),
+        members=_members(image, manifests[number], problems),
+        problems=problems,
         size=image.size,
         images=len(manifests),
         _close=stack,
@@ -60,13 +62,16 @@ class _Above:
         return "" in self.emptied
 
 
-def _members(image: reader.ImageFile, manifest: reader.Manifest) -> Iterator[Member]:
+def _members(image: reader.ImageFile, manifest: reader.Manifest, problems: list[str]) -> Iterator[Member]:
     """Yield the files of the highest layer first: what hides a file is known when that is met."""
     above, budget = _Above(), image.budget()
     try:
         for layer in reversed(manifest.layers):
             own = _Above()
             for tar, entry in image.entries(layer, budget):
+                if problem := _leads_out(entry):
+                    problems.append(problem)
+                    continue
                 member = _member(tar, entry, own)
                 if member is not None and not above.hides(member.name):
                     yield member
@@ -76,6 +81,15 @@ def _members(image: reader.ImageFile, manifest: reader.Manifest) -> Iterator[Mem
         raise BrokenArchive(str(error)) from error
     except BROKEN as error:
         raise BrokenArchive(f"not a readable OCI archive: {error}") from error
+
+
+def _leads_out(entry: tarfile.TarInfo) -> str:
+    """Return why an unpacker could lay an entry outside of the image, empty when none could."""
+    if ".." in entry.name.split("/"):
+        return f"{entry.name!r}: the name leads out of the image"
+    if entry.islnk() and ".." in entry.linkname.split("/"):
+        return f"{entry.name!r}: a hard link that leads out of the image, to {entry.linkname!r}"
+    return ""
 
 
 def _member(tar: tarfile.TarFile, entry: tarfile.TarInfo, own: _Above) -> Member | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armbuild.artifact.untrusted import MAX_FILES
+from armbuild.artifact.archives import MAX_FILES
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip

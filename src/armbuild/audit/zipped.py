@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import stat
-import zipfile
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
-from armbuild.artifact.untrusted import BROKEN, is_bomb
+from armbuild.artifact import archives
 from armbuild.audit.archive import Archive, BrokenArchive, Member, unsafe
+from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
+    import zipfile
     from pathlib import Path
 
 
 def open_zip(path: Path) -> Archive:
     """Open a zip archive; raises BrokenArchive when it can't be read, or unpacks to too much."""
     try:
-        archive = zipfile.ZipFile(path)
-    except BROKEN as error:
+        archive = archives.open_zip(path)
+    except CheckFailed as error:
+        raise BrokenArchive(str(error)) from error
+    except archives.BROKEN as error:
         raise BrokenArchive(f"not a readable zip archive ({error}): truncated, or not a wheel") from error
-    entries = archive.infolist()
     problems = []
-    total = sum(entry.file_size for entry in entries)
-    size = path.stat().st_size
-    if is_bomb(len(entries), total, size):
-        archive.close()
-        raise BrokenArchive(
-            f"refused: {len(entries)} files that unpack from {size} to {total} bytes look like a zip bomb"
-        )
     members = []
     seen: set[str] = set()
-    for entry in entries:
+    for entry in archive.infolist():
         mode = entry.external_attr >> 16
         if unsafe(entry.filename):
             problems.append(f"{entry.filename!r}: the name leads out of the folder that it is unpacked to")
@@ -53,11 +48,13 @@ def open_zip(path: Path) -> Archive:
         seen.add(entry.filename)
     stack = ExitStack()
     stack.callback(archive.close)
-    return Archive(path=path, kind="wheel", members=members, size=size, problems=problems, _close=stack)
+    return Archive(
+        path=path, kind="wheel", members=members, size=path.stat().st_size, problems=problems, _close=stack
+    )
 
 
 def _opened(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> IO[bytes]:
     try:
         return archive.open(entry)
-    except BROKEN as error:
+    except archives.BROKEN as error:
         raise BrokenArchive(f"{entry.filename}: {error}") from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from armbuild.artifact import archives
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import cache
@@ -124,7 +125,7 @@ def _environment(manifest: reader.Manifest) -> dict[str, str]:
 
 def _at(tree: Path, path: str) -> Path | None:
     """Return the file or folder at ``path`` of the image, links followed as inside it; None without one."""
-    found = unpack.inside(tree, PurePosixPath(path))
+    found = archives.inside(tree, PurePosixPath(path))
     return found if found.exists() else None
 
 
@@ -240,7 +241,7 @@ def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Lay
     OCI image specification, layer.md.
     """
     hidden, found = work / "hidden", set()
-    for info in sorted(unpack.inside(tree, PurePosixPath(site)).glob("*.dist-info")):
+    for info in sorted(archives.inside(tree, PurePosixPath(site)).glob("*.dist-info")):
         name = canonicalize_name(info.name.partition("-")[0])
         if name not in names:
             continue
@@ -248,7 +249,7 @@ def _hide(tree: Path, site: str, names: Collection[str], work: Path) -> list[Lay
         record = info / "RECORD"
         rows = csv.reader(io.StringIO(record.read_text(errors="replace"))) if record.is_file() else ()
         gone = [
-            unpack.inside(tree, PurePosixPath(site, row[0])) for row in rows if row and ".." not in row[0]
+            archives.inside(tree, PurePosixPath(site, row[0])) for row in rows if row and ".." not in row[0]
         ]
         for path in (*(path for path in gone if path.is_file() and path.parent != info), info):
             mark = hidden / path.relative_to(tree).with_name(f".wh.{path.name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from packaging.version import Version
 
 from armbuild import audit
-from armbuild.artifact import wheelfile
+from armbuild.artifact import archives, wheelfile
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.host import process, pythons
 from armbuild.image import (
@@ -323,9 +322,9 @@ class _Maker:
         return self.work / f"image-{self.architecture}-{name}.log"
 
     def _build_info(self) -> dict[str, Any]:
-        with zipfile.ZipFile(self.wheel) as wheel:
+        with archives.open_zip(self.wheel) as wheel:
             try:
-                found: dict[str, Any] = json.loads(wheel.read("armllm/build_info.json"))
+                found: dict[str, Any] = json.loads(archives.read_text(wheel, "armllm/build_info.json"))
             except (KeyError, ValueError) as error:
                 raise UsageError(
                     f"{self.wheel.name}: armllm/build_info.json is missing or damaged"

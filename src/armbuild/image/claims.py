@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from armbuild.artifact.untrusted import BROKEN
+from armbuild.artifact.archives import BROKEN
 from armbuild.audit.floor import built_in_guards, parse_floor
 from armbuild.audit.report import one_line
 from armbuild.audit.verdict import judge

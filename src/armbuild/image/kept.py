@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import asdict, replace
 from functools import cache as once
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from armbuild import audit
 from armbuild.host import cache
-from armbuild.image import content, layers, packages, recipes, root, sbom
+from armbuild.image import content, layers, packages, reader, recipes, root, sbom
 
 if TYPE_CHECKING:
     from armbuild.image.recipes import Recipe
@@ -31,11 +32,29 @@ def layer(recipe: Recipe) -> tuple[layers.Layer, content.Content]:
         shutil.rmtree(tree)
         facts = {**asdict(written), "blob": BLOB, "content": found.as_dict()}
         (folder / FACTS).write_text(json.dumps(facts))
+        for name in (BLOB, FACTS):
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
 
-    folder = cache.fill(_folder(recipe), make)
+    folder = _folder(recipe)
+    if folder.is_dir() and not _intact(folder):  # a bit has flipped
+        with cache.lock(folder):
+            if not _intact(folder):
+                shutil.rmtree(folder)
+    cache.fill(folder, make)
     facts = json.loads((folder / FACTS).read_text())
     found = content.Content.from_dict(facts.pop("content"))
     return replace(layers.Layer(**facts), blob=folder / BLOB), found
+
+
+def _intact(folder: Path) -> bool:
+    """Return whether a kept layer is what it was when it was made."""
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        with (folder / BLOB).open("rb") as file:
+            return bool(reader.digest_of(file) == facts["digest"])
+    except (OSError, ValueError, LookupError, AttributeError):
+        return False
 
 
 def there(recipe: Recipe) -> bool:

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, Specifier
 
-from armbuild.artifact import wheelfile
+from armbuild.artifact import archives, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.image import model, packages, reference, root
@@ -194,7 +193,7 @@ def _by_architecture(paths: Sequence[Path]) -> dict[str, wheelfile.WheelFile]:
             raise UsageError(f"{path.name}: there is a second wheel for linux/{architecture}")
         if wheel.python is None:
             raise UsageError(f"{path.name}: not a wheel of one CPython version")
-        with zipfile.ZipFile(path) as archive:
+        with archives.open_zip(path) as archive:
             if ENTRY_POINT not in archive.namelist():
                 raise UsageError(f"{path.name}: too old for an image: it has no {ENTRY_POINT}")
         found[architecture] = wheel
@@ -294,7 +293,7 @@ def _newest(paths: Iterable[Path]) -> int:
         return int(given)
     times = []
     for path in paths:
-        with zipfile.ZipFile(path) as archive:
+        with archives.open_zip(path) as archive:
             times += [calendar.timegm((*item.date_time, 0, 0, 0)) for item in archive.infolist()]
     return max(times)
 

@@ -10,18 +10,17 @@ import gzip
 import hashlib
 import json
 import re
-import tarfile
-import zlib
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.artifact.untrusted import Budget, ZstdFile
+from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_tar
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
 if TYPE_CHECKING:
+    import tarfile
     from collections.abc import Iterator, Mapping
 
     from typing_extensions import Self
@@ -32,7 +31,7 @@ INDEXES = (
 )
 DOCUMENT_LIMIT = 16 << 20
 LISTS = ("Env", "Entrypoint", "Cmd")
-_BROKEN = (tarfile.TarError, zlib.error, EOFError, LookupError, TypeError, ValueError, AttributeError)
+_BROKEN = tuple(kind for kind in BROKEN if kind is not OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ class ImageFile:
         """Compare a layer's file with its digest; raises CheckFailed when somebody changed it."""
         if layer.digest:
             with self.open(layer.name) as stream:
-                actual = _sha256(stream)
+                actual = digest_of(stream)
             if actual != layer.digest:
                 raise CheckFailed(
                     f"{self.path}: layer {layer.digest} was tampered with or damaged: its content is {actual}"
@@ -151,7 +150,7 @@ class ImageFile:
         """
         with self.content(layer) as content:
             stream = _Hashing(content)
-            with tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar:
+            with open_tar(stream=cast("IO[bytes]", stream), mode="r|") as tar:
                 for entry in budget.entries(tar):
                     yield tar, entry
             while stream.read(1 << 20):
@@ -246,7 +245,7 @@ class ImageFile:
         for entry in listed:
             config = self._document(entry["Config"])
             with self.open(entry["Config"]) as stream:
-                digest = _sha256(stream)
+                digest = digest_of(stream)
             diffs = config["rootfs"]["diff_ids"]
             found.append(
                 Manifest(
@@ -288,7 +287,7 @@ def open_image(path: Path) -> ImageFile:
         raise UsageError(f"{path}: no such file")
     stack = ExitStack()
     try:
-        tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - it is one, of the stack
+        tar = stack.enter_context(open_tar(path))
         entries = Budget(path, path.stat().st_size).entries(tar)
         members = {member.name.removeprefix("./"): member for member in entries}
     except CheckFailed:
@@ -326,9 +325,8 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
         raise TypeError("a label that is no text")
     health = dict(settings.get("Healthcheck") or {})
     for name, value in (*((name, settings.get(name)) for name in LISTS), ("Test", health.get("Test"))):
-        if not all(isinstance(item, str) and "\0" not in item for item in value or []) or isinstance(
-            value, str
-        ):
+        texts = value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+        if not texts or any("\0" in item for item in value or []):
             raise TypeError(f"its {name} is no list of texts")
     if not isinstance(settings.get("User") or "", str):
         raise TypeError("its User is no text")
@@ -342,7 +340,8 @@ def blob_name(digest: str) -> str:
     return digest.replace("sha256:", "blobs/sha256/")
 
 
-def _sha256(stream: IO[bytes]) -> str:
+def digest_of(stream: IO[bytes]) -> str:
+    """Return the digest of a stream's content as manifests write it."""
     seen = hashlib.sha256()
     while block := stream.read(1 << 20):
         seen.update(block)

@@ -145,6 +145,8 @@ def _record(tree: Path, file: Path, suite: str) -> Package:
         )
     except KeyError as error:
         raise BuildError(f"{file.name} has no field {error}: not a Debian package") from error
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", package.name):  # Debian policy, 5.6.1
+        raise BuildError(f"{file.name}: {package.name[:80]!r} is not a Debian package's name")
     status = tree / "var/lib/dpkg/status.d" / package.name
     status.parent.mkdir(parents=True, exist_ok=True)
     status.write_text("".join(f"{name}: {value}\n" for name, value in fields.items()))

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
-from armbuild.image import bubblewrap, seccomp, unpack
+from armbuild.image import bubblewrap, seccomp
 from armbuild.image.client import dial
 
 if TYPE_CHECKING:
@@ -213,14 +214,14 @@ def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath
     """Return where a program lies in the image, as seen from inside; None when it is not there."""
     folders = ["/"] if "/" in name else environment.get("PATH", "").split(":")
     places = [PurePosixPath(folder, name) for folder in folders]
-    return next((place for place in places if unpack.inside(root, place).is_file()), None)
+    return next((place for place in places if archives.inside(root, place).is_file()), None)
 
 
 def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) -> list[str]:
     place = find(root, words[0], environment)
     if place is None:
         return words
-    with unpack.open_file(root, place) as program:
+    with archives.open_file(root, place) as program:
         first = program.readline(256)
     interpreter = (
         first[2:].decode(errors="replace").strip().split(maxsplit=1) if first.startswith(b"#!") else []
@@ -231,7 +232,10 @@ def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) 
 def _ids(root: Path, user: str) -> tuple[int, int]:
     name, _, group = user.partition(":")
     entries = {"root": (0, 0)}
-    with contextlib.suppress(FileNotFoundError), unpack.open_file(root, PurePosixPath("/etc/passwd")) as file:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        archives.open_file(root, PurePosixPath("/etc/passwd")) as file,
+    ):
         for line in file.read(PASSWD_LIMIT).decode(errors="replace").splitlines():
             fields = line.split(":")
             if len(fields) > 3 and _is_id(fields[2]) and _is_id(fields[3]):

@@ -8,8 +8,8 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from armbuild.artifact import archives
 from armbuild.errors import packages_of
-from armbuild.image import unpack
 from armbuild.wheel import sbom
 
 with packages_of("build"):
@@ -49,7 +49,7 @@ def _licenses(package: str, tree: Path) -> list[str]:
     Machine-readable debian/copyright file, version 1.0.
     """
     place = f"usr/share/doc/{package}/copyright"
-    path = unpack.inside(tree, PurePosixPath(place))
+    path = archives.inside(tree, PurePosixPath(place))
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     if "copyright-format/1.0" not in text.partition("\n\n")[0]:
         return [f"/{place}"]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from armbuild.artifact import archives
 from armbuild.errors import ArmbuildError, CheckFailed, UsageError
 from armbuild.host import process
 from armbuild.image import contained, reader, sandbox, unpack
@@ -178,7 +179,7 @@ class _Run:
         client = Client(self.port, f"/{self.model}", self.box.connect)
         server = self._started(client)
         self._check_health_command()
-        with unpack.open_file(self.box.root, PurePosixPath("/", self.model, "passages.json")) as file:
+        with archives.open_file(self.box.root, PurePosixPath("/", self.model, "passages.json")) as file:
             passage = json.loads(file.read(PASSAGES_LIMIT))[0]
         whole = client.complete(passage["prompt"])
         if not passage["text"].startswith(whole) or len(whole) < CHARACTERS:

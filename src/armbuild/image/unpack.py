@@ -5,27 +5,23 @@ OCI image specification, layer.md, "Applying Changesets".
 
 from __future__ import annotations
 
-import errno
-import gzip
 import os
 import shutil
-import stat
-import tarfile
-import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
-from armbuild.artifact.untrusted import ZstdError
+from armbuild.artifact.archives import BROKEN, OF_THIS_MACHINE, inside
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from armbuild.artifact.untrusted import Budget
+    import tarfile
+    from pathlib import Path
+
+    from armbuild.artifact.archives import Budget
     from armbuild.image.reader import ImageFile, LayerBlob, Manifest
 
 OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."
-MAX_LINKS = 40
-_DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ZstdError)
 
 
 def unpack(image: ImageFile, manifest: Manifest, root: Path) -> None:
@@ -46,7 +42,9 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path, budget: Budget) -> Non
     try:
         for tar, entry in image.entries(layer, budget):
             _lay_entry(tar, entry, root, written)
-    except _DAMAGED as error:
+    except BROKEN as error:
+        if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
+            raise
         raise CheckFailed(f"{image.path}: layer {layer.diff_id} is damaged: {error}") from error
 
 
@@ -67,50 +65,6 @@ def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written
     else:
         _place(tar, entry, target, root)
         written.update(os.fspath(path) for path in (target, *target.parents) if path.is_relative_to(root))
-
-
-def inside(root: Path, path: PurePosixPath) -> Path:
-    """Return the folder ``path`` of the image below ``root``; links are followed as from inside the image."""
-    current, waiting, links = root, [part for part in path.parts if part != "/"], 0
-    while waiting:
-        part = waiting.pop(0)
-        if part == "..":
-            current = current.parent if current != root else root
-            continue
-        step = current / part
-        if step.is_symlink():
-            links += 1
-            if links > MAX_LINKS:
-                raise CheckFailed(f"{path}: too many links in the image")
-            target = PurePosixPath(os.readlink(step))  # noqa: PTH115 - a path of the image, not of this machine
-            waiting = [*(item for item in target.parts if item not in ("/", ".")), *waiting]
-            current = root if target.is_absolute() else current
-        else:
-            current = step
-    return current
-
-
-def open_file(root: Path, path: PurePosixPath) -> IO[bytes]:
-    """Open a regular file of the unpacked image; no link of it leads outside.
-
-    Raises FileNotFoundError for anything else.
-    """
-    resolved = inside(root, path)
-    parts = resolved.relative_to(root).parts
-    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    try:
-        for index, part in enumerate(parts):
-            last = index == len(parts) - 1
-            flags = os.O_RDONLY | os.O_NONBLOCK if last else os.O_PATH | os.O_DIRECTORY
-            step = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
-            os.close(folder)
-            folder = step
-        if not stat.S_ISREG(os.fstat(folder).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
-    except OSError as error:
-        os.close(folder)
-        raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
-    return os.fdopen(folder, "rb")
 
 
 def _place(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, root: Path) -> None:

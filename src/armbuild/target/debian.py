@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
-from armbuild.errors import BuildError, MissingError, UsageError, packages_of
+from armbuild.artifact import archives
+from armbuild.errors import BuildError, CheckFailed, MissingError, UsageError, packages_of
 from armbuild.host import cache, process
 
 if TYPE_CHECKING:
@@ -305,11 +306,13 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
             ["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as child:
             try:
-                with tarfile.open(fileobj=cast("IO[bytes]", child.stdout), mode="r|") as tar:
+                with archives.open_tar(stream=cast("IO[bytes]", child.stdout), mode="r|") as tar:
                     for member in tar:
                         if not only or str(merged(member.name)) in only:
                             _unpack_member(tar, member, root)
-            except tarfile.TarError as error:
+            except (*archives.BROKEN, CheckFailed) as error:
+                if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
+                    raise
                 raise BuildError(f"{package.name} is damaged: {error}") from error
         if child.returncode:
             raise BuildError(f"dpkg-deb cannot read {package.name}")
@@ -348,9 +351,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) ->
     path = merged(member.name)
     if not path.parts:
         return  # ./, the root itself
-    target = root / path
-    if ".." in path.parts or not target.parent.resolve().is_relative_to(root.resolve()):
-        raise BuildError(f"a package writes outside its root: {shlex.quote(member.name)}")
+    target = _place(root, path, member.name)
     if member.isdir():
         if not target.is_dir():
             target.mkdir(parents=True)
@@ -361,13 +362,21 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) ->
         target.symlink_to(relative_link(path, member.linkname))
     elif member.islnk():
         _replace(target)
-        target.hardlink_to(root / merged(member.linkname))
+        os.link(_place(root, merged(member.linkname), member.name), target, follow_symlinks=False)
     elif member.isreg():
         _replace(target)
         content = cast("IO[bytes]", tar.extractfile(member))  # a regular file has content
         with target.open("wb") as sink:
             shutil.copyfileobj(content, sink, 1 << 20)
         target.chmod(member.mode & 0o777)
+
+
+def _place(root: Path, path: PurePosixPath, name: str) -> Path:
+    """Return where ``path`` lies below ``root``; BuildError for one that leads outside, by links too."""
+    with contextlib.suppress(CheckFailed):
+        if path.parts and ".." not in path.parts:
+            return archives.inside(root, path.parent, strict=True) / path.name
+    raise BuildError(f"a package writes outside its root: {shlex.quote(name)}")
 
 
 def _replace(target: Path) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import lzma
 import re
 import shutil
 import sys
-import tarfile
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from armbuild.errors import MissingError, UsageError
+from armbuild.artifact import archives
+from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.host import cache, process, pythons
 
 if TYPE_CHECKING:
@@ -31,8 +28,6 @@ else:
     import tomli as tomllib
 
 SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
-"""What unpacking raises for broken archives; RuntimeError for encrypted ones and unknown methods."""
 PLATFORM = "aarch64-manylinux_2_28"
 
 
@@ -184,20 +179,16 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
 
 
 def _unpack(file: Path, folder: Path) -> None:
+    unpack = archives.unpack_zip if file.name.endswith(".zip") else archives.unpack_tar
     try:
-        if file.name.endswith(".zip"):
-            with zipfile.ZipFile(file) as archive:
-                archive.extractall(folder)  # noqa: S202 - zipfile keeps members inside
-        else:
-            with tarfile.open(file) as tar:
-                tar.extractall(folder, filter="data")
-                while tar.fileobj and tar.fileobj.read(1 << 20):
-                    pass  # to the end, where the check sum is compared
-    except (*DAMAGED, OSError) as error:
-        if isinstance(error, OSError) and not isinstance(error, tarfile.TarError) and error.errno:
+        unpack(file, folder)
+    except (*archives.BROKEN, CheckFailed) as error:
+        if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
             raise
         reason = str(error).partition("\n")[0].rstrip(":")
         raise UsageError(f"{file.name}: damaged, or not an sdist ({reason})") from error
     entries = list(folder.iterdir())
     if len(entries) != 1 or not entries[0].is_dir():
         raise UsageError(f"{file.name}: not an sdist: it must hold one folder, NAME-VERSION")
+    if not any((entries[0] / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise UsageError(f"{file.name}: not an sdist: it has neither pyproject.toml nor setup.py")

@@ -11,11 +11,10 @@ import os
 import platform
 import shutil
 import time
-import zipfile
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from armbuild.artifact import symbols, variant, wheelfile
+from armbuild.artifact import archives, symbols, variant, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.target import arm64_root, qemu, target_packages
@@ -204,9 +203,9 @@ def environment(own: Path, site: Path, work: Path, *, emulated: bool) -> dict[st
 
 def kernel_targets(path: Path) -> frozenset[str] | None:
     """Return the kernel targets that the wheel says it holds, None if it does not say."""
-    with zipfile.ZipFile(path) as archive:
+    with archives.open_zip(path) as archive:
         try:
-            return frozenset(json.loads(archive.read("armllm/build_info.json"))["targets"])
+            return frozenset(json.loads(archives.read_text(archive, "armllm/build_info.json"))["targets"])
         except (KeyError, ValueError):
             return None
 

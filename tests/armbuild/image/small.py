@@ -4,7 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 
-from armbuild.artifact.untrusted import zstd
+from armbuild.artifact.archives import zstd
 from armbuild.image import archive, layers
 
 

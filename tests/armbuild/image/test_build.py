@@ -243,3 +243,19 @@ def test_a_bases_own_version_of_a_package_is_hidden_below_ours(tmp_path, world):
     there = {path.relative_to(top).as_posix() for path in top.rglob("*.*")}
     assert not {"numpy/gone.py", "numpy-1.dist-info"} & there
     assert {"numpy/__init__.py", "mine-1.dist-info"} <= there
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a short file", "no file", "no facts"])
+def test_a_kept_layer_that_is_damaged_is_made_anew(tmp_path, world, damage):
+    wheel = a_wheel(tmp_path / "1")
+    content = a_build(tmp_path, wheel).archive.path.read_bytes()
+    for blob in (tmp_path / "cache/layers").glob("*/layer.tar.gz"):
+        data = bytearray(blob.read_bytes())
+        data[len(data) // 2] ^= 1
+        if damage == "no facts":
+            blob.with_name("layer.json").write_text("{}")
+        elif damage == "no file":
+            blob.unlink()
+        else:
+            blob.write_bytes(data if damage == "a flipped bit" else data[:-9])
+    assert a_build(tmp_path, wheel, name="again.tar").archive.path.read_bytes() == content

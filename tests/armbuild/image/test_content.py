@@ -5,8 +5,8 @@ import pytest
 from tests.armbuild import wheels
 from tests.armbuild.image import small
 
-from armbuild.errors import MissingError, UsageError
-from armbuild.image import config, content, packages, sandbox
+from armbuild.errors import BuildError, MissingError, UsageError
+from armbuild.image import config, content, packages, root, sandbox
 from armbuild.image.base import Foundation
 
 
@@ -176,3 +176,12 @@ def test_of_torchs_programs_only_the_one_that_it_asks_for_stays(tmp_path, monkey
     (tmp_path / "site/torch/lib/libtorch_cuda.so").write_text("")
     with pytest.raises(UsageError, match=r"libtorch_cuda\.so"):
         packages.install(["torch==2.13.0"], tmp_path / "site", **options)
+
+
+@pytest.mark.parametrize("name", ["/etc/cron.d/x", "../x", "X", "", "a b", "x"])
+def test_a_package_whose_name_is_a_path_is_refused(tmp_path, monkeypatch, name):
+    fields = {"Package": name, "Version": "1", "Architecture": "arm64"}
+    monkeypatch.setattr(root.debian, "control", lambda _file: fields)
+    with pytest.raises(BuildError, match="not a Debian package's name"):
+        root._record(tmp_path / "tree", tmp_path / "x.deb", "bookworm")
+    assert not list(tmp_path.iterdir())

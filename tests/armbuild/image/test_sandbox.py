@@ -10,9 +10,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.armbuild.image import small
 
+from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
 from armbuild.host import process
-from armbuild.image import bubblewrap, client, sandbox, seccomp, unpack
+from armbuild.image import bubblewrap, client, sandbox, seccomp
 from armbuild.image.sandbox import Sandbox
 
 ENVIRONMENT = {"PATH": "/bin", "LD_PRELOAD": "/lib/tcmalloc.so", "NO_PROXY": "localhost,127.0.0.1"}
@@ -75,9 +76,9 @@ def test_what_the_test_reads_of_an_image_is_a_file_in_it(tmp_path, target):
     root = small.tree(tmp_path / "root", {"etc/passwd": link, "bin/pipe": None, "loop": ("->", "loop")})
     for name in ("/etc/passwd", "/bin", "/bin/pipe", "/etc/none"):
         with pytest.raises(FileNotFoundError):
-            unpack.open_file(root, PurePosixPath(name))
+            archives.open_file(root, PurePosixPath(name))
     with pytest.raises(CheckFailed, match="too many links"):
-        unpack.open_file(root, PurePosixPath("/loop"))
+        archives.open_file(root, PurePosixPath("/loop"))
     with pytest.raises(CheckFailed, match="'model' is neither a number"):
         sandbox._ids(root, "model")
     with pytest.raises(CheckFailed, match="neither a number"):
@@ -87,7 +88,7 @@ def test_what_the_test_reads_of_an_image_is_a_file_in_it(tmp_path, target):
 def test_a_fifo_of_the_image_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError):
-        unpack.open_file(tmp_path, PurePosixPath("/pipe"))
+        archives.open_file(tmp_path, PurePosixPath("/pipe"))
 
 
 def test_mount_points_are_folders_of_the_root_and_the_machines_files_stay(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import tarfile
 import pytest
 from tests.armbuild.image import small
 
+from armbuild import audit
 from armbuild.errors import CheckFailed
 from armbuild.image import archive, layers, reader, stages, unpack
 
@@ -144,3 +145,41 @@ def test_layers_become_folders_for_a_dockerfile(tmp_path):
     assert [sorted(item.name for item in folder.iterdir()) for folder in found] == [["a"], ["b"]]
     assert stages.main([str(path), str(tmp_path / "stages")]) == 2
     assert stages.main(["one"]) == 2
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ("x/../../escaped", b"x", {}),
+        ("a/..", None, {"type": tarfile.DIRTYPE}),
+        ("a", None, {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}),
+    ],
+)
+def test_an_audit_tells_of_a_layer_that_leads_out(tmp_path, entry):
+    report = audit.audit(written(tmp_path, raw_layer(tmp_path, ("fine", b"x", {}), entry)))
+    assert not report.ok
+    assert any("leads out of the image" in error for error in report.errors), report.errors
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("a", b"x", {}), ("a/b", b"x", {})],
+        [("n" * 300, b"x", {})],
+        [("a", None, {"type": tarfile.DIRTYPE}), ("b", None, {"type": tarfile.LNKTYPE, "linkname": "a"})],
+        [("loop", None, {"type": tarfile.SYMTYPE, "linkname": "loop"}), ("loop/x", b"x", {})],
+    ],
+)
+def test_a_layer_that_no_runtime_lays_is_told_in_a_sentence(tmp_path, entries):
+    with pytest.raises(CheckFailed):
+        laid(written(tmp_path, raw_layer(tmp_path, *entries)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"Env": [1]}, {"Env": "A=b"}, {"Env": ["A=\0"]}, {"Entrypoint": "/bin/x"}, {"Cmd": {"a": 1}},
+     {"User": 7}, {"Healthcheck": {"Test": ["CMD", 1]}}, {"Healthcheck": [1]}],
+)  # fmt: skip
+def test_a_configuration_of_other_types_is_told_in_a_sentence(tmp_path, config):
+    with pytest.raises(CheckFailed, match="make no sense"):
+        laid(small.write(tmp_path, {"a": "1"}, **config), tmp_path)

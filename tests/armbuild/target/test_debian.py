@@ -309,3 +309,33 @@ def test_a_package_of_another_architecture_and_release_comes_without_root_rights
             dependencies=False,
             log=tmp_path / "log",
         )
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("./usr/hard", "../../secret", tarfile.LNKTYPE)],
+        [("./usr/hard", "./usr/../../secret", tarfile.LNKTYPE)],
+        [("./usr/out", "../..", tarfile.SYMTYPE), ("./usr/hard", "./usr/out/secret", tarfile.LNKTYPE)],
+        [("./usr/soft", "../../secret", tarfile.SYMTYPE), ("./usr/soft/file", b"", tarfile.REGTYPE)],
+        [("./usr/missing", "./usr/none", tarfile.LNKTYPE)],
+        [("./usr/file", b"", tarfile.REGTYPE), ("./usr/file/below", b"", tarfile.REGTYPE)],
+        [(f"./usr/{'n' * 300}", b"", tarfile.REGTYPE)],
+    ],
+)
+def test_a_package_that_leads_outside_or_makes_no_sense_is_told(tmp_path, members):
+    (tmp_path / "secret").write_text("mine")
+    (root := tmp_path / "root").mkdir()
+    with pytest.raises(BuildError, match=r"outside its root|is damaged"):
+        debian.unpack([package(tmp_path, members)], root)
+    assert (tmp_path / "secret").read_text() == "mine"
+    assert (tmp_path / "secret").stat().st_nlink == 1
+
+
+def test_a_hard_link_to_a_soft_one_is_that_link_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "secret").write_text("mine")
+    (root := tmp_path / "root").mkdir()
+    links = [("./usr/soft", "../../secret", tarfile.SYMTYPE), ("./usr/hard", "./usr/soft", tarfile.LNKTYPE)]
+    debian.unpack([package(tmp_path, links)], root)
+    assert (root / "usr/hard").is_symlink()
+    assert (tmp_path / "secret").stat().st_nlink == 1

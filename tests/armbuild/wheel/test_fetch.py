@@ -192,3 +192,13 @@ def test_a_requirement_without_an_sdist_says_so(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"thing-name 1\.5 has no sdist on the index"):
         fetch.locate("thing-name", python="3.11")
     assert os.listdir(tmp_path / "cache/work") == []  # noqa: PTH208
+
+
+def test_a_refused_sdist_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    for number, members in enumerate(
+        ({"x-1/zeros": bytes(300 << 20)}, {"x-1/a": b"no project"}, {"x-1/../b": b""})
+    ):
+        with pytest.raises(UsageError, match="not an sdist"):
+            fetch.locate(str(sdist(tmp_path, f"x-{number}.tar.gz", members)))
+    assert [path for path in (tmp_path / "cache/sdists").iterdir() if path.suffix != ".lock"] == []

@@ -1,0 +1,318 @@
+"""The one way to read archives of strangers: limits before anything is read, and no way out of a folder.
+
+Zip archives (APPNOTE.TXT, 4.3), tar archives (POSIX.1-2017, pax; GNU tar's long names), and paths below a
+root whose links may lead anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import lzma
+import os
+import re
+import shutil
+import stat
+import struct
+import sys
+import tarfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from armbuild.errors import CheckFailed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ZstdFile, ZstdError = zstd.ZstdFile, zstd.ZstdError
+# What zipfile, tarfile and json raise on hostile input, beyond their own errors.
+BROKEN = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    ZstdError,
+    lzma.LZMAError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    struct.error,
+    TypeError,
+    ValueError,
+)
+OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EMFILE)
+"""Numbers of an OSError, which is among BROKEN, that no archive is to blame for."""
+MAX_FILES = 200_000
+# Folders and links count too in a tar: an image has more of them than files, a bomb much more.
+_MAX_ENTRIES = 2 * MAX_FILES
+_MAX_TOTAL = 16 << 30
+# An image with a model in it holds more than that, but in an archive of nearly that size.
+_MAX_RATIO_OF_LARGE = 4
+# Deflate reaches 1,032:1 on zeros; real shared objects stay below 20:1, sparse tables below 200:1.
+_MAX_RATIO = 200
+_RATIO_MATTERS_ABOVE = 256 << 20
+TEXT_LIMIT = 4 << 20
+"""Bytes of METADATA, WHEEL and other texts of a wheel that are read as a whole."""
+_DIRECTORY_LIMIT = 64 << 20
+_HEADER_LIMIT = 64 << 10
+_TAR_HEADERS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+MAX_LINKS = 40
+
+
+def is_bomb(files: int, total: int, size: int) -> bool:
+    """Return whether ``files`` of ``total`` bytes in a container of ``size`` bytes are too much."""
+    return (
+        files > MAX_FILES
+        or total > max(_MAX_TOTAL, _MAX_RATIO_OF_LARGE * size)
+        or (total > _RATIO_MATTERS_ABOVE and total > _MAX_RATIO * max(size, 1))
+    )
+
+
+@dataclass
+class Budget:
+    """What may still be unpacked, so that no archive, however small, keeps its reader busy for ever."""
+
+    path: Path
+    """Of the archive, for the message."""
+    archive_size: int
+    total: int = 0
+    count: int = 0
+
+    def entries(self, tar: Iterable[tarfile.TarInfo]) -> Iterator[tarfile.TarInfo]:
+        """Yield the entries of ``tar``; raises CheckFailed before too much of it was read."""
+        for entry in tar:
+            self.total += max(entry.size, 0)
+            self.count += 1
+            if self.count > _MAX_ENTRIES or is_bomb(0, self.total, self.archive_size):
+                raise CheckFailed(
+                    f"{self.path}: refused: {self.count} entries that unpack from {self.archive_size} bytes"
+                    f" to {self.total} or more look like a bomb"
+                )
+            yield entry
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """Open a zip archive none of whose members unpacks to too much or lies in another.
+
+    Raises CheckFailed for one that is refused, one of BROKEN for one that cannot be read.
+    """
+    size = path.stat().st_size
+    if (directory := _directory_size(path)) > min(_DIRECTORY_LIMIT, size):
+        raise CheckFailed(f"{path.name}: refused: its directory has {directory} bytes")
+    archive = zipfile.ZipFile(path)
+    if reason := _refusal(archive.infolist(), size):
+        archive.close()
+        raise CheckFailed(f"{path.name}: refused: {reason}")
+    return archive
+
+
+def _refusal(entries: list[zipfile.ZipInfo], size: int) -> str:
+    total = sum(entry.file_size for entry in entries)
+    if is_bomb(len(entries), total, size):
+        return f"{len(entries)} files that unpack from {size} to {total} bytes look like a zip bomb"
+    end = 0
+    for entry in sorted(entries, key=lambda entry: entry.header_offset):
+        if entry.header_offset < end:
+            return f"{entry.filename!r} overlaps another file"
+        end = entry.header_offset + 30 + entry.compress_size  # and its name
+    return ""
+
+
+def _directory_size(path: Path) -> int:
+    """Return the size of a zip archive's central directory, which zipfile reads as a whole; 0 for none."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - (1 << 16) - 22))
+        tail = file.read()
+        found = tail.rfind(b"PK\5\6")
+        if found < 0 or len(tail) < found + 22:
+            return 0
+        length: int = struct.unpack_from("<I", tail, found + 12)[0]
+        file.seek(max(0, start + found - 20))
+        locator = file.read(20)
+        if locator[:4] == b"PK\6\7":
+            file.seek(max(0, start + found - 76))
+            record = file.read(56)
+            if record[:4] == b"PK\6\6":
+                length = max(length if length != 0xFFFFFFFF else 0, struct.unpack_from("<Q", record, 40)[0])
+        return length
+
+
+def read_text(archive: zipfile.ZipFile, name: str, limit: int = TEXT_LIMIT) -> bytes:
+    """Return a member of a zip archive; CheckFailed when it has more than ``limit`` bytes.
+
+    KeyError when there is none.
+    """
+    if archive.getinfo(name).file_size > limit:
+        raise CheckFailed(f"{name}: refused: it has more than {limit >> 20} MiB")
+    return archive.read(name)
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry whose extended headers are small: tarfile reads them as a whole, and again for each search."""
+
+    def _proc_member(self, archive: Any) -> tarfile.TarInfo:
+        if self.size < 0:
+            raise tarfile.ReadError("an entry with a negative size")
+        if self.type in _TAR_HEADERS and self.size > _HEADER_LIMIT:
+            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a sparse file")
+        if self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE):
+            source = archive.fileobj
+            content = source.read(self._block(self.size))  # type: ignore[attr-defined]
+            if b"GNU.sparse." in content:
+                raise tarfile.ReadError("a sparse file")
+            if re.search(rb"[0-9]{100}", content):  # CVE-2024-6232: quadratic in the digits
+                raise tarfile.ReadError("an extended header of digits")
+            archive.fileobj = _Replayed(archive, source, content)
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+
+class _Replayed:
+    """A tar's stream in front of a block that was read already; gone once that is read again."""
+
+    def __init__(self, archive: Any, source: Any, content: bytes) -> None:
+        self._archive, self._source, self._content = archive, source, content
+
+    def read(self, _size: int) -> bytes:
+        self._archive.fileobj = self._source
+        return self._content
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def open_tar(
+    path: Path | None = None, *, stream: IO[bytes] | None = None, mode: str = "r"
+) -> tarfile.TarFile:
+    """Open a tar archive of a stranger, a file or a ``stream``; what its entries raise is among BROKEN."""
+    return tarfile.open(path, mode, fileobj=stream, tarinfo=_Entry)  # type: ignore[call-overload, no-any-return]
+
+
+def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
+    """Return the place of ``path`` below ``root``; links are followed as from inside the root.
+
+    Raises CheckFailed for more links than a system follows; with ``strict`` for one that leads outside.
+    """
+    current, waiting, links = root, [part for part in path.parts if part != "/"], 0
+    while waiting:
+        part = waiting.pop(0)
+        if part == "..":
+            if strict and current == root:
+                raise CheckFailed(f"{path}: a link leads outside")
+            current = current.parent if current != root else root
+            continue
+        step = current / part
+        if step.is_symlink():
+            links += 1
+            if links > MAX_LINKS:
+                raise CheckFailed(f"{path}: too many links")
+            target = PurePosixPath(os.readlink(step))  # noqa: PTH115 - a path below the root, not of this machine
+            if strict and target.is_absolute():
+                raise CheckFailed(f"{path}: a link leads outside")
+            waiting = [*(item for item in target.parts if item not in ("/", ".")), *waiting]
+            current = root if target.is_absolute() else current
+        else:
+            current = step
+    return current
+
+
+def open_file(root: Path, path: PurePosixPath) -> IO[bytes]:
+    """Open a regular file below ``root`` to be read; no link leads outside.
+
+    Raises FileNotFoundError for anything else.
+    """
+    parts = inside(root, path).relative_to(root).parts
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            flags = os.O_RDONLY | os.O_NONBLOCK if last else os.O_PATH | os.O_DIRECTORY
+            step = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = step
+        if not stat.S_ISREG(os.fstat(folder).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    except OSError as error:
+        os.close(folder)
+        raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from error
+    return os.fdopen(folder, "rb")
+
+
+def unpack_tar(path: Path, folder: Path) -> None:
+    """Lay a source archive's files, folders and links into the empty ``folder``, with their times.
+
+    Nothing is written through a link and none leads outside: `tarfile`'s own filter looks at paths, which
+    long ones evade (CVE-2025-4517). Raises CheckFailed for what is refused, one of BROKEN for what
+    is damaged.
+    """
+    budget, links = Budget(path, path.stat().st_size), []
+    with open_tar(path) as tar:
+        for entry in budget.entries(tar):
+            target = _free_place(folder, entry.name)
+            if entry.isdir():
+                target.mkdir(exist_ok=True)
+            elif entry.isreg():
+                with target.open("xb") as sink:
+                    shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(entry)), sink, 1 << 20)
+                target.chmod(entry.mode & 0o755 | 0o600)
+                os.utime(target, (entry.mtime, entry.mtime))
+            elif entry.issym():
+                target.symlink_to(entry.linkname)
+                links.append(target)
+            elif entry.islnk():
+                os.link(_free_place(folder, entry.linkname), target, follow_symlinks=False)
+            else:
+                raise CheckFailed(f"{entry.name!r} is a device or a pipe")
+        while tar.fileobj and tar.fileobj.read(1 << 20):
+            pass  # to the end, where the check sum is compared
+    for link in links:
+        _check_link(folder, link)
+
+
+def _free_place(folder: Path, name: str) -> Path:
+    """Return where an entry goes, its folders made; CheckFailed where that is outside or behind a link."""
+    parts = [part for part in PurePosixPath(name).parts if part != "."]
+    if ".." in parts or "/" in parts or not parts:
+        raise CheckFailed(f"{name!r} is outside of the destination")
+    place = folder
+    for part in parts[:-1]:
+        place /= part
+        if place.is_symlink():
+            raise CheckFailed(f"{name!r} is behind a link")
+        place.mkdir(exist_ok=True)
+    return place / parts[-1]
+
+
+def _check_link(folder: Path, link: Path) -> None:
+    """Raise CheckFailed unless ``link`` stays in ``folder``; others on its way are looked at themselves."""
+    target = PurePosixPath(os.readlink(link))  # noqa: PTH115 - which Path would normalise
+    place = link.parent
+    for index, part in enumerate(target.parts):
+        place = place.parent if part == ".." else place / part
+        outside = target.is_absolute() or not place.is_relative_to(folder)
+        if outside or (place.is_symlink() and index < len(target.parts) - 1):
+            raise CheckFailed(f"{link.name!r} is a link that leads outside, or through another link")
+
+
+def unpack_zip(path: Path, folder: Path) -> None:
+    """Lay a source archive's files into the empty ``folder``; raises as ``unpack_tar`` does."""
+    with open_zip(path) as archive:
+        archive.extractall(folder)  # noqa: S202 - zipfile makes no links and keeps members inside

@@ -1,0 +1,185 @@
+"""What archives of strangers may hold, and that reading them stays within time, memory and their folder."""
+
+import io
+import os
+import resource
+import struct
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from armbuild.artifact import archives
+from armbuild.errors import CheckFailed
+
+
+def tar(path, *entries, compress="gz"):
+    """Write entries: (name, content, changes)."""
+    with tarfile.open(path, f"w:{compress}") as file:
+        for name, content, changes in entries:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            for key, value in changes.items():
+                setattr(entry, key, value)
+            file.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def link(target, kind=tarfile.SYMTYPE):
+    return {"type": kind, "linkname": target}
+
+
+def raw_header(kind, size, name=b"x"):
+    """A tar header that announces ``size`` bytes, as tarfile would never write it."""
+    entry = tarfile.TarInfo(name.decode())
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.fixture
+def peak():
+    """The process may not get 256 MiB larger."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+@pytest.mark.usefixtures("peak")
+def test_an_extended_header_of_gigabytes_is_refused_before_it_is_read(tmp_path, kind):
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:
+        file.write(raw_header(kind, 3 << 29))
+        file.truncate(512 + (3 << 29))  # a hole: it takes no place
+    with pytest.raises(tarfile.ReadError, match="an extended header of 1610612736 bytes"):
+        archives.unpack_tar(path, tmp_path)
+
+
+def test_an_extended_header_of_digits_is_refused(tmp_path):
+    """A search in it takes hours on Pythons with CVE-2024-6232."""
+    content = b"1" * (60 << 10)
+    path = tmp_path / "a.tar"
+    path.write_bytes(raw_header(tarfile.XHDTYPE, len(content)) + content + bytes(2048))
+    with pytest.raises(tarfile.ReadError, match="of digits"):
+        archives.unpack_tar(path, tmp_path)
+
+
+def test_ordinary_extended_headers_are_read(tmp_path):
+    name = "folder/" + "n" * 200 + "/é"
+    (out := tmp_path / "out").mkdir()
+    for shape in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "a.tar", "w", format=shape) as file:
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = 4, 1600000000.5, 0o777
+            file.addfile(entry, io.BytesIO(b"text"))
+        (inner := out / str(shape)).mkdir()
+        archives.unpack_tar(tmp_path / "a.tar", inner)
+        assert (inner / name).read_bytes() == b"text"
+        assert int((inner / name).stat().st_mtime) == 1600000000
+        assert (inner / name).stat().st_mode & 0o7777 == 0o755
+    with (tmp_path / "a.tar").open("rb") as file, archives.open_tar(stream=file, mode="r|") as stream:
+        assert [entry.name for entry in stream] == [name]
+
+
+def test_links_of_a_source_archive_are_kept_where_they_stay_inside(tmp_path):
+    path = tar(
+        tmp_path / "a.tar.gz",
+        ("p/a/file", b"text", {}),
+        ("p/to-file", b"", link("a/file")),
+        ("p/a/up", b"", link("../to-file")),
+        ("p/same", b"", link("p/a/file", tarfile.LNKTYPE)),
+    )
+    (out := tmp_path / "out").mkdir()
+    archives.unpack_tar(path, out)
+    assert {(out / "p" / name).read_text() for name in ("to-file", "a/up", "same")} == {"text"}
+
+
+LONG = "d" * 240
+DEEP = [(f"{'/'.join([LONG] * n)}", b"", {"type": tarfile.DIRTYPE}) for n in range(1, 17)]
+# short names for deep folders: their real path is longer than PATH_MAX, which a realpath gives up at
+SHORT = [(f"{chr(96 + n)}", b"", link(f"{chr(95 + n) if n > 1 else '.'}/{LONG}")) for n in range(1, 17)]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("../escaped", b"x", {})],
+        [("/escaped", b"x", {})],
+        [("a/../../escaped", b"x", {})],
+        [("a", b"", link("..")), ("a/escaped", b"x", {})],
+        [("a", b"", link(".")), ("a/b", b"", link("..")), ("b/escaped", b"x", {})],
+        [("a", b"", link("/etc"))],
+        [("a/b/c/up", b"", link("../../..")), ("out", b"", link("a/b/c/up/.."))],
+        [("a", b"", link("../escaped", tarfile.LNKTYPE))],
+        [("a", b"", link("/etc/passwd", tarfile.LNKTYPE))],
+        [("a", b"", link("/etc/passwd")), ("b", b"", link("a", tarfile.LNKTYPE))],
+        [("a", b"", link("../target")), ("a", b"x", {})],
+        [("a", b"", {"type": tarfile.CHRTYPE})],
+        [("a", b"", {"type": tarfile.FIFOTYPE})],
+        [*DEEP, *SHORT, ("out", b"", link("p/" + "../" * 17)), ("out/escaped", b"x", {})],
+        [("a", b"x", {"mtime": 1e300})],
+    ],
+)  # fmt: skip
+def test_no_source_archive_writes_outside(tmp_path, entries):
+    (out := tmp_path / "in/out").mkdir(parents=True)
+    path = tar(tmp_path / "a.tar.gz", *entries)
+    with pytest.raises((CheckFailed, *archives.BROKEN)):
+        archives.unpack_tar(path, out)
+    assert not list(tmp_path.rglob("escaped"))
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a.tar.gz", "in"]
+    assert [item.name for item in (tmp_path / "in").iterdir()] == ["out"]
+
+
+def zipped(path, members, **options):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **options) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def test_a_zip_bomb_is_refused_before_it_is_read(tmp_path):
+    path = zipped(tmp_path / "a.whl", {"x.dist-info/METADATA": bytes(300 << 20)})
+    with pytest.raises(CheckFailed, match="look like a zip bomb"):
+        archives.open_zip(path)
+
+
+def test_files_that_overlap_are_refused(tmp_path):
+    path = zipped(tmp_path / "a.zip", {"a": os.urandom(1000), "b": os.urandom(1000)})
+    content = path.read_bytes()
+    second = content.rfind(b"PK\1\2")  # its place of "b" in the directory: let it lie in "a"
+    path.write_bytes(content[: second + 42] + struct.pack("<I", 100) + content[second + 46 :])
+    with pytest.raises(CheckFailed, match="'b' overlaps another file"):
+        archives.open_zip(path)
+
+
+@pytest.mark.usefixtures("peak")
+def test_a_directory_of_gigabytes_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "a.zip"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+        file.seek(1 << 30)
+        file.write(b"PK\5\6" + struct.pack("<4H2IH", 0, 0, 1, 1, 1 << 30, 0, 0))
+    with pytest.raises(CheckFailed, match="its directory has 1073741824 bytes"):
+        archives.open_zip(path)
+
+
+def test_a_text_is_read_up_to_its_limit(tmp_path):
+    path = zipped(tmp_path / "a.zip", {"a": bytes(5 << 20), "b": b"text"})
+    with archives.open_zip(path) as archive:
+        assert archives.read_text(archive, "b") == b"text"
+        with pytest.raises(CheckFailed, match="a: refused: it has more than 4 MiB"):
+            archives.read_text(archive, "a")
+
+
+@pytest.mark.parametrize("target", ["../..", "/", "a/../../.."])
+def test_a_place_below_a_root_is_strict_where_asked(tmp_path, target):
+    (root := tmp_path / "root").mkdir()
+    (root / "a").mkdir()
+    (root / "link").symlink_to(target)
+    assert archives.inside(root, PurePosixPath("link/x")) == root / "x"
+    with pytest.raises(CheckFailed, match="leads outside"):
+        archives.inside(root, PurePosixPath("link/x"), strict=True)
+    assert archives.inside(root, PurePosixPath("a/../a/x"), strict=True) == Path(root / "a/x")
