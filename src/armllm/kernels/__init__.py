@@ -1,9 +1,9 @@
 """The kernels of armllm on torch tensors.
 
-Each function checks dtype, shape, strides, device and index ranges, raises ValueError naming the argument
-at fault, and calls the best kernel for this CPU (``report()`` says which, the environment variable
-``ARMLLM_ISA`` caps it). Tensors live on the CPU and are contiguous in their last dimension; the strides of
-the others are honoured. ``armllm.kernels.reference`` has the same functions in plain torch.
+Each function checks dtype, shape, strides, device and index ranges. It raises ValueError that names the wrong
+argument. Then it calls the best kernel for this CPU. ``report()`` shows the choice, and the environment
+variable ``ARMLLM_ISA`` limits it. Tensors lie on the CPU and are contiguous in their last dimension. Other
+dimensions may have any strides. ``armllm.kernels.reference`` has the same functions in plain torch.
 """
 
 from __future__ import annotations
@@ -73,36 +73,39 @@ __all__ = [
 
 
 def report() -> dict[str, dict[str, str]]:
-    """Per op, the target whose kernel runs here and what kept a better one from being chosen."""
+    """Return for each op the target whose kernel runs here, and the reason why a better one does not."""
     return extension.report()
 
 
 def targets() -> tuple[str, ...]:
-    """The kernel targets compiled into this build, in order of preference, lowest first."""
+    """Return the kernel targets that are compiled into this build, the least preferred first."""
     return tuple(extension.targets())
 
 
 def get_num_threads() -> int:
-    """How many threads a kernel may use."""
+    """Return how many threads a kernel may use."""
     return extension.get_num_threads()
 
 
 def set_num_threads(threads: int) -> None:
-    """Set how many threads a kernel may use; 0 goes back to the default, torch's. Raises ValueError."""
+    """Set how many threads a kernel may use; 0 restores the default, which is torch's.
+
+    Raises ValueError if ``threads`` is negative.
+    """
     if threads < 0:
         raise ValueError(f"threads is {threads}, expected 0 (the default) or more")
     extension.set_num_threads(threads)
 
 
 def use_own_threads(own: bool = True) -> None:
-    """Run the kernels on threads of their own rather than torch's OpenMP team, or not any more.
+    """Run the kernels on separate threads if ``own``, else on torch's OpenMP team.
 
-    Right where torch has next to nothing to compute: these threads wait longer while the machine is idle and
-    shorter while it is not. Two teams that take turns on the same cores are slower than one.
+    Separate threads are right where torch has almost nothing to compute. They wait longer while the machine
+    is idle, and shorter while it is busy. Two teams that take turns on the same cores are slower than one.
     """
     extension.use_own_threads(own)
 
 
 def thread_backend() -> str:
-    """``"libgomp"`` when the kernels share torch's OpenMP team, ``"pool"`` when they have their own."""
+    """Return ``"libgomp"`` if the kernels share torch's OpenMP team, ``"pool"`` if they do not."""
     return extension.thread_backend()

@@ -1,4 +1,4 @@
-"""Load the extension module and show it torch's tensors, or say in one sentence why it can't be."""
+"""Load the extension module and give it torch's tensor type; an ImportError says what is wrong."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KVCacheLayout:
-    """How the attention kernel of this CPU wants its cache; ask with ``kv_cache_layout``, assume nothing.
+    """The order of a KV cache that the attention kernel of this CPU needs. `kv_cache_layout` returns it.
 
-    A block holds ``block_size`` tokens of all KV heads: per head, ``head_stride_bytes`` apart, first the
-    keys and ``value_offset_bytes`` further on the values. The order inside keys and values is the business
-    of ``target``. ``dtype`` is that of keys, values and queries; ``cache_dtype`` is the same, or int8: then
-    every token's head vector has a float scale, behind the values.
+    A block holds ``block_size`` tokens of all KV heads. The heads are ``head_stride_bytes`` apart. Each head
+    has its keys first, and its values ``value_offset_bytes`` after them. Only ``target`` knows the order
+    inside keys and values. ``dtype`` is the dtype of keys, values and queries. ``cache_dtype`` is the same or
+    int8. With int8 every head vector of a token has a float32 scale, after the values.
     """
 
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class KVCacheLayout:
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:
-        """The same as the extension takes it."""
+        """The fields as the extension takes them."""
         return (
             str(self.dtype),
             str(self.cache_dtype),
@@ -57,11 +57,14 @@ def kv_cache_layout(
     block_size: int,
     cache_dtype: torch.dtype | None = None,
 ) -> KVCacheLayout:
-    """Ask for the layout of a KV cache for keys and values of ``dtype`` (float32, float16 or bfloat16).
+    """Return the layout of a KV cache for keys and values of ``dtype`` (float32, float16 or bfloat16).
 
-    ``cache_dtype`` is what they are kept in, ``dtype`` by default; torch.int8 rounds every head vector to
-    scale * q with scale = max|x| / 127. ``head_dim`` is a multiple of 8, at most 1024; ``block_size``
-    (tokens) is 16, 32, 64 or 128. Raises ValueError.
+    - ``cache_dtype``: the dtype in the cache; default: ``dtype``. With torch.int8 every head vector is
+      rounded to scale * q with scale = max|x| / 127.
+    - ``head_dim``: a multiple of 8, at most 1024.
+    - ``block_size``: 16, 32, 64 or 128 tokens.
+
+    Raises ValueError if there is no such layout.
     """
     cache_dtype = cache_dtype or dtype
     block_bytes, head_stride_bytes, value_offset_bytes, target = extension.kv_cache_layout(
@@ -81,9 +84,9 @@ def kv_cache_layout(
 
 
 def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
-    """Return an uninitialised cache: uint8 [num_blocks, block_bytes], its start aligned to 64 bytes.
+    """Return a cache without initial values: uint8 [num_blocks, block_bytes], aligned to 64 bytes.
 
-    Raises ValueError when ``num_blocks`` is negative.
+    Raises ValueError if ``num_blocks`` is negative.
     """
     if num_blocks < 0:
         raise ValueError(f"num_blocks is {num_blocks}, expected 0 or more")
@@ -95,11 +98,13 @@ def write_kv_cache(
 ) -> None:
     """Store the keys and values of tokens in their slots.
 
-    ``key`` and ``value`` are [tokens, num_kv_heads, head_dim] of the layout's dtype; ``cache`` comes from
-    ``allocate_kv_cache``; ``slot_mapping`` is int64 [tokens]: block * block_size + offset, or negative to
-    skip the token. No slot may stand twice. In an int8 cache a head vector with an infinity or a NaN makes a
-    NaN of what attends to it. Raises ValueError naming the argument that doesn't fit; nothing
-    is written then.
+    - ``key``, ``value``: [tokens, num_kv_heads, head_dim] of the layout's dtype.
+    - ``cache``: a tensor from `allocate_kv_cache`.
+    - ``slot_mapping``: int64 [tokens], block * block_size + offset. A negative number skips the token. No
+      slot may occur twice.
+
+    If a head vector of an int8 cache has an infinity or a NaN, everything that attends to it becomes NaN.
+    Raises ValueError that names the wrong argument; then nothing is written.
     """
     extension.write_kv_cache(key, value, cache, layout.description, slot_mapping)
 
@@ -119,24 +124,32 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention of each sequence's last tokens over its cached keys and values.
+    """Compute causal attention of each sequence's last tokens over its cached keys and values.
 
-    Prefill chunks and decodes may stand side by side. ``out`` and ``query`` are [tokens, query heads,
-    head_dim] of the layout's dtype, the query heads a multiple of the KV heads. Sequence s owns the query
-    tokens [query_start_loc[s], query_start_loc[s + 1]) (none is fine); they are the last of its
-    ``seq_lens[s]`` tokens, all of which have been written to the cache, in the blocks ``block_tables[s]``
-    (int32 [sequences, max_blocks]; entries behind the last block needed may hold anything).
-    ``query_start_loc`` is int32 [sequences + 1], ``seq_lens`` int32 [sequences].
+    One call may mix prefill chunks and decodes.
 
-    The logit of a query at position p and a key at position k is query . key * scale; then
-    ``logit_soft_cap`` c > 0 makes it c * tanh(logit / c), and ``alibi_slopes`` (float32 [query heads]) add
-    slope * (k - p). The query sees the keys up to its own position, with ``sliding_window`` w >= 1 only
-    p - w + 1 .. p (block table entries before the first block seen may then hold anything). ``sinks``
-    (float32 [query heads]) are one more logit per head that takes its share of the probability and gives no
-    value. Raises ValueError naming the argument that doesn't fit, indices included; nothing is written then.
+    - ``out``, ``query``: [tokens, query heads, head_dim] of the layout's dtype. The number of query heads is
+      a multiple of the number of KV heads.
+    - ``query_start_loc``: int32 [sequences + 1]. Sequence s has the query tokens [query_start_loc[s],
+      query_start_loc[s + 1]); it may have none.
+    - ``seq_lens``: int32 [sequences], tokens of each sequence. The query tokens are the last of them. The
+      cache must already have all of them.
+    - ``block_tables``: int32 [sequences, max_blocks], the blocks of each sequence. Entries after the last
+      block that is needed may be anything.
+    - ``scale``: the logit of a query and a key is query . key * scale.
+    - ``logit_soft_cap``: c > 0 changes the logit to c * tanh(logit / c).
+    - ``alibi_slopes``: float32 [query heads]. Then slope * (k - p) is added for a query at position p and a
+      key at position k.
+    - ``sliding_window``: w >= 1 limits the keys of position p to p - w + 1 .. p. Entries of the block table
+      before the first block in the window may be anything.
+    - ``sinks``: float32 [query heads], one more logit per head, which takes its share of the probability and
+      gives no value.
 
-    With an int8 cache the query's head vectors are rounded to int8 as the keys were, and the products of
-    integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among 64 keys.
+    With an int8 cache, the head vectors of the query are rounded to int8 in the same way as the keys. The
+    products of integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among
+    64 keys.
+
+    Raises ValueError that names the wrong argument or index; then nothing is written.
     """
     extension.paged_attention(
         out,

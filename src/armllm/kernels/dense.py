@@ -1,4 +1,4 @@
-"""Products with floating-point weights, as they are or in panels."""
+"""Products with floating-point weights, in the order of a checkpoint or in panels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PANEL_COLUMNS = 16
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PanelWeight:
-    """A weight [out_features, in_features] in the order that a product reads it; made by ``pack_panels``.
+    """A weight [out_features, in_features] in the order in which a product reads it. `pack_panels` makes it.
 
-    ``data`` is contiguous, a row for every 16 columns: their elements for one input feature after another,
-    for bfloat16 for two of them, which alternate. Input features come in fours; what is missing is zero.
+    ``data`` is contiguous and has a row for every 16 columns. A row has their elements for one input feature
+    after another. For bfloat16 it has them for two input features, which alternate. The number of input
+    features is padded to a multiple of 4 with zeros.
     """
 
     data: Tensor
@@ -29,14 +30,14 @@ class PanelWeight:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory, padding included."""
+        """Size in bytes, with padding."""
         return self.data.nbytes
 
 
 def pack_panels(weight: Tensor) -> PanelWeight:
-    """Copy ``weight`` [out_features, in_features], float32, float16 or bfloat16, into panels for `linear`.
+    """Copy ``weight`` [out_features, in_features] into panels for `linear`.
 
-    Raises ValueError naming what doesn't fit.
+    Its dtype is float32, float16 or bfloat16. Raises ValueError that says what is wrong.
     """
     extension.check_matrix("weight", weight, None, None, None, False)
     out_features, in_features = weight.shape
@@ -51,13 +52,16 @@ def pack_panels(weight: Tensor) -> PanelWeight:
 
 
 def linear(out: Tensor, x: Tensor, weight: Tensor | PanelWeight, bias: Tensor | None = None) -> None:
-    """Write ``x @ weight.T + bias`` to ``out``, as `torch.nn.functional.linear` gives it.
+    """Write ``x @ weight.T + bias`` to ``out``, as `torch.nn.functional.linear` computes it.
 
-    ``x`` is [tokens, in_features], ``weight`` [out_features, in_features] and contiguous, or in panels;
-    ``bias`` [out_features], ``out`` [tokens, out_features]; one dtype, float32, float16 or bfloat16. Sums
-    are float32, with one rounding at the end; a row's result is the same beside any others. ``out`` must not
-    overlap ``x``. Kernels on bfloat16's own instructions may take subnormal numbers for zero (Arm ARM,
-    BFMMLA; Intel SDM, TDPBF16PS). Raises ValueError naming the argument that doesn't fit.
+    - ``x``: [tokens, in_features].
+    - ``weight``: [out_features, in_features] and contiguous, or in panels.
+    - ``bias``: [out_features] or None.
+    - ``out``: [tokens, out_features]; it must not overlap ``x``.
+
+    All have one dtype: float32, float16 or bfloat16. Sums are float32, with one rounding at the end. A row's
+    result does not depend on other rows. Kernels on instructions for bfloat16 may take subnormal numbers for
+    zero (Arm ARM, BFMMLA; Intel SDM, TDPBF16PS). Raises ValueError that names the wrong argument.
     """
     if isinstance(weight, PanelWeight):
         extension.panel_linear(out, x, weight.data, bias, weight.out_features, weight.in_features)

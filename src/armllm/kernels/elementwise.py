@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> None:
     """Write ``x / sqrt(mean(x^2) + eps) * (weight + weight_offset)`` to ``out`` (Zhang & Sennrich 2019).
 
-    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype: float32, float16 or
-    bfloat16; the arithmetic is float32, with one rounding at the end. ``out`` may be ``x``; they must not
-    overlap otherwise. ``weight_offset`` is 1 for Gemma. Raises ValueError naming the argument that doesn't
-    fit.
+    ``out`` and ``x`` are [tokens, hidden], ``weight`` is [hidden]. All have one dtype: float32, float16 or
+    bfloat16. The arithmetic is float32, with one rounding at the end. ``out`` may be ``x``. Otherwise they
+    must not overlap. ``weight_offset`` is 1 for Gemma. Raises ValueError that names the wrong argument.
     """
     extension.rms_norm(out, x, weight, eps, weight_offset)
 
@@ -24,10 +23,10 @@ def rms_norm(out: Tensor, x: Tensor, weight: Tensor, eps: float, *, weight_offse
 def fused_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0
 ) -> None:
-    """Add ``x`` to ``residual``, then write the norm of ``residual`` to ``x``; both in place.
+    """Add ``x`` to ``residual``, then write the norm of ``residual`` to ``x``, both in place.
 
-    ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden], all of one dtype. The norm is that
-    of the residual as stored. Raises ValueError naming the argument that doesn't fit.
+    ``x`` and ``residual`` are [tokens, hidden], ``weight`` is [hidden]. All have one dtype. The norm is that
+    of the residual after rounding to this dtype. Raises ValueError that names the wrong argument.
     """
     extension.fused_add_rms_norm(x, residual, weight, eps, weight_offset)
 
@@ -35,9 +34,9 @@ def fused_add_rms_norm(
 def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> None:
     """Write ``(x - mean) / sqrt(variance + eps) * weight + bias`` to ``out`` (Ba, Kiros & Hinton 2016).
 
-    Mean and (biased) variance are those of each row. ``out`` and ``x`` are [tokens, hidden], ``weight`` and
-    ``bias`` [hidden] (None: no bias), all of one dtype. ``out`` may be ``x``. Raises ValueError naming the
-    argument that doesn't fit.
+    Each row has a mean and a (biased) variance. ``out`` and ``x`` are [tokens, hidden]. ``weight`` and
+    ``bias`` are [hidden]; None means no bias. All have one dtype. ``out`` may be ``x``. Raises ValueError
+    that names the wrong argument.
     """
     extension.layer_norm(out, x, weight, bias, eps)
 
@@ -45,12 +44,14 @@ def layer_norm(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, eps:
 def rotary_embedding(
     positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, *, interleaved: bool = False
 ) -> None:
-    """Rotate the first ``rotary_dim`` elements of every head by its token's position (Su et al. 2021).
+    """Rotate the first ``rotary_dim`` elements of every head by its position, in place (Su et al. 2021).
 
-    In place. ``positions`` is int64 [tokens]; ``query`` [tokens, query heads, head_dim] and ``key``
-    [tokens, key heads, head_dim] share a dtype; ``cos_sin_cache`` is float32 [max_position, rotary_dim],
-    the cosines of the rotary_dim / 2 angles and then their sines. Pairs are (i, i + rotary_dim / 2) as in
-    GPT-NeoX, or (2i, 2i + 1) when ``interleaved``. Raises ValueError naming the argument that doesn't fit,
-    a position outside the cache too.
+    - ``positions``: int64 [tokens].
+    - ``query``, ``key``: [tokens, query heads, head_dim] and [tokens, key heads, head_dim] of one dtype.
+    - ``cos_sin_cache``: float32 [max_position, rotary_dim], first the cosines of the rotary_dim / 2 angles,
+      then their sines.
+    - ``interleaved``: pairs are (2i, 2i + 1). Otherwise they are (i, i + rotary_dim / 2) as in GPT-NeoX.
+
+    Raises ValueError that names the wrong argument, also if a position is outside the cache.
     """
     extension.rotary_embedding(positions, query, key, cos_sin_cache, interleaved)

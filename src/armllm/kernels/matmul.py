@@ -1,4 +1,4 @@
-"""Products with weights of 4 and 8 bits, the activations quantised to int8 on the way."""
+"""Products with weights of 4 and 8 bits. They quantize the activations to int8."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedWeight:
-    """A weight as the matmul kernel of this CPU wants it; made by ``pack_weight``.
+    """A weight in the order that the matmul kernel of this CPU needs. `pack_weight` makes it.
 
     w[n, k] = scale[n, k // group_size] * (q[n, k] - zero[n, k // group_size]). ``data`` is uint8, aligned to
-    64 bytes; its order is ``layout``, which ``target`` chose. ``group_size`` 0 is one group per channel.
-    ``zero_points``: there are some, or offsets.
+    64 bytes. ``layout`` names its order, which ``target`` defines. ``group_size`` 0 means one group per
+    channel. ``zero_points`` is True if there are zero points or offsets.
     """
 
     data: Tensor
@@ -32,36 +32,42 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Size in memory, scales and padding included."""
+        """Size in bytes, with scales and padding."""
         return self.data.numel()
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:
-        """All but the data, as the extension takes it."""
+        """All fields except the data, as the extension takes them."""
         shape = (self.out_features, self.in_features, self.group_size)
         return (self.bits, *shape, int(self.zero_points), self.layout, self.target)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
-    """Quantise each row of ``x`` [tokens, features] (float32, float16 or bfloat16) to int8.
+    """Quantize each row of ``x`` [tokens, features] (float32, float16 or bfloat16) to int8.
 
-    Symmetric: scale = max|x| / 127 and q = round(x / scale), ties to even. With ``zeros``: low and high are
-    the row's smallest and largest number, 0 included, scale = (high - low) / 255, zero =
-    round(-128 - low / scale) and q = round(x / scale) + zero, held in -128..127; x is about
-    scale * (q - zero). ``q`` is int8 [tokens, features], ``scales`` float32 [tokens], ``zeros`` int32
-    [tokens]. A row of numbers below 2^-100 has scale 0 and q 0; one that holds an infinity or a NaN has
-    scale NaN. Raises ValueError naming the argument that doesn't fit.
+    Without ``zeros`` it is symmetric: scale = max|x| / 127 and q = round(x / scale), ties to even.
+
+    With ``zeros``, low and high are the smallest and the largest number of the row, 0 included. Then scale =
+    (high - low) / 255, zero = round(-128 - low / scale) and q = round(x / scale) + zero, clamped to
+    -128..127. So x is about scale * (q - zero).
+
+    - ``q``: int8 [tokens, features].
+    - ``scales``: float32 [tokens].
+    - ``zeros``: int32 [tokens].
+
+    A row of numbers below 2^-100 gets scale 0 and q 0. A row with an infinity or a NaN gets scale NaN. Raises
+    ValueError that names the wrong argument.
     """
     extension.quantize_rows(q, scales, x, zeros)
 
 
 def weight_layouts() -> dict[str, str]:
-    """The layout of packed weights by kernel target, those of other machines included."""
+    """Return the layout of packed weights for each kernel target, also for those of other machines."""
     return extension.weight_layouts()
 
 
 def weight_target(bits: int) -> str:
-    """The kernel target whose products with weights of this many bits this process uses."""
+    """Return the kernel target that computes products with weights of ``bits`` bits in this process."""
     return extension.weight_layout(bits)[1]
 
 
@@ -74,14 +80,17 @@ def pack_weight(
     target: str | None = None,
     offsets: Tensor | None = None,
 ) -> PackedWeight:
-    """Bring a quantised weight into the order that ``matmul_w4a8`` or ``matmul_w8a8`` reads.
+    """Bring a quantized weight into the order that `matmul_w4a8` or `matmul_w8a8` reads.
 
-    ``q`` is int8 [out_features, in_features], for ``bits`` 4 with values -8..7 (formats that store 0..15
-    subtract 8, from their zero points too). ``scales`` is float32 [out_features, groups]: one group, or
-    groups of 32, 64 or 128 input features. ``zeros`` (int8, the shape of ``scales``) are zero points, -8..8
-    for 4 bits; None is symmetric. ``offsets`` (float32, the shape of ``scales``), in place of ``zeros``, are
-    added to scale * q: zero points that need not be whole. ``target``: pack for the kernels of this one,
-    whatever this machine is; None: for those in use. Raises ValueError naming the argument that doesn't fit.
+    - ``q``: int8 [out_features, in_features]. With ``bits`` 4 the values are -8..7. If a format stores 0..15,
+      subtract 8 from its values and its zero points.
+    - ``scales``: float32 [out_features, groups]: one group, or groups of 32, 64 or 128 input features.
+    - ``zeros``: int8 in the shape of ``scales``, the zero points; -8..8 for 4 bits. None is symmetric.
+    - ``offsets``: float32 in the shape of ``scales``, instead of ``zeros``. They are added to scale * q, so
+      zero points need not be whole numbers.
+    - ``target``: the kernel target to pack for, also of another machine. None means the one in use.
+
+    Raises ValueError that names the wrong argument.
     """
     if target is None:
         target = weight_target(bits)
@@ -112,14 +121,18 @@ def matmul_w4a8(
     *,
     x_scale: float | None = None,
 ) -> None:
-    """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 4 bits.
+    """Write ``x @ w.T + bias`` to ``out``, where ``w`` is a packed weight of 4 bits.
 
-    ``x`` is [tokens, in_features], ``out`` [tokens, out_features], ``bias`` [out_features]; one dtype,
-    float32, float16 or bfloat16. Each row of ``x`` is quantised as by ``quantize_rows`` (symmetric). The sum
-    of products over a group is exact in int32; groups, scales and bias are added in float32, with one
-    rounding at the end. A row with an infinity or a NaN gives NaN. With ``x_scale`` all rows are quantised by
-    it, round(x / x_scale) held in -127..127. ``out`` must not overlap ``x``. Raises ValueError naming the
-    argument that doesn't fit, a weight packed for another layout too.
+    - ``x``: [tokens, in_features].
+    - ``out``: [tokens, out_features]; it must not overlap ``x``.
+    - ``bias``: [out_features] or None.
+    - ``x_scale``: the scale of all rows. Then a row becomes round(x / x_scale), clamped to -127..127. Without
+      it, each row is quantized as by `quantize_rows` (symmetric).
+
+    ``x``, ``out`` and ``bias`` have one dtype: float32, float16 or bfloat16. The sum of products over a group
+    is exact in int32. Groups, scales and bias are added in float32, with one rounding at the end. A row with
+    an infinity or a NaN gives NaN. Raises ValueError that names the wrong argument, also for a weight with
+    another layout.
     """
     extension.matmul_w4a8(out, x, weight.data, weight.description, bias, x_scale)
 
@@ -132,5 +145,8 @@ def matmul_w8a8(
     *,
     x_scale: float | None = None,
 ) -> None:
-    """Write ``x @ w.T + bias`` to ``out``, ``w`` a packed weight of 8 bits; otherwise as ``matmul_w4a8``."""
+    """Write ``x @ w.T + bias`` to ``out``, where ``w`` is a packed weight of 8 bits.
+
+    The rest is as in `matmul_w4a8`.
+    """
     extension.matmul_w8a8(out, x, weight.data, weight.description, bias, x_scale)

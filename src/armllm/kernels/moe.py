@@ -1,4 +1,4 @@
-"""Mixtures of experts: the MLPs that each token was sent to, in one call."""
+"""Mixtures of experts: one call computes the MLPs to which a router sent each token."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Experts:
-    """The weights of a layer's experts; made by ``join_experts``.
+    """The weights of a layer's experts. `join_experts` makes it.
 
-    ``gate_up`` [2 width, hidden], the gate first, and ``down`` [hidden, width] of each expert. ``bits`` is 0
-    for floating-point weights, which then are of ``dtype``.
+    Each expert has ``gate_up`` [2 width, hidden], the gate first, and ``down`` [hidden, width]. ``bits`` is 0
+    for floating-point weights. They have the dtype ``dtype``.
     """
 
     gate_up: tuple[PackedWeight | Tensor, ...]
@@ -37,12 +37,12 @@ class Experts:
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
         return len(self.gate_up)
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:
-        """All but the weights, as the extension takes it."""
+        """All fields except the weights, as the extension takes them."""
         weights = str(self.dtype or f"{self.bits} bits")
         groups = [
             (weight.group_size, int(weight.zero_points)) if isinstance(weight, PackedWeight) else (0, 0)
@@ -52,12 +52,15 @@ class Experts:
 
 
 def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[PackedWeight | Tensor]) -> Experts:
-    """Check the weights of all experts and put them together; they are not copied.
+    """Check the weights of all experts and join them without a copy.
 
-    ``gate_up`` and ``down`` hold a weight per expert: packed ones of ``pack_weight``, [2 width, hidden] and
-    [hidden, width], all of the same bits, those of one list with the same groups, all with zero points or
-    none; or contiguous tensors of these shapes, all float32, float16 or bfloat16. Raises ValueError naming
-    the weight that doesn't fit.
+    ``gate_up`` and ``down`` have one weight per expert, of the shapes [2 width, hidden] and [hidden, width]:
+
+    - packed weights of `pack_weight`, all with the same bits. The weights of one list have the same groups,
+      and all or none have zero points.
+    - or contiguous tensors, all float32, all float16 or all bfloat16.
+
+    Raises ValueError that names the wrong weight.
     """
     if len(gate_up) != len(down) or not gate_up:
         raise ValueError(
@@ -130,16 +133,20 @@ def _moe(  # noqa: PLR0917 - one is bound below
 ) -> None:
     """Write the weighted sum of each token's experts to ``out``.
 
-    out[t] = sum over j of expert_weights[t, j] * mlp(x[t]) of expert expert_ids[t, j], where mlp(x) =
-    down(activation(gate(x)) * up(x)) (Shazeer et al. 2017, arXiv:1701.06538). ``x`` and ``out`` are [tokens,
-    hidden] of one dtype, float32, float16 or bfloat16, that of the experts if theirs are not packed;
-    ``expert_ids`` int64 [tokens, per_token], -1 for none; ``expert_weights`` float32 of that shape. A token
-    without experts gets zeros.
+    out[t] is the sum over j of expert_weights[t, j] * mlp(x[t]), where mlp is that of expert expert_ids[t,
+    j]: mlp(x) = down(activation(gate(x)) * up(x)) (Shazeer et al. 2017, arXiv:1701.06538).
 
-    With packed weights the inputs of both products are rounded to int8 as by ``matmul_w4a8``, those of the
-    first once per token; between the products, and in the sum, all is float32, but the down product of
-    bfloat16 experts may see its inputs in bfloat16. ``out`` must not overlap ``x``. Raises ValueError naming
-    the argument that doesn't fit, an expert that is not there too; nothing has been written then.
+    - ``x``, ``out``: [tokens, hidden] of one dtype: float32, float16 or bfloat16. If the experts are not
+      packed, it is their dtype. ``out`` must not overlap ``x``.
+    - ``expert_ids``: int64 [tokens, per_token]; -1 means none. A token without experts gets zeros.
+    - ``expert_weights``: float32 in the same shape.
+
+    With packed weights, the inputs of both products are rounded to int8 as by `matmul_w4a8`, those of the
+    first once per token. Between the products, and in the sum, all is float32. One exception: the down
+    product of bfloat16 experts may get its inputs in bfloat16.
+
+    Raises ValueError that names the wrong argument, also for an expert that does not exist; then nothing is
+    written.
     """
     extension.moe(
         weights,
