@@ -45,7 +45,7 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         )
     if settings.glibc and not re.fullmatch(r"2\.\d+", settings.glibc):
         raise UsageError(f"--glibc {settings.glibc}: not a version of glibc, such as 2.28")
-    name = lane(settings.lane, platform.machine())
+    name = settings.lane or ("native" if platform.machine() == "aarch64" else "cross")
     check_writable(settings.output, f"--output {settings.output}")
     check_version(described)
     tests = UserTests(
@@ -91,15 +91,6 @@ def check_writable(folder: Path, option: str) -> None:
         raise UsageError(
             f"{option}: {nearest} cannot be written to ({error.strerror}): name another folder"
         ) from error
-
-
-def lane(asked: str | None, machine: str) -> str:
-    """Return the lane ``asked`` for, by default the one for this ``machine``."""
-    if asked == "native" and machine != "aarch64":
-        raise UsageError(
-            f"--lane native builds on an AArch64 machine, and this is {machine}: use --lane cross"
-        )
-    return asked or ("native" if machine == "aarch64" else "cross")
 
 
 def kernels(described: Project, asked: Mapping[str, bool]) -> dict[str, bool]:

@@ -54,6 +54,7 @@ CASES = {
     "docker-plan.txt": ("docker", ROOT, "--python=3.13", "--baseline=neoverse-n1", "--plan"),
     "manylinux-plan.json": ("manylinux-image", "--python=3.11", "--with=zlib1g-dev", "--plan", "--json"),
 }
+CORES = ("Cortex-A53", "Neoverse-N1", "Neoverse-V1")
 TABLE = """\
 [project]
 name = "thing"
@@ -117,6 +118,10 @@ def normalised(text, tmp_path):
         (wheel,) = value["wheels"]
         assert wheel["python"] == own.version
         wheel |= {"python": "X.Y", "headers": "HEADERS", "file": wheel["file"].replace(tag, "cpX-cpX")}
+    if isinstance(ops := value.get("kernels"), dict):  # a new op or core changes no document
+        value["kernels"] = {op: ops[op] for op in ("paged_attention_f16", "rms_norm_bf16")}
+    for report in value.get("reports", ()):
+        report["cores"] = [core for core in report["cores"] if core["core"] in CORES]
     if "revision" in value:
         value["revision"] = "COMMIT"
     return json.dumps(value, indent=1, sort_keys=True) + "\n"

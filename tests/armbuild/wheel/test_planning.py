@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.armbuild.plans import planned
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import pythons
@@ -12,6 +13,8 @@ from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.settings import Settings
 from armisa.errors import IsaError
 
+PROJECT = Path(__file__).parents[1] / "projects/setuptools"
+
 
 def test_an_unknown_baseline_is_refused():
     with pytest.raises(IsaError, match="neoverse-v9"):
@@ -19,7 +22,7 @@ def test_an_unknown_baseline_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("lane", "machine", "chosen"),
+    ("lane", "machine", "expected"),
     [
         (None, "x86_64", "cross"),
         (None, "aarch64", "native"),
@@ -27,8 +30,10 @@ def test_an_unknown_baseline_is_refused():
         (None, "riscv64", "cross"),
     ],
 )
-def test_the_lane_follows_the_machine_unless_named(lane, machine, chosen):
-    assert planning.lane(lane, machine) == chosen
+def test_the_lane_follows_the_machine_unless_named(monkeypatch, tmp_path, lane, machine, expected):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    plan = planned(PROJECT, lane=lane, output=tmp_path, compile_cache="none")
+    assert plan.lane == expected
 
 
 @pytest.mark.parametrize(
@@ -44,9 +49,10 @@ def test_a_value_that_a_setting_does_not_have_is_refused(settings, reason):
         Settings(**settings).check()
 
 
-def test_the_native_lane_needs_an_arm_machine():
+def test_the_native_lane_needs_an_arm_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(UsageError, match="builds on an AArch64 machine, and this is x86_64"):
-        planning.lane("native", "x86_64")
+        planned(PROJECT, lane="native", output=tmp_path)
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):

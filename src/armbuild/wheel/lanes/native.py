@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 
 
 def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
-    """Refuse what is this machine's to decide."""
+    """Check that this is an AArch64 machine, and refuse what it decides by itself."""
     settings = draft.settings
+    if platform.machine() != "aarch64":
+        raise UsageError(
+            f"--lane native builds on an AArch64 machine, and this is {platform.machine()}: use --lane cross"
+        )
     refuse_container_settings(settings, "native")
     pythons, missing = find_interpreters(draft.project, settings.python, find)
     if settings.toolchain:
