@@ -1,4 +1,4 @@
-"""What is known about a CPU."""
+"""The facts about a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from armisa.kernels import select_kernels
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """``count`` equal cores; numbers are MIDR_EL1's fields, ``name`` is None where no table knows them."""
+    """``count`` equal cores.
+
+    The numbers are the fields of MIDR_EL1. ``name`` is None if no table has the core.
+    """
 
     implementer: int
     part: int
@@ -33,9 +36,10 @@ class Core:
 class Isa:
     """What a CPU can do.
 
-    ``features`` are the names of /proc/cpuinfo that all cores share; vector lengths are in bits, None where
-    there is no such unit; ``threads`` is the number of compute threads to use, 0 when unknown; ``page_size``
-    and ``memory_bytes`` are in bytes, None when unknown.
+    - ``features``: the names in /proc/cpuinfo that all cores share.
+    - ``sve_vector_bits``, ``sme_vector_bits``: vector lengths in bits, None if there is no such unit.
+    - ``threads``: the number of compute threads to use, 0 if unknown.
+    - ``page_size``, ``memory_bytes``: in bytes, None if unknown.
     """
 
     machine: str
@@ -56,9 +60,10 @@ class Isa:
 
     @classmethod
     def from_target(cls, name: str) -> Isa:
-        """Return what the core or product ``name`` has; raises IsaError with suggestions.
+        """Return the facts about the core or product ``name``. Raises IsaError with similar names.
 
-        Spelling is free: neoverse-v1, "Neoverse V1", graviton3, "Raspberry Pi 4"; ``max`` is QEMU's.
+        Case and punctuation make no difference: neoverse-v1, "Neoverse V1", graviton3, "Raspberry Pi 4".
+        ``max`` is QEMU's.
         """
         target = tables.find_target(name)
         products: tuple[str, ...] = ()
@@ -103,9 +108,9 @@ class Isa:
     def from_cpuinfo(
         cls, text: str, *, hwcap: int | None = None, hwcap2: int | None = None, hwcap3: int | None = None
     ) -> Isa:
-        """Return what a captured /proc/cpuinfo says, with the auxiliary vector's words where they are known.
+        """Return the facts in a copy of /proc/cpuinfo, with the auxiliary vector's words if known.
 
-        Raises IsaError when ``text`` is not the cpuinfo of an AArch64 or x86-64 machine.
+        Raises IsaError if ``text`` is not the cpuinfo of an AArch64 or x86-64 machine.
         """
         parsed = cpuinfo.parse(text)
         features, notes = reconcile(parsed.features, {"hwcap": hwcap, "hwcap2": hwcap2, "hwcap3": hwcap3})

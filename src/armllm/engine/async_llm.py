@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, for servers: requests from event loops, outputs as they come."""
+"""The engine in a separate thread, for servers: event loops send requests and read outputs as they come."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ SWITCH_INTERVAL = 0.5e-3  # seconds
 
 
 class AsyncLLM:
-    """A checkpoint, ready to serve. Takes the options of `EngineConfig`.
+    """A model that is loaded and ready to serve. It takes the options of `EngineConfig`.
 
-    The thread sleeps while there is nothing to do. `generate` may be called from any event loop of any
-    thread, the other methods from anywhere.
+    The engine's thread sleeps while there is nothing to do. Any event loop of any thread may call `generate`.
+    Any thread may call the other methods.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -76,24 +76,24 @@ class AsyncLLM:
 
     @property
     def errored(self) -> bool:
-        """Whether no request will be served any more; ``dead_error`` tells why."""
+        """Whether the engine has failed. Then it serves no request; ``dead_error`` is the reason."""
         return self.dead_error is not None
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and output tokens of a request at most."""
+        """The largest number of prompt and output tokens of a request."""
         return self.llm_engine.runner.max_model_len
 
     def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
+        """Return the checkpoint's tokenizer."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json says, then defaults."""
+        """Return the checkpoint's generation_config.json over vLLM's defaults."""
         return read_default_sampling(self.llm_engine.config.model_folder)
 
     def stats(self) -> EngineStats:
-        """What there is to do, and what was done since the start."""
+        """Return what the engine has to do, and what it did since its start."""
         return self.llm_engine.stats()
 
     async def generate(
@@ -103,12 +103,14 @@ class AsyncLLM:
         request_id: str,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the request's outputs, by its ``output_kind``, until one is ``finished``.
+        """Yield the outputs of a request, until one is ``finished``. ``output_kind`` decides what they hold.
 
-        A reader that is slower than the engine gets several steps in one output. Closing the iterator, or
-        cancelling the task that reads it, drops the request. A lower ``priority`` is served first, if the
-        engine's scheduling_policy is "priority". Raises RequestError for what can't be honoured, ModelError
-        where the model computes nonsense, and EngineError when the engine fails.
+        A reader that is slower than the engine gets several steps in one output. To stop the request, close
+        the iterator or cancel the task that reads it. With scheduling_policy "priority" the lowest
+        ``priority`` comes first.
+
+        Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
+        (NaN), and EngineError if the engine fails.
         """
         given = as_prompt(prompt)
         make = functools.partial(
@@ -126,7 +128,10 @@ class AsyncLLM:
     async def encode(
         self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, priority: int = 0
     ) -> EmbeddingRequestOutput:
-        """The prompt's embedding. Cancelling the task that waits drops the request; raises as `generate`."""
+        """Return the embedding of a prompt. To stop the request, cancel the task that waits.
+
+        Raises as `generate` does.
+        """
         given = as_prompt(prompt)
         make = functools.partial(
             self.llm_engine.processor.make_pooling_request,
@@ -173,7 +178,7 @@ class AsyncLLM:
                 self._inbox.put(functools.partial(self._drop, key))
 
     def abort(self, request_id: str) -> None:
-        """Drop a request, wherever it is; its reader gets a last output with finish_reason "abort"."""
+        """Stop a request. Its reader gets a last output with finish_reason "abort"."""
         key = self._keys.get(request_id, "")
         stream = self._streams.get(key)
         if stream is not None:
@@ -181,7 +186,7 @@ class AsyncLLM:
             self._inbox.put(functools.partial(self._drop, key))
 
     def shutdown(self) -> None:
-        """Stop the thread after the step it is in. Whoever still waits gets an EngineError."""
+        """Stop the thread after its current step. Every waiting request gets an EngineError."""
         atexit.unregister(self.shutdown)
         self._inbox.put(None)
         self._grammars.shutdown(wait=False, cancel_futures=True)
