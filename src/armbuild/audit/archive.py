@@ -64,7 +64,8 @@ def unsafe(name: str) -> bool:
     """Return whether unpacking a file of this name could write outside of its folder."""
     parts = PurePosixPath(name).parts
     return (
-        name.startswith("/")
+        not name
+        or name.startswith("/")
         or ".." in parts
         or "\\" in name
         or "\0" in name

@@ -117,7 +117,7 @@ class ImageFile:
             if self.has("index.json") and self.has("manifest.json"):
                 self._compare(found)
         except _BROKEN as error:
-            raise CheckFailed(f"{self.path}: its documents make no sense: {error!r}") from error
+            raise CheckFailed(f"{self.path}: its documents make no sense: {error!r:.200}") from error
         if not found:
             raise CheckFailed(f"{self.path}: it holds no image")
         return found

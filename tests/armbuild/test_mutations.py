@@ -1,0 +1,285 @@
+# ruff: noqa: S311 - seeded, so that a failure comes back
+"""Random damage in files of strangers: each parser refuses or reports it, within its time and memory.
+
+``ARMBUILD_MUTATIONS`` is the number of files in all.
+"""
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import random
+import resource
+import signal
+import tarfile
+import zipfile
+
+import pytest
+from tests.armbuild import wheels
+from tests.armbuild.audit.conftest import make_elf
+from tests.armbuild.image import small
+from tests.armbuild.target.test_debian import package
+
+import armisa.cpuinfo
+from armbuild import audit, index
+from armbuild.artifact import symbols, wheelfile
+from armbuild.errors import ArmbuildError
+from armbuild.image import claims, reader, unpack
+from armbuild.target import debian
+from armbuild.wheel import fetch
+from armisa.errors import IsaError
+
+COUNT = int(os.environ.get("ARMBUILD_MUTATIONS", "300"))
+SECONDS, MEMORY = 10, 1 << 30
+REFUSALS = (ArmbuildError, IsaError)
+NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"9999999999", b"-1")
+TEXTS = (
+    b"\0",
+    b"\n",
+    b"../",
+    b"/etc/passwd",
+    b'"',
+    b"[" * 3000,
+    b"\xff\xfe",
+    b"<script>",
+    "é".encode(),
+    b"%s",
+)
+VALUES = (None, 0, -1, 1e308, "", "x", "../x", [], {}, [[]], {"a": 1}, True, "sha256:" + "0" * 64)
+WHEEL = "thing-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+LAYERS = ({"etc/x": "1", "usr/lib/a": "2"}, {"etc/.wh.x": "", "b": ("->", "/usr/lib")})
+CONFIG = {
+    "User": "1:1", "Env": ["A=b"], "Entrypoint": ["/bin/x"],
+    "Labels": {"org.opencontainers.image.title": "x"}, "Healthcheck": {"Test": ["CMD", "/bin/x"]},
+}  # fmt: skip
+CPUINFO = (
+    "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd atomics asimddp sve\nCPU implementer\t: 0x41\n"
+    "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd40\nCPU revision\t: 1\n\n"
+)
+
+
+def damaged(random, content):
+    """Change one to four places of ``content``: bits, numbers, texts, blocks left out, doubled or moved."""
+    data = bytearray(content)
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(data) + 1)
+        match random.randrange(7):
+            case 0:
+                data[at : at + 1] = bytes([random.randrange(256)])
+            case 1:
+                data[at : at + 4] = random.choice(NUMBERS)
+            case 2:
+                data[at:at] = random.choice(TEXTS)
+            case 3:
+                del data[at : at + random.choice((1, 8, 512))]
+            case 4:
+                data[at:at] = data[at : at + random.choice((8, 512, 4096))]
+            case 5:
+                other = random.randrange(len(data) + 1)
+                data[at : at + 64] = data[other : other + 64]
+            case 6:
+                data[at:] = data[at:][: random.choice((0, 100, 1 << 20))]
+    return bytes(data) or b"\0"
+
+
+def changed(random, value):
+    """Return a JSON value with one part of another type or content."""
+    if isinstance(value, (dict, list)) and value and random.random() < 0.8:
+        part = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        copy = value.copy()
+        copy[part] = changed(random, value[part])
+        return copy
+    return random.choice(VALUES)
+
+
+def written(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def read_wheel(path):
+    report = audit.audit(path)
+    json.dumps(report.as_dict())
+    wheelfile.read(path)
+    symbols.unresolved(path)
+    symbols.libraries(path)
+
+
+def wheel_file(random, folder):
+    """Every byte of a wheel; it is of Python alone, since its ELF files go the way of ``wheel_member``."""
+    name = "thing-1.0-py3-none-any.whl"
+    content = wheels.write(
+        folder, name, {"thing/_core.cpython-311-aarch64-linux-gnu.so": None, "thing/a.py": b"x"}
+    )
+    read_wheel(written(folder / name, damaged(random, content.read_bytes())))
+
+
+def wheel_member(random, folder):
+    path = wheels.write(folder, WHEEL, {"thing/_core.cpython-311-aarch64-linux-gnu.so": make_elf()})
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    of_python = random.random() < 0.9  # auditwheel is asked of ELF files, in a process of its own
+    which = random.choice([name for name in members if name.endswith((".so",)) != of_python])
+    members[which] = damaged(random, members[which])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            if not (of_python and name.endswith(".so")):
+                archive.writestr(name, content)
+    read_wheel(path)
+
+
+def elf_file(random, folder):
+    content = make_elf([("f", ".text", [0xD65F03C0, 0x4E829420]), ("g", "other", [0xD65F03C0])], debug=True)
+    audit.audit(written(folder / "x.so", damaged(random, content)))
+
+
+def sdist_tar(random, folder):
+    data = io.BytesIO()
+    with tarfile.open(
+        fileobj=data, mode="w", format=random.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT))
+    ) as tar:
+        for name, kind, target in (
+            ("x-1/setup.py", tarfile.REGTYPE, ""),
+            ("x-1/" + "n" * 120, tarfile.REGTYPE, ""),
+            ("x-1/link", tarfile.SYMTYPE, "setup.py"),
+            ("x-1/hard", tarfile.LNKTYPE, "x-1/setup.py"),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.mtime = kind, target, 1600000000.5
+            entry.size = 3 if kind == tarfile.REGTYPE else 0
+            tar.addfile(entry, io.BytesIO(b"abc"))
+    content = data.getvalue()
+    if random.random() < 0.8:  # checksums that hold, so that what they guard is read
+        content = with_checksums(damaged(random, content))
+        packed = gzip.compress(content)
+    else:
+        packed = damaged(random, gzip.compress(content))
+    (out := folder / "out").mkdir()
+    fetch._unpack(written(folder / "x-1.tar.gz", packed), out)
+
+
+def with_checksums(content):
+    data = bytearray(content)
+    for at in range(0, len(data) - 511, 512):
+        block = data[at : at + 512]
+        if block[257:262] == b"ustar":
+            data[at + 148 : at + 156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
+    return bytes(data)
+
+
+def sdist_zip(random, folder):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x-1/setup.py", b"abc")
+        archive.writestr("x-1/a/b", bytes(1000))
+    (out := folder / "out").mkdir()
+    fetch._unpack(written(folder / "x-1.zip", damaged(random, data.getvalue())), out)
+
+
+def deb(random, folder):
+    members = [
+        ("./usr/a", b"a", tarfile.REGTYPE),
+        ("./usr/b", "a", tarfile.SYMTYPE),
+        ("./c", "./usr/a", tarfile.LNKTYPE),
+    ]
+    content = damaged(random, package(folder, members).read_bytes())
+    path = written(folder / "x.deb", with_checksums(content) if random.random() < 0.5 else content)
+    (root := folder / "root").mkdir()
+    debian.unpack([path], root)
+    debian.control(path)
+
+
+def read_image(path, folder):
+    report = audit.audit(path, keep=claims.keep)
+    json.dumps(report.as_dict())
+    claims.read(report)
+    (root := folder / "root").mkdir()
+    with reader.open_image(path) as image:
+        for manifest in image.manifests():
+            unpack.unpack(image, manifest, root)
+            break
+
+
+def oci_archive(random, folder):
+    path = small.write(folder, *LAYERS, **CONFIG)
+    read_image(written(path, damaged(random, path.read_bytes())), folder)
+
+
+def oci_configuration(random, folder):
+    made = [small.layer(folder, files, name=f"layer{number}") for number, files in enumerate(LAYERS)]
+    image = small.image(made, **CONFIG)
+    document = {**image.config, "config": changed(random, image.config["config"])}
+    if random.random() < 0.3:
+        document = {**document, "history": changed(random, image.config["history"])}
+    image = dataclasses.replace(image, config=document)
+    read_image(small.archive.write([image], folder / "image.tar", name="localhost/small:1").path, folder)
+
+
+def oci_documents(random, folder):
+    """A layout whose index.json is not what it was; digests guard all other documents."""
+    with tarfile.open(small.write(folder, *LAYERS, **CONFIG)) as tar:
+        tar.extractall(folder / "layout", filter="data")
+    for name in ("index.json", "manifest.json"):
+        path = folder / "layout" / name
+        document = json.loads(path.read_text())
+        text = (
+            json.dumps(changed(random, document))
+            if random.random() < 0.5
+            else damaged(random, path.read_bytes())
+        )
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    read_image(folder / "layout", folder)
+
+
+def cpuinfo(random, folder):
+    armisa.cpuinfo.parse(damaged(random, (CPUINFO * 2).encode()).decode(errors="replace"))
+
+
+def index_name(random, folder):
+    path = wheels.write(
+        folder, "thing-1.0-py3-none-any.whl", {"thing/_core.cpython-311-aarch64-linux-gnu.so": None}
+    )
+    name = (
+        damaged(random, b"thing-1.0-1-py3-none-any")
+        .decode(errors="replace")[:100]
+        .replace("/", "_")
+        .replace("\0", "")
+    )
+    index.add(folder / "index", [path.rename(folder / f"{name}.whl")])
+    for page in (folder / "index").rglob("*.html"):
+        assert "<script" not in page.read_text()
+
+
+PARSERS = (wheel_file, wheel_member, elf_file, sdist_tar, sdist_zip, deb, oci_archive, oci_configuration,
+           oci_documents, cpuinfo, index_name)  # fmt: skip
+
+
+def stop(*_):
+    raise TimeoutError(f"more than {SECONDS} s")
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.__name__)
+def test_a_damaged_file_is_read_refused_or_reported(tmp_path, monkeypatch, parser):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    previous = signal.signal(signal.SIGALRM, stop)
+    sentences = []
+    try:
+        for number in range(max(1, COUNT // len(PARSERS))):
+            (folder := tmp_path / str(number)).mkdir()
+            signal.alarm(SECONDS)
+            try:
+                parser(random.Random(f"{parser.__name__} {number}"), folder)
+            except REFUSALS as error:
+                sentences.append(str(error))
+            except Exception as error:
+                raise AssertionError(f"{parser.__name__} number {number}: {error!r}") from error
+            signal.alarm(0)
+            unpack._remove(folder)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MEMORY
+    assert sorted(item.name for item in tmp_path.iterdir() if item.name != "cache") == []
+    assert all(len(sentence) < 2000 for sentence in sentences)
