@@ -37,11 +37,8 @@ class Progress:
         """Show ``name`` and the time that passes while the block runs, and its time afterwards."""
         from rich import progress  # noqa: PLC0415
 
-        label, what = (
-            progress.TextColumn(f"  {name}"),
-            progress.TextColumn("{task.description}", markup=False),
-        )
-        columns = (label, progress.TimeElapsedColumn(), what)
+        what = progress.TextColumn("{task.description}", markup=False)
+        columns = (progress.TextColumn(f"  {name}"), progress.TimeElapsedColumn(), what)
         silent = not self._console.is_terminal
         ending = f"{detail}: failed" if detail else "failed"
         start = time.monotonic()

@@ -33,14 +33,10 @@ def debian_components(packages: Iterable[Package], tree: Path) -> Iterator[Compo
     for package in packages:
         where = {"arch": package.architecture, "distro": package.suite}
         address = PackageURL("deb", package.vendor, package.name, package.version, where)
-        yield Component(
-            name=package.name,
-            version=package.version,
-            purl=address,
-            bom_ref=str(address),
-            licenses=[DisjunctiveLicense(name=name) for name in _licenses(package.name, tree)],
-            properties=[Property(name="debian:source", value=package.source)],
-        )
+        component = sbom.package(address, package.name, package.version)
+        component.licenses = [DisjunctiveLicense(name=name) for name in _licenses(package.name, tree)]
+        component.properties = [Property(name="debian:source", value=package.source)]
+        yield component
 
 
 def _licenses(package: str, tree: Path) -> list[str]:
@@ -66,16 +62,12 @@ def python_components(tree: Path) -> Iterator[Component]:
         folder, _, version = path.parent.stem.rpartition("-")  # which a broken file leaves to say
         component = sbom.python_package(fields.get("Name") or folder, fields.get("Version") or version)
         expression, prose = fields.get("License-Expression"), fields.get("License", "").strip()
-        classifiers = [
-            line.rpartition(":: ")[2]
-            for line in fields.get_all("Classifier", [])
-            if line.startswith("License ::")
-        ]
+        stated = [line for line in fields.get_all("Classifier", []) if line.startswith("License ::")]
+        names = [line.rpartition(":: ")[2] for line in stated] or [prose.partition("\n")[0][:80]]
         if expression:
             component.licenses = [LicenseExpression(expression)]
-        elif classifiers or prose:
-            names = classifiers or [prose.partition("\n")[0][:80]]
-            component.licenses = [DisjunctiveLicense(name=name) for name in names]
+        else:
+            component.licenses = [DisjunctiveLicense(name=name) for name in names if name]
         yield component
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from armbuild.errors import packages_of
+from armbuild.errors import UsageError, packages_of
 
 with packages_of("build"):
     from cyclonedx.model.bom import Bom, BomMetaData
@@ -50,11 +50,15 @@ def document(built: BuiltWheel, name: str, version: str) -> bytes:
 
 
 def python_package(name: str, version: str) -> Component:
-    """Return a Python distribution as a component, which its package URL identifies."""
-    address = PackageURL("pypi", name=name, version=version)
-    return Component(
-        name=name, version=version, purl=address, bom_ref=str(address), type=ComponentType.LIBRARY
-    )
+    """Return a Python distribution as a component; raises UsageError for a name that none can have."""
+    return package(PackageURL("pypi", name=name, version=version), name, version)
+
+
+def package(address: PackageURL, name: str, version: str) -> Component:
+    """Return the component that a package URL identifies; raises UsageError where it has no name."""
+    if not address.name:  # of blanks and slashes alone none is left
+        raise UsageError(f"{name!r} is no package's name")
+    return Component(name=name, version=version, purl=address, bom_ref=str(address))
 
 
 def tool(name: str) -> ToolRepository:

@@ -1,9 +1,13 @@
+import contextlib
 import json
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.armbuild.image import small
 
+from armbuild.errors import UsageError
 from armbuild.image import content, root, sbom
 
 
@@ -61,3 +65,17 @@ def test_a_distribution_whose_metadata_are_broken_goes_by_its_folders_name(tmp_p
     small.tree(tmp_path, {"odd_one-1.5.dist-info/METADATA": "no fields at all\n"})
     (found,) = map(sbom.as_json, sbom.python_components(tmp_path))
     assert (found["name"], found["version"], found["purl"]) == ("odd_one", "1.5", "pkg:pypi/odd-one@1.5")
+
+
+ANY = st.text(max_size=12)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ANY, ANY, ANY, ANY)
+def test_whatever_packages_say_of_themselves_becomes_a_document_or_one_error(tmp_path, name, version, a, b):
+    text = f"Name: {name}\nVersion: {version}\nLicense-Expression: {a}\nClassifier: License :: {b}\n"
+    small.tree(tmp_path, {"x-1.dist-info/METADATA": text})
+    package = root.Package(name=name or "x", version=version, architecture=a, source=b, suite=b, vendor=a)
+    for components in (sbom.python_components(tmp_path), sbom.debian_components([package], tmp_path)):
+        with contextlib.suppress(UsageError):
+            assert json.loads(document([*map(sbom.as_json, components)]))["components"]
