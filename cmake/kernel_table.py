@@ -1,11 +1,13 @@
 # ruff: noqa: INP001 - a script of the build, not a module
 """Write csrc's dispatch table: ``kernel_table.py KERNELS_TOML MACHINE COMPILED,... OUTPUT``.
 
-MACHINE is "aarch64" or "x86_64"; COMPILED lists the targets that are being built. Called by CMake.
+MACHINE is "aarch64" or "x86_64"; COMPILED lists the targets that are being built. Called by CMake. A target's
+ops are expanded by src/armisa/kernel_ops.py, which is loaded alone: its package needs other packages.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,13 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
 KV_CACHE_OPS = ("kv_cache_layout", "write_kv_cache", "paged_attention")
-STORAGES = ("f32", "f16", "bf16")
+
+_SPEC = importlib.util.spec_from_file_location(
+    "kernel_ops", Path(__file__).parents[1] / "src/armisa/kernel_ops.py"
+)
+kernel_ops: Any = importlib.util.module_from_spec(_SPEC)  # type: ignore[arg-type]
+_SPEC.loader.exec_module(kernel_ops)  # type: ignore[union-attr]
+STORAGES = kernel_ops.STORAGE_TYPES
 
 
 def check(target: dict[str, Any], path: Path) -> None:
@@ -80,6 +88,10 @@ def main() -> None:
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     targets = [target for target in document["target"] if target["machine"] in ("any", machine)]
     for target in targets:
+        try:
+            target["ops"] = kernel_ops.target_ops(document, target)
+        except ValueError as error:
+            sys.exit(f"{path}: {error}")
         check(target, path)
     names = {target["name"] for target in targets}
     wanted = set(compiled.split(","))

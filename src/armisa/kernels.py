@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from armisa.kernel_ops import target_ops
 from armisa.tables import load
 
 if TYPE_CHECKING:
@@ -36,15 +37,16 @@ class KernelTarget:
 @functools.cache
 def kernel_targets() -> tuple[KernelTarget, ...]:
     """Return the targets of kernels.toml in order of preference, lowest first."""
+    document = load("kernels")
     return tuple(
         KernelTarget(
             name=entry["name"],
             machine=entry["machine"],
             features=frozenset(entry["features"]),
             sve_bits=entry.get("sve_bits", 0),
-            ops=tuple(entry["ops"]),
+            ops=tuple(target_ops(document, entry)),
         )
-        for entry in load("kernels")["target"]
+        for entry in document["target"]
     )
 
 

@@ -57,7 +57,16 @@ def make_table(tmp_path, text, *, machine="x86_64", compiled="scalar"):
     )
 
 
-SCALAR = '[[target]]\nname = "scalar"\nmachine = "any"\nfeatures = []\nops = [{ops}]\n'
+SCALAR = """[ops]
+each = ["rms_norm", "kv_cache_layout", "write_kv_cache", "paged_attention", "kv_cache_layout_int8",
+    "write_kv_cache_int8", "paged_attention_int8", "matmul_w4a8"]
+others = ["convert_f32_to_f16"]
+[[target]]
+name = "scalar"
+machine = "any"
+features = []
+ops = [{ops}]
+"""
 
 
 def test_the_ops_of_a_kv_cache_come_together(tmp_path):
@@ -80,6 +89,24 @@ def test_the_products_of_all_storage_types_come_together(tmp_path):
     assert done.returncode != 0
     assert "scalar lacks matmul_w4a8_f16" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_pattern_that_changes_nothing_is_refused(tmp_path):
+    done = make_table(tmp_path, SCALAR.format(ops='"rms_norm_*", "!silu_*"'))
+    assert done.returncode != 0
+    assert "target scalar: !silu_* changes nothing" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_patterns_name_the_ops_of_a_target(tmp_path):
+    assert make_table(tmp_path, SCALAR.format(ops='"*_f16", "!*_int8_*", "!matmul_*"')).returncode == 0
+    table = (tmp_path / "table.inc").read_text(encoding="utf-8")
+    assert (
+        "{Op::rms_norm_f16, Op::kv_cache_layout_f16, Op::write_kv_cache_f16, Op::paged_attention_f16, "
+        in table
+    )
+    assert "Op::convert_f32_to_f16}" in table
+    assert "int8" not in table
 
 
 def test_a_target_to_build_must_be_in_the_table(tmp_path):

@@ -132,6 +132,65 @@ def test_the_number_of_threads_can_be_set_and_given_back():
         kernels.set_num_threads(-1)
 
 
+COUNT_CHANGES = """
+import threading, time, torch, armllm.kernels as k
+k.use_own_threads()
+experts = k.join_experts([torch.ones(2 * 20000, 64)], [torch.ones(64, 20000)])
+x, ids, weights = torch.ones(64, 64), torch.zeros(64, 1, dtype=torch.int64), torch.ones(64, 1)
+
+def compute(out):
+    k.moe_f32(out, x, ids, weights, experts)
+
+want, same = torch.empty(64, 64), True
+compute(want)
+for delay in (0.001, 0.002, 0.004, 0.008):
+    k.set_num_threads(1)
+    out = torch.zeros(64, 64)
+    thread = threading.Thread(target=compute, args=(out,))  # whose scratch memory is new
+    thread.start()
+    time.sleep(delay)
+    k.set_num_threads(64)
+    thread.join()
+    same &= torch.equal(out, want)
+print(same)
+"""
+
+
+def test_the_number_of_threads_may_change_during_a_call():
+    """Catches scratch memory for fewer threads than then compute: a heap overflow of megabytes."""
+    done = python(COUNT_CHANGES)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"]
+
+
+FORK = """
+import multiprocessing, torch, armllm.kernels as k
+torch.set_num_threads(2)
+x, w = torch.randn(64, 512), torch.randn(512, 512)
+
+def product():
+    out = torch.empty(64, 512)
+    k.linear(out, x, w)
+    return out.numpy().tobytes()
+
+def child(pipe):
+    pipe.send((k.thread_backend(), product() == want))
+
+want = product()
+context = multiprocessing.get_context("fork")
+receiver, sender = context.Pipe()
+process = context.Process(target=child, args=(sender,), daemon=True)
+process.start()
+process.join(60)
+print(k.thread_backend(), process.exitcode, *receiver.recv() if receiver.poll() else ())
+"""
+
+
+def test_a_forked_child_computes_on_threads_of_its_own():
+    """Catches a child that waits for the threads of its parent's OpenMP team, which it does not have."""
+    assert python(FORK).stdout.split() == ["libgomp", "0", "pool", "True"]
+
+
 def test_kernels_toml_and_the_extension_agree_on_the_ops_there_are():
     scalar, *others = kernel_targets()
     assert set(scalar.ops) == set(kernels.report())
