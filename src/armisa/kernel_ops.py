@@ -10,7 +10,7 @@ STORAGE_TYPES = ("f32", "f16", "bf16")
 
 def all_ops(document: dict[str, Any]) -> list[str]:
     """Return every op of the document: those of each storage type, then the others."""
-    ops = document["ops"]
+    ops: dict[str, list[str]] = document["ops"]
     return [f"{name}_{storage}" for storage in STORAGE_TYPES for name in ops["each"]] + ops["others"]
 
 

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 COMPARED_WITH_ATTENTION = ("kv_cache_layout", "write_kv_cache")
 ROWS, HIDDEN = 5, 77  # a tail behind every vector length
-ACTIVATIONS: dict[str, tuple[str, dict[str, Any], int]] = {  # op: function, options, inputs per output
-    "silu_and_mul": ("silu_and_mul", {}, 2),
-    "gelu_and_mul": ("gelu_and_mul", {"approximate": "none"}, 2),
-    "gelu_tanh_and_mul": ("gelu_and_mul", {"approximate": "tanh"}, 2),
-    "gelu": ("gelu", {"approximate": "none"}, 1),
-    "gelu_tanh": ("gelu", {"approximate": "tanh"}, 1),
-    "quick_gelu": ("quick_gelu", {}, 1),
-    "relu": ("relu", {}, 1),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,14 +78,16 @@ def _how(op: str) -> tuple[Callable[[Any, torch.dtype], Tensor], torch.dtype, fl
     name, _, suffix = op.rpartition("_")
     dtype = DTYPES[suffix]
     unit = torch.finfo(dtype).eps
-    if name in ACTIVATIONS:
-        return _activation(*ACTIVATIONS[name]), dtype, unit + 1e-6
     if name == "paged_attention":
         return _attention, dtype, 4 * unit + 1e-5
     if name == "paged_attention_int8":
         return functools.partial(_attention, cache_dtype=torch.int8), dtype, unit + 2**-9
     if name == "weighted_sum":
         return _moe, dtype, 2 * unit + 1e-5
+    function = name.replace("gelu_tanh", "gelu")
+    if name not in OTHERS and function in kernels.__all__:
+        options = {"approximate": "tanh"} if function != name else {}
+        return _activation(function, options, 2 if name.endswith("_and_mul") else 1), dtype, unit + 1e-6
     return OTHERS[name], dtype, unit + 1e-5
 
 

@@ -20,11 +20,6 @@ TOKENS, KV_HEADS, GROUP, HEAD_DIM, BLOCK, BLOCKS = 5, 2, 3, 16, 16, 4
 HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention"}
 ANY_SIZE = {("paged_attention", "block_tables"), ("rotary_embedding", "cos_sin_cache")}
 """Tensors which may be larger or smaller, their rows anywhere."""
-NAMES = (
-    "rms_norm", "fused_add_rms_norm", "layer_norm", "rotary_embedding", "silu_and_mul", "gelu_and_mul",
-    "gelu_tanh_and_mul", "gelu", "gelu_tanh", "quick_gelu", "relu", "convert", "write_kv_cache",
-    "paged_attention", "linear", "panel_linear", "quantize_rows", "matmul_w4a8", "matmul_w8a8", "moe",
-)  # fmt: skip
 
 
 def parameters(name):
@@ -35,6 +30,14 @@ def parameters(name):
     return re.findall(r"(\w+):", function.__doc__.splitlines()[0])  # pybind11's
 
 
+NO_KERNELS = {"use_torch", "check_matrix", "check_packed", "check_quantized", "pack_weight"}
+NAMES = [
+    name
+    for name in dir(extension)
+    if not name.startswith("_")
+    and name not in NO_KERNELS
+    and {"out", "q", "x", "key"} & set(parameters(name))
+]
 MEMORY = []
 
 
