@@ -99,8 +99,8 @@ def main() -> int:
         base = LLM(str(folder), **options)
         for number, scheme in enumerate(arguments.schemes.split(",")):
             packed = Path(work) / scheme
-            told = {"target": arguments.target, "quantization": scheme}
-            seconds = cpu_seconds(lambda: pack_checkpoint(str(folder), packed, **told))  # noqa: B023
+            options = {"target": arguments.target, "quantization": scheme}
+            seconds = cpu_seconds(lambda: pack_checkpoint(str(folder), packed, **options))  # noqa: B023
             llm = LLM(str(folder), quantization=scheme, **options)
             pairs = [
                 (decode(base, arguments.output), decode(llm, arguments.output))

@@ -176,7 +176,7 @@ class Server(Engine):
                 burstiness=1.0,
                 max_concurrency=load.clients,
                 seed=0,
-                told=lambda _: None,
+                progress=lambda _: None,
             )
         )
         seconds = time.perf_counter() - started

@@ -57,9 +57,9 @@ def _kernels() -> Finding:
         report = kernels.report()
     except Exception as error:  # noqa: BLE001 - whatever keeps it from loading is the finding
         return Finding("kernels", "error", f"can't be loaded: {error}", "install a wheel for this machine")
-    chosen = sorted({entry["target"] for entry in report.values()})
+    targets = sorted({entry["target"] for entry in report.values()})
     cap = os.environ.get("ARMLLM_ISA")
-    shown = f"{platform.machine()}: {', '.join(chosen)}"
+    shown = f"{platform.machine()}: {', '.join(targets)}"
     if cap:
         return Finding("kernels", "warn", f"{shown}, capped by ARMLLM_ISA={cap}", "unset ARMLLM_ISA")
     return Finding("kernels", "ok", shown)
@@ -76,8 +76,8 @@ def _threads() -> Finding:
     except RequestError as error:
         return Finding("threads", "error", str(error), "unset or correct that variable")
     names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
-    given = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
-    shown = describe_placement(placement) + (f" ({given})" if given else "")
+    variables = ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    shown = describe_placement(placement) + (f" ({variables})" if variables else "")
     quota = host.cpu_quota(Path("/"))
     usable = len(placement.cpus or allowed)
     if quota is not None:

@@ -57,7 +57,7 @@ async def run(
     burstiness: float,
     max_concurrency: int | None,
     seed: int,
-    told: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> tuple[list[Outcome], float]:
     """Send all requests; return what came of each, in order, and the seconds it took.
 
@@ -78,7 +78,7 @@ async def run(
         async with gate:
             outcome = await ask(client, target, body, length)
         done += 1
-        told(done)
+        progress(done)
         return outcome
 
     async with httpx2.AsyncClient(limits=limits, timeout=TIMEOUT, headers=target.headers) as client:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def measure_latency(
-    llm: LLM, requests: Sequence[BenchRequest], *, warmups: int, repeats: int, told: Callable[[str], None]
+    llm: LLM, requests: Sequence[BenchRequest], *, warmups: int, repeats: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """Seconds for one batch, over ``repeats`` runs after ``warmups``; keys as vLLM's."""
     if warmups < 0 or repeats < 1:
@@ -29,7 +29,7 @@ def measure_latency(
         elapsed, _ = _run(llm, requests)
         if number >= warmups:
             seconds.append(elapsed)
-        told(f"{number + 1}/{warmups + repeats}: {elapsed:.3f} s")
+        progress(f"{number + 1}/{warmups + repeats}: {elapsed:.3f} s")
     return {
         "avg_latency": statistics.fmean(seconds),
         "latencies": seconds,

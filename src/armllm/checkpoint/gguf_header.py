@@ -62,7 +62,7 @@ class GGUFHeader:
             self.values, self.tensors = self._parse()
         except (OSError, ValueError, struct.error, OverflowError) as error:
             raise CheckpointError(
-                f"{path} can't be read as GGUF ({error}); it may be truncated: download it again"
+                f"{path} can't be read as GGUF ({error!s:.300}); it may be truncated: download it again"
             ) from None
 
     def map(self, name: str) -> Tensor:

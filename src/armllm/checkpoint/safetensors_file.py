@@ -50,7 +50,9 @@ class SafetensorsFile:
         except FileNotFoundError:
             raise
         except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise CheckpointError(f"{path} can't be read as safetensors ({error}); {_advice(path)}") from None
+            raise CheckpointError(
+                f"{path} can't be read as safetensors ({error!s:.300}); {_advice(path)}"
+            ) from None
         length = int.from_bytes(self._data[:LENGTH_BYTES], "little")
         self._start = LENGTH_BYTES + length
         self._tensors: dict[str, dict[str, Any]] = parse(self._data[LENGTH_BYTES : self._start])

@@ -75,7 +75,7 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
         vocab_size=llm.llm_engine.processor.vocab_size,
         seed=0,
     )
-    result = measure_latency(llm, requests, warmups=num_iters_warmup, repeats=num_iters, told=_tell)
+    result = measure_latency(llm, requests, warmups=num_iters_warmup, repeats=num_iters, progress=_tell)
     _write(output_json, result)
     if as_json:
         print(json.dumps({"schema": 1, **result}))
@@ -200,13 +200,13 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
 
     url = base_url or f"http://{host}:{port}"
     found = client.find_model(url, api_key, patience=ready_check_timeout_sec)
-    words = _tokenizer(tokenizer or model or found.get("root") or found["id"])
+    client_tokenizer = _tokenizer(tokenizer or model or found.get("root") or found["id"])
     requests = _requests(
         dataset_name,
         dataset_path,
         num_prompts,
-        tokenizer=words,
-        vocab_size=words.vocab_size,
+        tokenizer=client_tokenizer,
+        vocab_size=client_tokenizer.vocab_size,
         max_model_len=found.get("max_model_len") or sys.maxsize,
         input_len=input_len,
         output_len=output_len,
@@ -222,7 +222,8 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     )
     chat = target.url.endswith("/chat/completions")
     bodies = [
-        target.body(request, words.decode(request.prompt_token_ids) if chat else None) for request in requests
+        target.body(request, client_tokenizer.decode(request.prompt_token_ids) if chat else None)
+        for request in requests
     ]
     lengths = [len(request.prompt_token_ids) for request in requests]
 
@@ -235,7 +236,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
             burstiness=burstiness,
             max_concurrency=max_concurrency,
             seed=seed,
-            told=lambda done: _tell(f"{done}/{count or len(bodies)}", same_line=True),
+            progress=lambda done: _tell(f"{done}/{count or len(bodies)}", same_line=True),
         )
         outcomes, seconds = asyncio.run(run)
         _report_errors([outcome.error for outcome in outcomes])
@@ -266,7 +267,7 @@ def _report_errors(found: list[str | None]) -> None:
         _tell(f"{len(errors)} requests failed, the first with: {errors[0]}")
 
 
-def _requests(
+def _requests(  # what the options of two commands say of a data set
     name: str,
     path: str | None,
     count: int,
@@ -299,13 +300,13 @@ def _requests(
     )
 
 
-def _tokenizer(given: str) -> Tokenizer:
+def _tokenizer(source: str) -> Tokenizer:
     from armllm.tokenizer import Tokenizer  # noqa: PLC0415 - --help should not wait for it
 
-    folder = Path(given).expanduser()
+    folder = Path(source).expanduser()
     if not folder.is_dir():
         raise RequestError(
-            f"--tokenizer: {given} is no folder here; give one with the model's tokenizer.json"
+            f"--tokenizer: {source} is no folder here; give one with the model's tokenizer.json"
         )
     return Tokenizer(folder)
 

@@ -129,13 +129,13 @@ def takes_engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     shared = {name: parameter for name, parameter in _ENGINE.items() if name not in own}
 
     @functools.wraps(command)
-    def wrapper(**given: Any) -> Any:
-        options = {name: given.pop(name) for name in shared}
+    def wrapper(**arguments: Any) -> Any:
+        options = {name: arguments.pop(name) for name in shared}
         for name in FOREGONE:
             if name in options and (refused := refusal(name, options.pop(name))) is not None:
                 raise RequestError(f"--{name.replace('_', '-')} {refused}")
         changed = {name: value for name, value in options.items() if value != shared[name].default}
-        return command(**given, engine=changed)
+        return command(**arguments, engine=changed)
 
     parameters = [parameter for name, parameter in own.items() if name != "engine"] + list(shared.values())
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ def pack(  # noqa: PLR0917 - a list of options
         target=target,
         quantization=quantization,
         calibration=calibration,
-        told=lambda line: print(line, file=sys.stderr),
+        progress=lambda line: print(line, file=sys.stderr),
     )
     if as_json:
         facts = {"folder": str(written.folder), "target": written.target, "matrices": written.matrices}

@@ -36,7 +36,7 @@ def quantize(  # noqa: PLR0917 - a list of options
     from armllm.convert.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = quantize_checkpoint(
-        model, output, scheme, calibrate, told=lambda line: print(line, file=sys.stderr)
+        model, output, scheme, calibrate, progress=lambda line: print(line, file=sys.stderr)
     )
     if as_json:
         facts = {"folder": str(written.folder), "matrices": written.matrices}

@@ -115,29 +115,29 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     )
 
 
-def _keys(given: list[str] | None) -> tuple[str, ...]:
+def _keys(values: list[str] | None) -> tuple[str, ...]:
     """Keys from the command line, else from the environment."""
-    keys = given or [os.environ.get("ARMLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
-    if given and not all(key.strip() for key in given):
+    keys = values or [os.environ.get("ARMLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
+    if values and not all(key.strip() for key in values):
         raise RequestError("--api-key must not be empty")
     return tuple(key for key in keys if key)
 
 
-def _template(given: str | None) -> str | None:
+def _template(template: str | None) -> str | None:
     """A file's content; what looks like a template is one."""
-    if given is None or "{" in given:
-        return given
+    if template is None or "{" in template:
+        return template
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--chat-template {given}: {error}") from None
+        raise RequestError(f"--chat-template {template}: {error}") from None
 
 
-def _texts(option: str, given: str) -> tuple[str, ...]:
+def _texts(option: str, text: str) -> tuple[str, ...]:
     try:
-        texts = json.loads(given.replace("'", '"'))
+        texts = json.loads(text.replace("'", '"'))
     except ValueError:
         texts = None
     if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
-        raise RequestError(f"{option} must be a JSON list of texts, not {given!r}")
+        raise RequestError(f"{option} must be a JSON list of texts, not {text!r}")
     return tuple(texts)

@@ -54,12 +54,12 @@ class Calibration:
     skipped: dict[str, str]
 
     def __str__(self) -> str:
-        told = (
+        summary = (
             f"calibrated {self.products} products on {self.tokens} tokens:"
             f" error of their outputs {self.error_before:.2%}, now {self.error_after:.2%}"
         )
         reasons = dict.fromkeys(self.skipped.values())
-        return "; ".join([told, *(f"not scaled: {reason}" for reason in reasons)])
+        return "; ".join([summary, *(f"not scaled: {reason}" for reason in reasons)])
 
 
 class Recorder:

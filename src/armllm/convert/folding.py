@@ -188,12 +188,12 @@ class _Layer:
     def gates_and_ups(self, mlp: str) -> list[str]:
         return self.there(mlp, *((gate, up) for gate, up in zip(GATES, UPS, strict=True)), ("gate_up_proj",))
 
-    def there(self, scope: str, *choices: tuple[str, ...]) -> list[str]:
+    def there(self, scope: str, *alternatives: tuple[str, ...]) -> list[str]:
         """The first choice whose matrices the checkpoint has."""
-        for choice in choices:
-            if self.has(f"{scope}.{choice[0]}"):
-                return [f"{scope}.{name}" for name in choice]
-        raise KeyError(f"{self.stem}.{scope} has none of {choices}")
+        for names in alternatives:
+            if self.has(f"{scope}.{names[0]}"):
+                return [f"{scope}.{name}" for name in names]
+        raise KeyError(f"{self.stem}.{scope} has none of {alternatives}")
 
     def has(self, name: str) -> bool:
         return f"{name}.weight" in self.names

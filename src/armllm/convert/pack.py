@@ -63,7 +63,7 @@ def pack_checkpoint(
     target: str = NATIVE,
     quantization: str | None = None,
     calibration: Path | None = None,
-    told: Callable[[str], object] = str,
+    progress: Callable[[str], object] = str,
 ) -> PackedFolder:
     """Write ``model``, a folder or GGUF file, to the new folder ``output``, packed for ``target``'s kernels.
 
@@ -88,36 +88,27 @@ def pack_checkpoint(
             raise RequestError("--calibrate needs a --quantization to calibrate")
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(path, quantization, calibration, Tokenizer(path), dtype)
-        told(str(report))
+        progress(str(report))
     _, inventory = check_model(architecture, config, source, torch.bfloat16, form)
     if not isinstance(form, IntegerFormat) or not inventory.schemes:
         raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
     _check_products(inventory, path)
-    is_file = path.is_file()
-    with derived_folder(None if is_file else path, output) as work:
+    with derived_folder(None if path.is_file() else path, output) as work:
         writer = _Writer(work / SINGLE, source, form, targets)
-        writer.write(inventory, told)
-        files = {source.where(name).name for name in source.names()}
-        if is_file:
-            packed_from = Source.of(path.parent, sorted(files | {path.name}))
-        else:
-            packed_from = Source.of(path, [CONFIG, *sorted(files)])
+        writer.write(inventory, progress)
         manifest = {
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},
             "origin": str(form),
-            "source": dataclasses.asdict(packed_from),
+            "source": dataclasses.asdict(_source(path, source)),
             "digests": {SINGLE: digest_file(work / SINGLE)},
             "matrices": {name: dataclasses.asdict(stored) for name, stored in writer.matrices.items()},
         }
         whole = {"version": VERSION, "seal": sealed(manifest), **manifest}
         (work / MANIFEST).write_text(json.dumps(whole) + "\n", encoding="utf-8")
-        if is_file:
+        if path.is_file():
             _write_tokenizer(path, work)
-        values = ConfigReader.open(path).values
-        values.pop("compression_config", None)
-        values["quantization_config"] = {"quant_method": Packed.method}
-        (work / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        _write_config(path, work)
     return PackedFolder(
         folder=output,
         target=target,
@@ -132,10 +123,24 @@ def kernel_targets(name: str) -> dict[str, str]:
     if name == NATIVE:
         return {bits: kernels.weight_target(int(bits)) for bits in ("4", "8")}
     try:
-        chosen = Isa.from_target(name).kernels()
+        targets = Isa.from_target(name).kernels()
     except IsaError as error:
         raise RequestError(f"--target: {error}") from None
-    return {bits: chosen[f"matmul_w{bits}a8_f32"] for bits in ("4", "8")}
+    return {bits: targets[f"matmul_w{bits}a8_f32"] for bits in ("4", "8")}
+
+
+def _source(path: Path, tensors: Tensors) -> Source:
+    files = {tensors.where(name).name for name in tensors.names()}
+    if path.is_file():
+        return Source.of(path.parent, sorted(files | {path.name}))
+    return Source.of(path, [CONFIG, *sorted(files)])
+
+
+def _write_config(path: Path, work: Path) -> None:
+    values = ConfigReader.open(path).values
+    values.pop("compression_config", None)
+    values["quantization_config"] = {"quant_method": Packed.method}
+    (work / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_tokenizer(path: Path, work: Path) -> None:
@@ -166,7 +171,7 @@ class _Writer:
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._columns: dict[str, Tensor] = {}
 
-    def write(self, inventory: Inventory, told: Callable[[str], object]) -> None:
+    def write(self, inventory: Inventory, progress: Callable[[str], object]) -> None:
         """All that a model takes."""
         names = [product.prefix + next(iter(product.parts)) for product in inventory.products]
         # a product may become as many matrices as it has parts, each with columns
@@ -178,7 +183,7 @@ class _Writer:
             file.seek(room)
             for number, product in enumerate(inventory.products, 1):
                 self._write_product(file, product)
-                told(f"{number} of {len(names)}: {names[number - 1]}")
+                progress(f"{number} of {len(names)}: {names[number - 1]}")
             for name in sorted(inventory.dense):
                 tensor, dtype = self.source.read(name), self.source.describe(name)[0]
                 if dtype in BLOCKS:  # an embedding of 4 to 8 bits, say: bfloat16 holds as many

@@ -48,7 +48,7 @@ def quantize_checkpoint(
     output: Path,
     scheme: str,
     calibrate: Path | None = None,
-    told: Callable[[str], object] = str,
+    progress: Callable[[str], object] = str,
 ) -> Written:
     """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
 
@@ -73,9 +73,9 @@ def quantize_checkpoint(
     if calibrate is not None:
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(folder, scheme, calibrate, Tokenizer(folder), dtype)
-        told(str(report))
+        progress(str(report))
     with derived_folder(folder, output) as work:
-        before, now = _write_files(source, schemes, work, told)
+        before, now = _write_files(source, schemes, work, progress)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -138,7 +138,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 
 def _write_files(
-    checkpoint: Tensors, schemes: dict[str, Scheme], work: Path, told: Callable[[str], object]
+    checkpoint: Tensors, schemes: dict[str, Scheme], work: Path, progress: Callable[[str], object]
 ) -> tuple[int, int]:
     """One file for each that was there, maybe an index; the bytes of all tensors before and now."""
     before = now = 0
@@ -157,7 +157,7 @@ def _write_files(
         (work / file_name).chmod(0o644)  # it was made for the owner alone
         now += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file_name)
-        told(f"{number} of {len(homes)}: {file_name}")
+        progress(f"{number} of {len(homes)}: {file_name}")
     if list(homes) != [SINGLE]:
         index = {"metadata": {"total_size": now}, "weight_map": weight_map}
         (work / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

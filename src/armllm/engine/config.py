@@ -24,7 +24,7 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
-CHOICES = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto", "int8")}
+ALLOWED = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto", "int8")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ class EngineConfig:
                     raise RequestError(f"{name} {refused}")
             elif name not in known:
                 raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
-        given = {name: value for name, value in options.items() if name not in FOREGONE}
-        return cls(model=str(model), **given)
+        engine_options = {name: value for name, value in options.items() if name not in FOREGONE}
+        return cls(model=str(model), **engine_options)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -94,8 +94,8 @@ class EngineConfig:
         for name in ("skip_tokenizer_init", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
-        for name, choices in CHOICES.items():
-            self._check_choice(name, getattr(self, name), choices)
+        for name, allowed in ALLOWED.items():
+            self._check_choice(name, getattr(self, name), allowed)
         if self.quantization is not None and self.quantization not in METHODS:
             check_scheme("quantization", self.quantization)
         if self.calibration is not None and self.quantization not in SCHEMES:
@@ -110,9 +110,9 @@ class EngineConfig:
             raise RequestError(f"{name} must be a positive integer, not {value!r}")
 
     @staticmethod
-    def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-        if value not in choices:
-            raise RequestError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
+    def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+        if value not in allowed:
+            raise RequestError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
 
     @property
     def model_folder(self) -> Path:

@@ -39,9 +39,10 @@ def read_end_token_ids(folder: Path, config: ModelConfig, tokenizer: Tokenizer |
 def read_default_sampling(folder: Path) -> SamplingParams:
     """`SamplingParams` as generation_config.json has them; what it does not say keeps our default."""
     values = _read(folder)
-    given = {ours: values[theirs] for theirs, ours in SAMPLING_KEYS.items() if values.get(theirs) is not None}
+    named = ((theirs, ours) for theirs, ours in SAMPLING_KEYS.items() if values.get(theirs) is not None)
+    parameters = {ours: values[theirs] for theirs, ours in named}
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**parameters)
     except RequestError as error:
         raise CheckpointError(f"{_path(folder)}: {error}") from None
 

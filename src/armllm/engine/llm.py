@@ -215,12 +215,12 @@ class LLM:
         return outputs
 
 
-def _one_each(batch: Sequence[Any], given: Any, kind: type[Params], name: str) -> list[Params]:
-    """One of ``given`` for all, or one each; RequestError unless they are of this kind."""
-    params = list(given) if isinstance(given, (list, tuple)) else [given] * len(batch)
-    if len(params) != len(batch):
-        raise RequestError(f"{len(batch)} prompts but {len(params)} {name}: give one, or one each")
-    for choice in params:
-        if not isinstance(choice, kind):
-            raise RequestError(f"{name} must be {kind.__name__}, not {type(choice).__name__}")
-    return params
+def _one_each(batch: Sequence[Any], params: Any, kind: type[Params], name: str) -> list[Params]:
+    """One of ``params`` for all, or one each; RequestError unless they are of this kind."""
+    each = list(params) if isinstance(params, (list, tuple)) else [params] * len(batch)
+    if len(each) != len(batch):
+        raise RequestError(f"{len(batch)} prompts but {len(each)} {name}: give one, or one each")
+    for one in each:
+        if not isinstance(one, kind):
+            raise RequestError(f"{name} must be {kind.__name__}, not {type(one).__name__}")
+    return each

@@ -26,9 +26,9 @@ def raw_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> dict[int, 
 
 def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """The chosen token and the ``count`` likeliest ones (-1: all) of one row ``logprobs[vocab_size]``."""
-    chosen = logprobs[token_id]
+    logprob = logprobs[token_id]
     top = logprobs.topk(len(logprobs) if count == -1 else min(count, len(logprobs)))
-    ranked = {token_id: (chosen.item(), int((logprobs > chosen).sum()) + 1)}
+    ranked = {token_id: (logprob.item(), int((logprobs > logprob).sum()) + 1)}
     for rank, (other, value) in enumerate(
         zip(top.indices.tolist(), top.values.tolist(), strict=True), start=1
     ):

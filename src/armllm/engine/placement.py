@@ -95,14 +95,14 @@ def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) ->
         raise RequestError(
             f"VLLM_CPU_NUM_OF_RESERVED_CPU {reserved} leaves none of the {len(cpus)} cores to compute on"
         )
-    chosen = frozenset(sorted(cpus)[: len(cpus) - reserved])
+    usable_cpus = frozenset(sorted(cpus)[: len(cpus) - reserved])
     quota = host.cpu_quota(root)
-    usable = len(chosen) if quota is None else min(len(chosen), max(1, math.floor(quota)))
+    usable = len(usable_cpus) if quota is None else min(len(usable_cpus), max(1, math.floor(quota)))
     return Placement(
         num_threads=min(num_threads, usable),
         # a limit on time, unlike one on places, is met by fewer threads anywhere
-        cpus=chosen if chosen != allowed else None,
-        node=_node_of(chosen, nodes),
+        cpus=usable_cpus if usable_cpus != allowed else None,
+        node=_node_of(usable_cpus, nodes),
     )
 
 

@@ -32,12 +32,12 @@ def read_default_pooling(folder: Path) -> str:
     if not path.is_file():
         return "last"
     modes = read_object(path).items()
-    chosen = [mode for mode, on in modes if mode.startswith("pooling_mode_") and on is True]
-    if len(chosen) != 1 or chosen[0] not in MODES:
+    active = [mode for mode, on in modes if mode.startswith("pooling_mode_") and on is True]
+    if len(active) != 1 or active[0] not in MODES:
         raise CheckpointError(
-            f"{path} asks for {' and '.join(chosen) or 'no pooling'}; one of {', '.join(MODES)} is supported"
+            f"{path} asks for {' and '.join(active) or 'no pooling'}; one of {', '.join(MODES)} is supported"
         )
-    return MODES[chosen[0]]
+    return MODES[active[0]]
 
 
 class Pooler:

@@ -27,8 +27,8 @@ def as_prompt(prompt: Any) -> str | list[int]:
     if isinstance(prompt, dict):
         unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
         if unknown or not prompt:
-            given = ", ".join(unknown) or "none"
-            raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {given}")
+            keys = ", ".join(unknown) or "none"
+            raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {keys}")
         # with both, as vLLM has it, the ids are the prompt
         if "prompt_token_ids" in prompt:
             prompt = prompt["prompt_token_ids"]

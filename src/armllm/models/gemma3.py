@@ -152,12 +152,12 @@ def read_ropes(reader: ConfigReader, head_dim: int, positions: int) -> tuple[Rop
     scaling = reader.get("rope_scaling", {})
     if not isinstance(scaling, dict):
         raise reader.error(f"rope_scaling must be an object, not {scaling!r}")
-    given = (
+    kinds_of_layers = (
         ("rope_theta", 1e6, FULL, {**(both.get(FULL) or {}), **scaling}),
         ("rope_local_base_freq", 1e4, SLIDING, both.get(SLIDING) or {}),
     )
     ropes = []
-    for key, default_theta, kind, values in given:
+    for key, default_theta, kind, values in kinds_of_layers:
         theta = reader.number(key, default_theta)
         rope = read_one(
             reader, f"rope_parameters.{kind}", values, theta=theta, head_dim=head_dim, positions=positions

@@ -35,30 +35,31 @@ def read_rope(
     original_max_position_embeddings, which is else ``positions``.
     """
     source = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
-    given = reader.get(source, {})
+    values = reader.get(source, {})
     reader.get("rope_parameters", None)
-    theta = reader.get("rope_theta", default_theta)
-    share = reader.get("partial_rotary_factor", 1.0)
-    original = reader.get(ORIGINAL, default_original)
+    outside = {
+        "rope_theta": reader.get("rope_theta", default_theta),
+        "partial_rotary_factor": reader.get("partial_rotary_factor", 1.0),
+        ORIGINAL: reader.get(ORIGINAL, default_original),
+    }
     return _read(
         reader,
         source,
-        given,
-        theta=theta,
-        share=share,
-        original=original,
+        values,
+        outside,
         head_dim=head_dim,
         positions=positions,
         partial=partial,
-        aliases=aliases or {},
+        aliases=aliases,
     )
 
 
 def read_one(
-    reader: ConfigReader, source: str, given: Any, *, theta: float, head_dim: int, positions: int
+    reader: ConfigReader, source: str, values: Any, *, theta: float, head_dim: int, positions: int
 ) -> RopeParameters:
-    """The set ``given`` for one kind of layers under the key ``source``."""
-    return _read(reader, source, given, theta=theta, head_dim=head_dim, positions=positions)
+    """The set ``values`` for one kind of layers under the key ``source``."""
+    outside = {"rope_theta": theta, "partial_rotary_factor": 1.0, ORIGINAL: None}
+    return _read(reader, source, values, outside, head_dim=head_dim, positions=positions)
 
 
 def stretched_length(rope: RopeParameters, positions: int) -> int:
@@ -76,27 +77,26 @@ def stretched_length(rope: RopeParameters, positions: int) -> int:
 def _read(
     reader: ConfigReader,
     source: str,
-    given: Any,
+    section: Any,
+    outside: dict[str, Any],
     *,
-    theta: Any,
-    share: Any = 1.0,
-    original: Any = None,
     head_dim: int,
     positions: int,
     partial: bool = False,
     aliases: dict[str, str] | None = None,
 ) -> RopeParameters:
-    if not isinstance(given, dict):
-        raise reader.error(f"{source} must be an object, not {given!r}")
-    values = {key: value for key, value in given.items() if value is not None}
+    """``outside``: three keys beside ``section``, which counts first, but for the original length."""
+    if not isinstance(section, dict):
+        raise reader.error(f"{source} must be an object, not {section!r}")
+    values = {key: value for key, value in section.items() if value is not None}
     inner = ConfigReader(values, reader.path, f"{reader.prefix}{source}.")
     rope_type = inner.get("rope_type", values.get("type", "default"))
     inner.asked.add("type")
     rope_type = (aliases or {}).get(str(rope_type), rope_type)
     if rope_type not in TYPES:
         raise reader.error(f"rope_type {rope_type!r} is not supported, only {', '.join(TYPES)}")
-    values.setdefault("rope_theta", theta)
-    values.setdefault("partial_rotary_factor", share)
+    values.setdefault("rope_theta", outside["rope_theta"])
+    values.setdefault("partial_rotary_factor", outside["partial_rotary_factor"])
     rotary_dim = int(head_dim * inner.number("partial_rotary_factor"))
     if rotary_dim != head_dim and not partial:
         raise reader.error("partial_rotary_factor other than 1.0 is not supported for this architecture")
@@ -107,8 +107,8 @@ def _read(
             else (f"partial_rotary_factor turns {rotary_dim} of {head_dim} elements")
         )
         raise reader.error(f"{what}; rotary embedding needs pairs within a head")
-    if original is not None:
-        values[ORIGINAL] = original
+    if outside[ORIGINAL] is not None:
+        values[ORIGINAL] = outside[ORIGINAL]
     fields: dict[str, Any] = {
         "rope_type": rope_type,
         "rotary_dim": rotary_dim,

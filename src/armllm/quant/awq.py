@@ -67,11 +67,11 @@ class AWQ(IntegerFormat):
         if rows % PER_WORD:
             raise weights.error(f"{name}.qweight", f"AWQ packs multiples of 8 outputs, not {rows}")
         groups = count_groups(weights, name, self.group_size, inputs)
-        words = rows // PER_WORD
+        num_packed = rows // PER_WORD
         size = scheme.num_bytes(rows, inputs)
-        weights.claim(f"{name}.qweight", (inputs, words), dtypes=("I32",), num_bytes=size)
+        weights.claim(f"{name}.qweight", (inputs, num_packed), dtypes=("I32",), num_bytes=size)
         if self.zero_points or weights.has(f"{name}.qzeros"):
-            weights.claim(f"{name}.qzeros", (groups, words), dtypes=("I32",), num_bytes=0)
+            weights.claim(f"{name}.qzeros", (groups, num_packed), dtypes=("I32",), num_bytes=0)
         weights.claim(f"{name}.scales", (groups, rows), dtypes=FLOATS, num_bytes=0)
 
     def read(
@@ -93,7 +93,7 @@ class AWQ(IntegerFormat):
         )
 
 
-def _outputs(words: Tensor) -> Tensor:
+def _outputs(packed: Tensor) -> Tensor:
     """int32 ``[R, N / 8]`` to int8 ``[N, R]`` around zero."""
-    values = unpack(words, 4).unflatten(-1, (-1, PER_WORD))[..., PLACES]  # type: ignore[no-untyped-call]
+    values = unpack(packed, 4).unflatten(-1, (-1, PER_WORD))[..., PLACES]  # type: ignore[no-untyped-call]
     return centred(values.flatten(-2).t().contiguous(), 4)

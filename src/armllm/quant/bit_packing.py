@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 
-def unpack(words: Tensor, bits: int) -> Tensor:
+def unpack(packed: Tensor, bits: int) -> Tensor:
     """int32 ``[..., W]`` to uint8 ``[..., W * 32 // bits]``, for 4 and 8 bits."""
-    octets = words.contiguous().view(torch.uint8)
+    octets = packed.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), dim=-1).flatten(-2)
 
 
-def unpack_signed(words: Tensor, bits: int) -> Tensor:
+def unpack_signed(packed: Tensor, bits: int) -> Tensor:
     """The same as int8, stored with half the range added."""
-    return centred(unpack(words, bits), bits)
+    return centred(unpack(packed, bits), bits)
 
 
 def centred(values: Tensor, bits: int) -> Tensor:

@@ -110,8 +110,8 @@ class CompressedTensors(IntegerFormat):
         if group.form == "int-quantized":
             weights.claim(f"{name}.weight", shape, dtypes=("I8",), num_bytes=size)
         else:
-            words = -(-inputs * group.bits // 32)
-            weights.claim(f"{name}.weight_packed", (rows, words), dtypes=("I32",), num_bytes=size)
+            num_packed = -(-inputs * group.bits // 32)
+            weights.claim(f"{name}.weight_packed", (rows, num_packed), dtypes=("I32",), num_bytes=size)
             weights.claim(f"{name}.weight_shape", (2,), dtypes=("I64", "I32"), num_bytes=0)
         scale_shapes: list[tuple[int, ...]] = (
             [(1,), (), (1, 1)] if group.per_tensor else [(rows, num_groups), *([(rows,)] * (num_groups == 1))]

@@ -102,8 +102,8 @@ class GPTQ(IntegerFormat):
         if weights.has(f"{name}.g_idx"):
             columns = checked_columns(weights, f"{name}.g_idx", groups)
             q = q if columns is None else q[:, columns]
-        words = weights.read(f"{name}.qzeros") + own.zero_offset
-        zeros = unpack_signed(words, own.bits)[:, :rows].t().contiguous()
+        packed_zeros = weights.read(f"{name}.qzeros") + own.zero_offset
+        zeros = unpack_signed(packed_zeros, own.bits)[:, :rows].t().contiguous()
         if own.symmetric and zeros.any():
             raise weights.error(
                 f"{name}.qzeros", "has zero points that are not in the middle, but config.json says sym"

@@ -28,19 +28,19 @@ def positives(text: str) -> list[int]:
 
 
 def dtypes(text: str) -> list[str]:
-    chosen = text.split(",")
-    for name in chosen:
+    names = text.split(",")
+    for name in names:
         if name not in DTYPES:
             raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(DTYPES)}")
-    return chosen
+    return names
 
 
 def schemes(text: str) -> list[str]:
-    chosen = text.split(",")
-    for name in chosen:
+    names = text.split(",")
+    for name in names:
         if name not in SCHEMES:
             raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(SCHEMES)}")
-    return chosen
+    return names
 
 
 def refuse(reason: str, *, as_json: bool) -> None:

@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recitation:
-    """One request: ``given`` tokens of the passage's continuation stand in the prompt, the rest must follow.
+    """One request: ``num_given`` tokens of the passage's continuation are in the prompt, the rest follows.
 
     With none given, the prompt goes to the engine as text, so that the tokenizer is part of the proof.
     """
 
     passage: Passage
-    given: int = 0
+    num_given: int = 0
 
     @property
     def prompt(self) -> str | dict[str, list[int]]:
         """What the engine is asked."""
-        if self.given == 0:
+        if self.num_given == 0:
             return self.passage.prompt
-        ids = self.passage.prompt_token_ids + self.passage.token_ids[: self.given]
+        ids = self.passage.prompt_token_ids + self.passage.token_ids[: self.num_given]
         return {"prompt_token_ids": list(ids)}
 
     @property
     def expected(self) -> tuple[int, ...]:
         """What it must answer, the end token included."""
-        return self.passage.token_ids[self.given :]
+        return self.passage.token_ids[self.num_given :]
 
     @property
     def num_tokens(self) -> int:
@@ -64,12 +64,12 @@ def fraction(index: int) -> float:
 
 def recitations(passages: Sequence[Passage], count: int) -> tuple[Recitation, ...]:
     """``count`` different requests: every passage from its beginning, then each from points further on."""
-    chosen = []
+    recitations = []
     for index in range(count):
         passage = passages[index % len(passages)]
-        given = int(len(passage.token_ids) * fraction(index // len(passages)))
-        chosen.append(Recitation(passage=passage, given=given))
-    return tuple(chosen)
+        num_given = int(len(passage.token_ids) * fraction(index // len(passages)))
+        recitations.append(Recitation(passage=passage, num_given=num_given))
+    return tuple(recitations)
 
 
 def blocks_for(recitation: Recitation, block_size: int) -> int:
@@ -84,21 +84,21 @@ def alone(passage: Passage, options: dict[str, Any]) -> Case:
     return Case(name="alone", recitations=(Recitation(passage=passage),), options=options, threads=1)
 
 
-def batch(name: str, chosen: tuple[Recitation, ...], options: dict[str, Any]) -> Case:
+def batch(name: str, recitations: tuple[Recitation, ...], options: dict[str, Any]) -> Case:
     """Several at once, under pressure: a step takes few tokens, and the KV cache is too small for all.
 
     So prompts are cut into chunks that share steps with decoding, and requests are preempted and computed
     again. What ``options`` says stands.
     """
     block_size = options.get("block_size", 16)
-    sizes = [blocks_for(recitation, block_size) for recitation in chosen]
+    sizes = [blocks_for(recitation, block_size) for recitation in recitations]
     few = max(sizes) + (sum(sizes) - max(sizes)) // 4
     pressure = {
         "max_num_batched_tokens": 24,
         "num_gpu_blocks_override": few,
         "max_model_len": max(sizes) * block_size,
     }
-    return Case(name=name, recitations=chosen, options={**pressure, **options})
+    return Case(name=name, recitations=recitations, options={**pressure, **options})
 
 
 def mixture(passages: Sequence[Passage]) -> tuple[Recitation, ...]:
@@ -109,7 +109,7 @@ def mixture(passages: Sequence[Passage]) -> tuple[Recitation, ...]:
 
     def late(index: int, share: float) -> Recitation:
         passage = passages[index % len(passages)]
-        return Recitation(passage=passage, given=int(len(passage.token_ids) * share))
+        return Recitation(passage=passage, num_given=int(len(passage.token_ids) * share))
 
     begun = tuple(Recitation(passage=passage) for passage in passages[2:])
     return late(0, 0.8), late(1, 0.5), *begun, late(0, 0.9), late(1, 0.75)

@@ -107,15 +107,15 @@ def plan(arguments: argparse.Namespace) -> list[Planned]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UsageError(f"--prompts: no text is called {unknown[0]!r}; there are {', '.join(known)}")
-    chosen = [known[name] for name in names]
+    asked = [known[name] for name in names]
     options = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
-    cases = batches(chosen, arguments.batch, options) if arguments.batch else default_cases(chosen, options)
+    cases = batches(asked, arguments.batch, options) if arguments.batch else default_cases(asked, options)
     models = [arguments.model]
     planned = list(itertools.product(models, arguments.dtype, arguments.quantization or (None,), cases))
     if arguments.emulated:  # the thread that `spare_the_emulator` cannot clear would compute fp32's attention
         planned = [(m, d, q, replace(c, threads=1) if d == "float32" else c) for m, d, q, c in planned]
     if not arguments.quantization and not arguments.batch:
-        shortest = min(chosen, key=lambda passage: len(passage.token_ids))
+        shortest = min(asked, key=lambda passage: len(passage.token_ids))
         model, dtype = arguments.model, arguments.dtype[-1]
         planned += [(model, dtype, scheme, alone(shortest, options)) for scheme in QUANTISED]
         if arguments.kv_cache_dtype is None:

@@ -241,9 +241,9 @@ def _attention(ops: Any, dtype: torch.dtype, cache_dtype: torch.dtype | None = N
     ]
     return torch.cat(
         [
-            _attend(ops, dtype, cache_dtype, head_dim, heads, given).flatten()
+            _attend(ops, dtype, cache_dtype, head_dim, heads, score_options).flatten()
             for head_dim in (64, 40)
-            for given in (options if head_dim == 64 else options[:1])
+            for score_options in (options if head_dim == 64 else options[:1])
         ]
     )
 

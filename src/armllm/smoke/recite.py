@@ -150,7 +150,7 @@ def _difference(
         shown = slice(max(0, token - CONTEXT), token + CONTEXT)
         right, wrong = (tokenizer.decode(ids[shown], skip_special_tokens=False) for ids in (expected, got))
         return token, right, wrong
-    if recitation.given == 0 and completion.text != recitation.passage.text:
+    if recitation.num_given == 0 and completion.text != recitation.passage.text:
         pairs = enumerate(zip(completion.text, recitation.passage.text, strict=False))
         start = max(0, next((i for i, (a, b) in pairs if a != b), len(completion.text)) - 20)
         shown = slice(start, start + 40)

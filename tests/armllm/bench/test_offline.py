@@ -20,6 +20,6 @@ def test_answers_that_end_at_the_models_length_count_as_long_as_they_are():
 def test_warm_ups_are_run_and_not_counted():
     llm = LLM(str(MODEL), max_model_len=48, max_num_seqs=2)
     lines = []
-    result = measure_latency(llm, [BenchRequest([5] * 8, 2)], warmups=1, repeats=2, told=lines.append)
+    result = measure_latency(llm, [BenchRequest([5] * 8, 2)], warmups=1, repeats=2, progress=lines.append)
     assert len(result["latencies"]) == 2
     assert len(lines) == 3

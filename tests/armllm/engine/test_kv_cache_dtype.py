@@ -81,7 +81,7 @@ def test_chunks_and_preemption_change_no_token(dtype):
 
 
 def test_cached_prefixes_change_no_token():
-    recitation = Recitation(passage=load_passages()[0], given=200)
+    recitation = Recitation(passage=load_passages()[0], num_given=200)
     rest = list(recitation.expected)
     llm = make(**INT8)
     params = SamplingParams(temperature=0.0, max_tokens=len(rest))

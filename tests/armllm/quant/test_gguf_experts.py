@@ -146,8 +146,8 @@ def test_experts_have_the_logits_of_the_original(request, tmp_path, case, kind, 
     for prompt in random_prompts((1, 36), 4):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(twin, prompt, tokens), rtol=0, atol=1e-4)
-    told = inspect_checkpoint(str(tmp_path / "model.gguf"))
-    assert told["architecture"] == CASES[case][0]
+    facts = inspect_checkpoint(str(tmp_path / "model.gguf"))
+    assert facts["architecture"] == CASES[case][0]
 
 
 def test_what_experts_cannot_be_is_named(tmp_path):

@@ -15,7 +15,7 @@ def test_fractions_never_repeat():
 
 def test_a_large_batch_holds_different_requests(passages):
     chosen = recitations(passages, 40)
-    assert len({(request.passage.name, request.given) for request in chosen}) == 40
+    assert len({(request.passage.name, request.num_given) for request in chosen}) == 40
     assert all(request.expected for request in chosen)
 
 
@@ -54,7 +54,7 @@ def test_usual_cases_recite_the_longest_text_whole_and_most_of_the_others(passag
     for case in default_cases(passages, {}):
         for request in case.recitations:
             name = request.passage.name
-            first_given[name] = min(request.given, first_given.get(name, request.given))
+            first_given[name] = min(request.num_given, first_given.get(name, request.num_given))
     longest, next_longest, *others = passages
     assert first_given[longest.name] == 0
     assert first_given[next_longest.name] == len(next_longest.token_ids) // 2

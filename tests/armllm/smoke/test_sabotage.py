@@ -305,5 +305,5 @@ def test_prompt_that_sees_its_future_garbles_the_text(plain_torch, passages):
         return k <= q + (1 if len(q) > 1 else 0)
 
     plain_torch.setattr(kernels, "paged_attention", attention(visible=sees_next_in_prefill))
-    given = Recitation(passage=passages[0], given=100)
+    given = Recitation(passage=passages[0], num_given=100)
     assert run(Case(name="long prompt", recitations=(given,), options={}), "float32", MODEL).first_difference
