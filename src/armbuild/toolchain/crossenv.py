@@ -192,7 +192,7 @@ def make(
         "python": [str(python.executable), python.version],
         "code": [hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in CODE],
     }
-    place = cache.root() / "kits" / cache.digest(facts)
+    place = cache.root() / "crossenvs" / cache.digest(facts)
 
     def fill(folder: Path) -> None:
         answer = process.succeeds([python.executable, "-I", "-c", sysconfig_data.PROBE])
