@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GLIBC = re.compile(r"(?:lib(?:c|m|dl|pthread|rt|util|resolv|gcc_s|stdc\+\+)|ld-linux-aarch64)\.so\.\d+$")
 """Libraries whose symbols carry versions, so that an unversioned one cannot come from them."""
 INTERPRETER = re.compile(r"_?Py")
+UNREADABLE = (ELFError, AssertionError, *archives.BROKEN)
+"""What pyelftools raises for broken files, which the audit reports."""
 MAX_SYMBOLS = 200_000
 """Libraries with more symbols than this are not searched: they are prebuilt, and it would take a minute."""
 
@@ -48,7 +50,7 @@ def libraries(path: Path) -> frozenset[str]:
     with archives.open_zip(path) as archive:
         for name in archive.namelist():
             if name.endswith(".so") or ".so." in name:
-                with contextlib.suppress(ELFError, AssertionError, ValueError):
+                with contextlib.suppress(*UNREADABLE):
                     found |= set(_needed(ELFFile(io.BytesIO(archive.read(name)))))
     return frozenset(found)
 
@@ -80,5 +82,5 @@ def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, se
                     wanted.add(symbol.name)
         if wanted:
             missing[name] = wanted
-    except (ELFError, AssertionError, ValueError):
+    except UNREADABLE:
         return  # a broken file is the audit's to report

@@ -80,20 +80,22 @@ def renamings(named: FileName, metadata: str, declared: str) -> list[str]:
     headers = HeaderParser().parsestr(metadata)
     name, version = headers.get("Name", ""), headers.get("Version", "")
     if canonicalize_name(name) != named.name:
-        found.append(f"renamed: the file name says {named.name}, METADATA says {name or 'nothing'}")
+        found.append(f"renamed: the file name says {named.name}, METADATA says {name[:200] or 'nothing'}")
     try:
         same = Version(version) == named.version
     except InvalidVersion:
         same = False
     if not same:
         found.append(
-            f"renamed: the file name says version {named.version}, METADATA says {version or 'nothing'}"
+            f"renamed: the file name says version {named.version}, METADATA says {version[:200] or 'nothing'}"
         )
     tags = set(HeaderParser().parsestr(declared).get_all("Tag", []))
     expected = {str(tag) for tag in named.tags}
     if tags != expected:
         listed, stated = (", ".join(sorted(items)) for items in (expected, tags))
-        found.append(f"renamed: the file name's tags ({listed}) are not those of WHEEL ({stated or 'none'})")
+        found.append(
+            f"renamed: the file name's tags ({listed}) are not those of WHEEL ({stated[:500] or 'none'})"
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from armbuild.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
 LOCKED_WITHIN_SECONDS = 60
@@ -146,26 +146,47 @@ def _size(folder: Path) -> int:
 
 
 def move_into(file: Path, folder: Path) -> Path:
-    """Move ``file`` into ``folder`` in one rename: nobody ever sees a part of it.
+    """Move ``file`` into ``folder`` as ``move_all_into`` does, and return where it is now."""
+    return move_all_into([file], folder)[0]
 
-    An OSError names the file that could not be written.
+
+def move_all_into(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Move ``files`` into ``folder``, all or none, each in one rename: nobody ever sees a part of one.
+
+    Returns where they are now. An OSError names the file that could not be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / file.name
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
-    scratch = Path(name)
+    moved: list[tuple[Path, Path]] = []
     try:
+        for file in files:
+            moved.append((_copy_beside(file, folder), folder / file.name))  # noqa: PERF401 - kept at a failure
+        for scratch, target in moved:
+            scratch.replace(target)
+    finally:
+        for scratch, _ in moved:
+            scratch.unlink(missing_ok=True)
+    for file in files:
+        file.unlink()
+    return [target for _, target in moved]
+
+
+def _copy_beside(file: Path, folder: Path) -> Path:
+    """Return a whole copy of ``file`` in ``folder``, under a hidden name."""
+    scratch = None
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
+        scratch = Path(name)
         with os.fdopen(descriptor, "wb") as sink, file.open("rb") as source:
             shutil.copyfileobj(source, sink, 1 << 20)
             os.fsync(sink.fileno())
         scratch.chmod(0o666 & ~_umask())
-        scratch.replace(target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
-    finally:
-        scratch.unlink(missing_ok=True)
-    file.unlink()
-    return target
+    except BaseException as error:
+        if scratch:
+            scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
+        raise
+    return scratch
 
 
 def _umask() -> int:

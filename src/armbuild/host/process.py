@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from armbuild.errors import ArmbuildError, BuildError, MissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
 COMPILER_ERROR = re.compile(
@@ -39,6 +39,13 @@ SUMMARY = re.compile(
 UNSOLVABLE = re.compile(r"(?m)^\s*(?:cause: )?(Because .*)$")
 """What uv says below "No solution found"."""
 NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
+OFFLINE = re.compile(
+    r"request failed after|error sending request|max retries exceeded"
+    r"|(?:could not|cannot|failed to) resolve host|name resolution|dns error"
+    r"|network is unreachable|connection refused|no route to host",
+    re.IGNORECASE,
+)
+"""What downloaders say where there is no network."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -155,6 +162,30 @@ def stop_all() -> None:
         _running.discard(child)
 
 
+def end_leftovers(folder: Path) -> None:
+    """End what a killed run left working in ``folder``, whose lock is now the caller's.
+
+    Those are this user's processes that work there and have no terminal: all that ``run`` starts have none.
+    """
+    for _ in range(100):
+        left = [number for number in _working_in(folder.resolve()) if number != os.getpid()]
+        if not left:
+            return
+        for number in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _working_in(folder: Path) -> Iterator[int]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended by now, or is another user's
+            if (entry / "cwd").readlink().is_relative_to(folder):
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX" and fields[4] == "0":  # its state and its terminal
+                    yield int(entry.name)
+
+
 def interrupt_on_termination() -> None:
     """Make SIGTERM and SIGHUP end this process as Ctrl-C does: children die, folders are removed."""
 
@@ -201,8 +232,10 @@ def _fail(
 ) -> NoReturn:
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
-        raise MissingError(f"{what}: no space left on the device (log: {log})")
+        raise MissingError(f"{what}: no space left on the device that holds {log.parent} (log: {log})")
     reason = first_error(text, heard) if text.strip() else _describe(status)
+    if OFFLINE.search(reason):
+        raise MissingError(f"{what} failed without a network: {reason[:400]}\n  log: {log}")
     raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
 
 

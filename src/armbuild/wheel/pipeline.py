@@ -173,9 +173,8 @@ def build_one(plan: Plan, python: HostPython, observer: Observer, *, mirror: str
         if plan.settings.check_reproducible:
             with observer.step("again", "the same from another folder"):
                 reproduce.check(repaired, work, mirror=mirror)
-        if plan.settings.provenance:
-            cache.move_into(provenance.write(repaired, work), plan.settings.output)
-        path = cache.move_into(repaired.path, plan.settings.output)
+        beside = [provenance.write(repaired, work)] if plan.settings.provenance else []
+        *_, path = cache.move_all_into([*beside, repaired.path], plan.settings.output)
     return Finished(
         path=path,
         size=path.stat().st_size,

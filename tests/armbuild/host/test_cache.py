@@ -2,6 +2,7 @@ import errno
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -213,3 +214,25 @@ def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_pat
     assert told["parts"] == {"kits": 0, "roots": 5, "work": 7}
     assert main(["cache", "--clear", "kit"]) == 2
     assert "--clear kit: the cache has kits, roots, work" in capsys.readouterr().err
+
+
+def test_files_are_moved_all_or_none(tmp_path, monkeypatch):
+    files = [tmp_path / "a.json", tmp_path / "a.whl"]
+    for file in files:
+        file.write_text("new")
+    (out := tmp_path / "out").mkdir()
+    copied = shutil.copyfileobj
+
+    def full(source, sink, length):
+        if source.name.endswith(".whl"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        copied(source, sink, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(OSError, match="No space left") as caught:
+            cache.move_all_into(files, out)
+    assert caught.value.filename == str(out / "a.whl")
+    assert list(out.iterdir()) == []
+    assert cache.move_all_into(files, out) == [out / "a.json", out / "a.whl"]
+    assert not any(file.exists() for file in files)

@@ -222,3 +222,34 @@ def test_a_question_that_fails_is_no_answer():
     assert process.succeeds(["no-such-program"]) is None
     assert process.succeeds(["echo", "yes"]) == "yes"
     assert os.environ.get("PATH")
+
+
+def test_what_a_killed_run_left_in_its_folder_ends_and_nothing_else(tmp_path):
+    (inner := tmp_path / "folder/source").mkdir(parents=True)
+    command = ["sh", "-c", "trap '' TERM HUP; sleep 60 & echo ready; wait"]
+    options = {"stdout": subprocess.PIPE, "start_new_session": True}
+    with (
+        subprocess.Popen(command, cwd=inner, **options) as left,
+        subprocess.Popen(command, cwd=tmp_path, **options) as other,
+    ):
+        assert left.stdout.readline() == other.stdout.readline() == b"ready\n"
+        process.end_leftovers(tmp_path / "folder")
+        assert left.wait(10) == -signal.SIGKILL
+        assert left.stdout.read() == b"", "its own children have ended too"
+        assert other.poll() is None
+        process.end_leftovers(tmp_path)
+        assert other.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: Request failed after 3 retries in 8.7s",
+        "curl: (6) Could not resolve host: index.example",
+        "urllib3.exceptions.MaxRetryError: Max retries exceeded with url: /simple/",
+        "OSError: [Errno 101] Network is unreachable",
+    ],
+)
+def test_no_network_is_something_missing_here(tmp_path, said):
+    with pytest.raises(MissingError, match="failed without a network"):
+        process.run(["sh", "-c", f"echo '{said}' >&2; exit 1"], log=tmp_path / "log", what="fetching")

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from armbuild.errors import UsageError
-from armbuild.host import cache
+from armbuild.host import cache, process
 from armbuild.wheel import backend, source
 from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.lanes.setup import backend_family
@@ -57,6 +57,7 @@ def build(
     with cache.lock(
         folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")
     ):
+        process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_world(folder, setup)
         sources = source.mirror(
