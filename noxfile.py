@@ -1,6 +1,8 @@
 """Every check of the project. `ci/test.sh` makes the environment (.venv) and runs all of them."""
 
+import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,11 +17,20 @@ PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff over Python, clang-format over C++."""
+    """Ruff over Python, clang-format and clang-tidy over C++."""
     session.run("ruff", "check", *PYTHON_SOURCES)
     session.run("ruff", "format", "--check", *PYTHON_SOURCES)
     sources = [str(path) for path in Path("csrc").rglob("*") if path.suffix in {".cpp", ".h"}]
     session.run("clang-format", "--dry-run", "-Werror", *sources)
+    with tempfile.TemporaryDirectory() as build:
+        # The targets that are left include most headers of csrc/kernels.
+        pybind11 = str(session.run("python", "-m", "pybind11", "--cmakedir", silent=True)).strip()
+        options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DARMLLM_AVX512=OFF", "-DARMLLM_AMX=OFF"]
+        options += [f"-Dpybind11_DIR={pybind11}", f"-DPython_EXECUTABLE={sys.executable}"]
+        session.run("cmake", "-G", "Ninja", "-S", ".", "-B", build, *options, silent=True)
+        session.run("cmake", "--build", build, "--target", "csrc/kernel_table.inc", silent=True)
+        commands = json.loads(Path(build, "compile_commands.json").read_text(encoding="utf-8"))
+        session.run("clang-tidy", "-p", build, "--quiet", *(entry["file"] for entry in commands))
 
 
 @nox.session
