@@ -24,6 +24,7 @@ BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
 BODIES_AT_ONCE = 16
 # Smaller bodies and texts take less time than a step of a small model.
 HEAVY_BYTES = 64 << 10
+RESTS = 3  # as long as the work that they follow
 
 
 class Limits:
@@ -68,7 +69,7 @@ class Limits:
 
 
 class Offload:
-    """A thread for work that would hold up the event loop: one piece at a time, for half of the time at most.
+    """A thread for work that would hold up the event loop: one piece at a time, a quarter of the time.
 
     Most of such work holds the interpreter's lock; the rests leave it to the engine and to everybody else.
     """
@@ -88,7 +89,7 @@ class Offload:
             return work()
         finally:
             ended = time.monotonic()
-            self._rest_until = ended + (ended - started)
+            self._rest_until = ended + RESTS * (ended - started)
 
 
 def num_values(document: bytes) -> int:
