@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from typing import Annotated
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "--verbose" in arguments:
             traceback.print_exc()
         message, status = explain(error)
-        print(f"armbuild: error: {message}", file=sys.stderr)
+        plain = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", message)  # parts of it may be a stranger's
+        print(f"armbuild: error: {plain}", file=sys.stderr)
         if "--json" in arguments:
             print(json.dumps({"schema": 1, "error": message, "status": status}))
         return status

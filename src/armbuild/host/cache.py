@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -40,6 +41,15 @@ def root() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise MissingError(f"the cache folder {folder} is not writable: set ARMBUILD_CACHE_DIR")
     return folder
+
+
+def check_for_compilers() -> None:
+    """Raise MissingError where options and search paths of compilers would be split in the cache's path."""
+    if found := re.search(r"[^\w/.,+@%~=-]", str(root())):
+        raise MissingError(
+            f"the cache folder {root()} has {found[0]!r} in its name, where build tools split their options:"
+            " set ARMBUILD_CACHE_DIR to a folder without spaces, quotes and colons"
+        )
 
 
 def digest(value: Any) -> str:

@@ -236,3 +236,12 @@ def test_files_are_moved_all_or_none(tmp_path, monkeypatch):
     assert list(out.iterdir()) == []
     assert cache.move_all_into(files, out) == [out / "a.json", out / "a.whl"]
     assert not any(file.exists() for file in files)
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "a:b", 'a"b', "a;b", "a$b", "a\\b"])
+def test_a_cache_whose_path_compilers_split_is_told_before_they_start(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / name))
+    with pytest.raises(MissingError, match="set ARMBUILD_CACHE_DIR to a folder without"):
+        cache.check_for_compilers()
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "a-b_c.d+é"))
+    cache.check_for_compilers()

@@ -72,6 +72,7 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
 
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     """Build with the project's own back end; QEMU is fetched for one whose checks run on the target."""
+    cache.check_for_compilers()
 
     def setup(folder: Path) -> Setup:
         return prepare(plan, python, folder, mirror=mirror)
