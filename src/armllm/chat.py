@@ -84,9 +84,13 @@ class ChatTemplate:
         conversation = [_plain(message) for message in messages]
         if not conversation:
             raise RequestError("messages: a conversation needs at least one message")
-        given = {"messages": conversation, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        conversation_values = {
+            "messages": conversation,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            text = self._generate({**self.tokens, **(variables or {}), **given})
+            text = self._generate({**self.tokens, **(variables or {}), **conversation_values})
         except Exception as error:  # noqa: BLE001 - a template is someone else's program
             raise RequestError(f"the chat template fails on these messages: {_line(error):.200}") from None
         return _cut(text, conversation[-1].get("content")) if continue_final_message else text
@@ -213,8 +217,8 @@ def _line(error: Exception) -> str:
 
 def _cut(text: str, final: str | None) -> str:
     """The text up to the end of the final message's content, with its trailing space if that was kept."""
-    kept = (final or "").lstrip()
-    for ending in (kept, kept.rstrip()):
+    ending_text = (final or "").lstrip()
+    for ending in (ending_text, ending_text.rstrip()):
         at = text.rfind(ending)
         if ending and at >= 0:
             return text[: at + len(ending)]

@@ -50,11 +50,13 @@ class StructuredOutputsParams:
     json_object: bool | None = None
 
     def __post_init__(self) -> None:
-        given = [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
-        if len(given) != 1:
+        constraints = [
+            field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None
+        ]
+        if len(constraints) != 1:
             raise RequestError(
                 "structured_outputs must have exactly one of json, regex, choice, grammar and json_object,"
-                f" not {' and '.join(given) or 'none'}"
+                f" not {' and '.join(constraints) or 'none'}"
             )
         if self.json is not None and not isinstance(self.json, (dict, bool, str)):
             raise RequestError(f"structured_outputs.json must be a schema, not {self.json!r:.80}")

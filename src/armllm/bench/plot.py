@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CURVES = {"ttft": "mean time to first token (ms)", "tpot": "mean time per output token (ms)"}
 
 
-def plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> list[Path]:
+def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> list[Path]:
     """Write PREFIX-ttft and PREFIX-tpot as .png and .svg, from what `summarize` gives; return the paths."""
     written = []
     for name, label in CURVES.items():

@@ -156,16 +156,16 @@ class ConfigReader:
         """A list of this many positive numbers."""
         values = self.get(name)
         if not isinstance(values, list) or len(values) != length:
-            given = len(values) if isinstance(values, list) else repr(values)
-            raise self.error(f"{name} must be a list of {length} numbers, not {given}")
+            found = len(values) if isinstance(values, list) else repr(values)
+            raise self.error(f"{name} must be a list of {length} numbers, not {found}")
         return tuple(ConfigReader({name: value}, self.path, self.prefix).number(name) for value in values)
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuse any other value than these; the first is the default."""
         value = self.get(name, allowed[0])
         if value not in allowed:
-            choices = " or ".join(repr(choice) for choice in allowed)
-            raise self.error(f"{name} {value!r} is not supported, only {choices}")
+            values_allowed = " or ".join(repr(choice) for choice in allowed)
+            raise self.error(f"{name} {value!r} is not supported, only {values_allowed}")
 
     def token_ids(self, name: str, default: int | None, vocab_size: int) -> frozenset[int]:
         """One token id below ``vocab_size`` or a list of them; an explicit null is none."""

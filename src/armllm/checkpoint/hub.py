@@ -19,26 +19,27 @@ WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model")
 UNWANTED = ("*/*", "consolidated*")
 
 
-def resolve_model(given: str, what: str = "model") -> Path:
-    """The folder or .gguf file that ``given`` names; one on the Hugging Face hub is downloaded if need be.
+def resolve_model(source: str, what: str = "model") -> Path:
+    """The folder or .gguf file that ``source`` names; one on the Hugging Face hub is downloaded if need be.
 
     What is in the hub's cache already is found without a network. CheckpointError says in one line what
     failed; ``what`` names the option in it.
     """
-    path = Path(given).expanduser()
+    path = Path(source).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         for file in _unreadable(path):
             raise CheckpointError(
-                f"{what} {given!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
+                f"{what} {source!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
             )
         return path
     if path.is_file():
-        raise CheckpointError(f"{what} {given!r} is a file, but neither a folder nor a .gguf file")
-    if not HUB_NAME.fullmatch(given):
+        raise CheckpointError(f"{what} {source!r} is a file, but neither a folder nor a .gguf file")
+    if not HUB_NAME.fullmatch(source):
         raise CheckpointError(
-            f"{what} {given!r} is not a folder; give the path of a checkpoint, or a hub name such as org/name"
+            f"{what} {source!r} is not a folder; give the path of a checkpoint,"
+            " or a hub name such as org/name"
         )
-    return _download(given, what)
+    return _download(source, what)
 
 
 def _unreadable(path: Path) -> Iterator[Path]:

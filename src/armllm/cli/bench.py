@@ -196,7 +196,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     metrics = _metrics(percentile_metrics, plotted=plot is not None)
     percentiles = _numbers("--metric-percentiles", metric_percentiles, "numbers from 0 to 100", 0, 100)
     if plot is not None:
-        from armllm.bench.plot import plot as draw  # noqa: PLC0415 - say now if matplotlib is missing
+        from armllm.bench.plot import draw_plot as draw  # noqa: PLC0415 - say now if matplotlib is missing
 
     url = base_url or f"http://{host}:{port}"
     found = client.find_model(url, api_key, patience=ready_check_timeout_sec)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="chat")(chat)
+    app.command(name="chat")(chat_command)
 
 
 @takes_engine_options
-def chat(  # noqa: PLR0917 - typer reads options from parameters
+def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     model: Annotated[
         str | None,

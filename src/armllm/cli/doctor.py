@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="doctor")(doctor)
+    app.command(name="doctor")(doctor_command)
 
 
-def doctor(as_json: AsJson = False, verbose: Verbose = False) -> int:  # noqa: ARG001 - main() looks for it
+def doctor_command(as_json: AsJson = False, verbose: Verbose = False) -> int:  # noqa: ARG001 - main() looks for it
     """Tell what the engine finds here, and what would make it faster; status 1 if something is missing."""
     from armllm.doctor import examine  # noqa: PLC0415 - torch takes seconds, --help should not
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="info")(info)
+    app.command(name="info")(info_command)
 
 
-def info(model: Model, as_json: AsJson = False, verbose: Verbose = False) -> None:  # noqa: ARG001
+def info_command(model: Model, as_json: AsJson = False, verbose: Verbose = False) -> None:  # noqa: ARG001
     """Tell what a checkpoint is, after checking that all its tensors are there."""
     from armllm.engine.inspection import inspect_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 

@@ -15,10 +15,10 @@ from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer eva
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="pack")(pack)
+    app.command(name="pack")(pack_command)
 
 
-def pack(  # noqa: PLR0917 - a list of options
+def pack_command(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
     target: Annotated[

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="quantize")(quantize)
+    app.command(name="quantize")(quantize_command)
 
 
-def quantize(  # noqa: PLR0917 - a list of options
+def quantize_command(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
     scheme: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEMES)}.")],

@@ -14,11 +14,11 @@ from armllm.cli.options import AsJson, Model, Verbose, takes_engine_options
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="run")(run)
+    app.command(name="run")(run_command)
 
 
 @takes_engine_options
-def run(  # noqa: PLR0917 - typer reads options from parameters
+def run_command(  # noqa: PLR0917 - typer reads options from parameters
     model: Model,
     prompt: Annotated[str, typer.Argument(help="Text to complete; - reads it from standard input.")],
     engine: dict[str, Any],

@@ -17,11 +17,11 @@ LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="serve")(serve)
+    app.command(name="serve")(serve_command)
 
 
 @takes_engine_options
-def serve(  # noqa: PLR0917 - typer reads options from parameters
+def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     ctx: typer.Context,
     engine: dict[str, Any],
     model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,

@@ -112,11 +112,14 @@ class AsyncLLM:
         Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
         (NaN), and EngineError if the engine fails.
         """
-        given = as_prompt(prompt)
+        engine_prompt = as_prompt(prompt)
         make = functools.partial(
-            self.llm_engine.processor.make_request, prompt=given, params=sampling_params, priority=priority
+            self.llm_engine.processor.make_request,
+            prompt=engine_prompt,
+            params=sampling_params,
+            priority=priority,
         )
-        slow = len(given) > LONG_PROMPT or sampling_params.num_entries > LONG_LISTS
+        slow = len(engine_prompt) > LONG_PROMPT or sampling_params.num_entries > LONG_LISTS
         # grammars may take seconds: nobody else shall wait for a thread because of them
         executor = self._grammars if sampling_params.structured_outputs is not None else None
         slow = slow or executor is not None
@@ -132,14 +135,16 @@ class AsyncLLM:
 
         Raises as `generate` does.
         """
-        given = as_prompt(prompt)
+        engine_prompt = as_prompt(prompt)
         make = functools.partial(
             self.llm_engine.processor.make_pooling_request,
-            prompt=given,
+            prompt=engine_prompt,
             params=pooling_params,
             priority=priority,
         )
-        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(given) > LONG_PROMPT)
+        outputs = self._run(
+            request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(engine_prompt) > LONG_PROMPT
+        )
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 

@@ -168,15 +168,15 @@ class LLMEngine:
         uniforms = [0.0 if sequence.params.greedy else sequence.random.random() for sequence in sequences]
         params = [sequence.params for sequence in sequences]
         try:
-            chosen = list(zip(*sample(logits, params, uniforms), strict=True))
+            samples = list(zip(*sample(logits, params, uniforms), strict=True))
         except Exception:  # noqa: BLE001 - of one row: what each row gets does not depend on the others
-            chosen = [(0, math.nan)] * len(sequences)
+            samples = [(0, math.nan)] * len(sequences)
             for row, sequence in enumerate(sequences):
                 with self._alone(sequence):
                     one = slice(row, row + 1)
                     ((token_id,), (logit,)) = sample(logits[one], params[one], uniforms[one])
-                    chosen[row] = token_id, logit
-        for row, (sequence, (token_id, logit)) in enumerate(zip(sequences, chosen, strict=True)):
+                    samples[row] = token_id, logit
+        for row, (sequence, (token_id, logit)) in enumerate(zip(sequences, samples, strict=True)):
             if not sequence.finished:  # it, or another one of its request, may have failed
                 with self._alone(sequence):
                     self._take(sequence, token_id, logit, raw.get(row))

@@ -64,14 +64,14 @@ class LogitRules:
         cls, params: SamplingParams, end_token_ids: Iterable[int], bad_words: Iterable[Sequences[int]]
     ) -> LogitRules:
         """From the parameters, the tokens that end a text, and the token ids of the bad words."""
-        words = BadWords()
+        tree = BadWords()
         for word in bad_words:
-            words.add(word)
+            tree.add(word)
         biases = params.logit_bias or {}
         return cls(
             allowed=None if params.allowed_token_ids is None else np.unique(params.allowed_token_ids),
             biased=np.array(list(biases), dtype=np.int64),
             biases=np.array(list(biases.values()), dtype=np.float32),
             ends=np.array(sorted({*end_token_ids, *(params.stop_token_ids or ())}), dtype=np.int64),
-            bad_words=words,
+            bad_words=tree,
         )

@@ -34,9 +34,9 @@ def adjust(logits: npt.NDArray[np.float32], sequence: Sequence, rules: LogitRule
         at = logits[seen]
         logits[seen] = np.where(at > 0, at / params.repetition_penalty, at * params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
-        said, counts = np.unique(
+        output_ids, counts = np.unique(
             np.asarray(sequence.token_ids[sequence.num_prompt_tokens :]), return_counts=True
         )
-        logits[said] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
+        logits[output_ids] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
     if sequence.matcher is not None:
         logits[sequence.matcher.banned(len(logits))] = BANNED

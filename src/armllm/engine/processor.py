@@ -227,8 +227,8 @@ class Processor:
         if self.tokenizer is None:
             return []
         # at the start of a text and after a space a word has other tokens
-        words = dict.fromkeys(word.lstrip(" ") for word in params.bad_words or ())
-        texts = [text for word in words for text in (word, " " + word)]
+        bad_words = dict.fromkeys(word.lstrip(" ") for word in params.bad_words or ())
+        texts = [text for word in bad_words for text in (word, " " + word)]
         encoded = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         if [] in encoded:
             word = texts[encoded.index([])]

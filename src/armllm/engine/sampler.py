@@ -49,8 +49,8 @@ def sample(
         ]
         token_ids[rows] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
     result: list[int] = token_ids.tolist()
-    chosen: list[float] = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).tolist()
-    return result, chosen
+    sampled_logits: list[float] = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).tolist()
+    return result, sampled_logits
 
 
 def _scaled(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ def _threshold(logits: npt.NDArray[np.float32], params: SamplingParams) -> float
     falling = np.sort(_most(likeliest, greatest, params.top_p * total))[::-1]
     sums = np.exp(falling - greatest).cumsum(dtype=np.float64)
     # a token stays if those before it don't make up the mass yet
-    kept = 1 + np.searchsorted(sums[:-1], params.top_p * total, side="left")
-    last: float = falling[kept - 1].item()
+    nucleus_size = 1 + np.searchsorted(sums[:-1], params.top_p * total, side="left")
+    last: float = falling[nucleus_size - 1].item()
     return last
 
 

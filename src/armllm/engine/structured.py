@@ -106,8 +106,8 @@ class GrammarCompiler:
     def _vocabulary(self) -> llguidance.LLTokenizer:
         """The vocabulary as a trie, made when it is first needed: it takes up to a second."""
         text = self._tokenizer.to_json()
-        made = library().LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
-        return cast("llguidance.LLTokenizer", made)
+        trie = library().LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos)
+        return cast("llguidance.LLTokenizer", trie)
 
     @functools.cached_property
     def _check(self) -> GrammarCheck:

@@ -90,10 +90,10 @@ def matmul_w4a8(
     q, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
     quantize_rows(q, scales, x)
     if x_scale is not None:
-        given = scales > 0
+        has_scale = scales > 0
         held = (x.float() / x_scale).round().clamp(-127, 127)
-        q.copy_(held.where(given[:, None], 0))
-        scales.masked_fill_(given, x_scale)
+        q.copy_(held.where(has_scale[:, None], 0))
+        scales.masked_fill_(has_scale, x_scale)
     groups = weight.scales.shape[1]
     values, inputs = weight.q.long().view(weight.out_features, groups, -1), q.long().view(len(x), groups, -1)
     sums = torch.einsum("tgk,ngk->tng", inputs, values) * weight.scales.double()

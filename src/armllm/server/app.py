@@ -113,8 +113,8 @@ class KeyGuard:
 
     def _admits(self, header: bytes) -> bool:
         scheme, _, key = header.partition(b" ")
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        key_digest = _digest(key.strip())
+        matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
         return scheme.lower() == b"bearer" and any(matches)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from armllm.server.greeting import greeting
+from armllm.server.greeting import greeting_lines
 
 if TYPE_CHECKING:
     import signal
@@ -43,7 +43,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say what was found."""
         await super().startup(sockets)
-        for line in greeting(self.service, self.address):
+        for line in greeting_lines(self.service, self.address):
             _say(line)
 
     async def on_tick(self, counter: int) -> bool:

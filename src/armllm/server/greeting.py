@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("http://127.", "http://[::1]")
 
 
-def greeting(service: Service, address: str) -> list[str]:
+def greeting_lines(service: Service, address: str) -> list[str]:
     """Model, threads, kernels, cache and address."""
     engine = service.engine.llm_engine
     runner = engine.runner

@@ -60,20 +60,20 @@ def completion_logprobs(
     """The same for /v1/completions; a step is None for a prompt's first token, which nothing predicts."""
     result: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token_id, step in zip(token_ids, steps, strict=True):
-        chosen = step[token_id] if step else None
+        sampled = step[token_id] if step else None
         # a begin token is no part of the echoed text
-        text = (chosen.decoded_token or "") if chosen else tokenizer.decode([token_id])
+        text = (sampled.decoded_token or "") if sampled else tokenizer.decode([token_id])
         result["tokens"].append(text)
-        result["token_logprobs"].append(_finite(chosen.logprob) if chosen else None)
+        result["token_logprobs"].append(_finite(sampled.logprob) if sampled else None)
         result["text_offset"].append(offset)
         offset += len(text)
         if step is None:
             result["top_logprobs"].append(None)
             continue
         # as in OpenAI's answers, the chosen token is listed even if it is none of the likeliest
-        kept = [found for other, found in step.items() if found.rank <= count or other == token_id]
-        kept.sort(key=lambda found: found.rank)
-        result["top_logprobs"].append({found.decoded_token or "": _finite(found.logprob) for found in kept})
+        listed = [found for other, found in step.items() if found.rank <= count or other == token_id]
+        listed.sort(key=lambda found: found.rank)
+        result["top_logprobs"].append({found.decoded_token or "": _finite(found.logprob) for found in listed})
     return result
 
 

@@ -64,11 +64,11 @@ class ThinkParser:
             self._buffer = self._buffer.lstrip()
             self._thinking = bool(self._buffer)
         thought, closed, rest = split_at(CLOSE, self._buffer)
-        kept = thought.rstrip()
-        events: list[Event] = [Reasoning(kept)] if kept else []
+        stripped = thought.rstrip()
+        events: list[Event] = [Reasoning(stripped)] if stripped else []
         if not closed:
             # white space before a closing tag belongs to neither side
-            self._buffer = thought[len(kept) :] + rest
+            self._buffer = thought[len(stripped) :] + rest
             return events
         self._thinks, self._buffer = False, ""
         return [*events, *self._say(rest)]

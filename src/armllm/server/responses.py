@@ -111,10 +111,10 @@ class Run:
         yield self._event("response.in_progress", response=self._object("in_progress"))
         async for _, output in self.outputs():
             for event in self._read(output):
-                for told in self._told(event):
-                    yield told
-        for told in self._closing():
-            yield told
+                for data in self._told(event):
+                    yield data
+        for data in self._closing():
+            yield data
         status = self._status()
         yield self._event(f"response.{status}", response=self._object(status))
 
@@ -151,21 +151,21 @@ class Run:
     def _told(self, event: Event) -> list[bytes]:
         last = self._items[-1] if self._items else None
         item, begins = self._add(event)
-        told: list[bytes] = []
+        events: list[bytes] = []
         if begins:
             if last is not None:
-                told += self._ending(last, len(self._items) - 2)
+                events += self._ending(last, len(self._items) - 2)
             place = {"output_index": len(self._items) - 1}
             opened: OutputItem = {**item, "content": []}
-            told.append(self._event("response.output_item.added", **place, item=opened))
+            events.append(self._event("response.output_item.added", **place, item=opened))
             part: OutputText = {**item["content"][0], "text": ""}
-            told.append(
+            events.append(
                 self._event(
                     "response.content_part.added", item_id=item["id"], **place, content_index=0, part=part
                 )
             )
         name = item["content"][0]["type"]
-        told.append(
+        events.append(
             self._event(
                 f"response.{name}.delta",
                 item_id=item["id"],
@@ -174,7 +174,7 @@ class Run:
                 delta=event.text,  # type: ignore[union-attr]
             )
         )
-        return told
+        return events
 
     def _closing(self) -> list[bytes]:
         return self._ending(self._items[-1], len(self._items) - 1) if self._items else []

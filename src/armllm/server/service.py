@@ -168,7 +168,7 @@ class Service:
 
     async def prompts(
         self,
-        given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
+        inputs: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
         *,
         field: str,
         add_special_tokens: bool,
@@ -176,11 +176,11 @@ class Service:
         copies: int = 1,
     ) -> list[Prompt]:
         """Prompts from a text, token ids, or a list of either; ``copies`` of each will be answered."""
-        if isinstance(given, str):
-            given = [given]
-        if not given:
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        if not inputs:
             raise ApiError(f"{field} must not be an empty list", param=field, code="invalid_value")
-        several = cast("list[str | list[int]]", [given] if isinstance(given[0], int) else given)
+        several = cast("list[str | list[int]]", [inputs] if isinstance(inputs[0], int) else inputs)
         if len(several) * copies > MAX_PROMPTS:
             raise ApiError(f"{field} asks for more than {MAX_PROMPTS} answers", param=field)
         found = []
@@ -237,9 +237,9 @@ class Service:
         return room if max_tokens is None else max_tokens
 
 
-def new_id(prefix: str, given: str | None = None) -> str:
+def new_id(prefix: str, request_id: str | None = None) -> str:
     """An id for an answer; clients may bring their own."""
-    return prefix + (given or uuid.uuid4().hex)
+    return prefix + (request_id or uuid.uuid4().hex)
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from armllm.bench.dataset import random_requests, sharegpt_requests
-from armllm.bench.plot import plot
+from armllm.bench.plot import draw_plot
 from armllm.bench.summary import Outcome, as_text, percentile, summarize
 from armllm.errors import RequestError
 from armllm.smoke.passages import MODEL
@@ -53,7 +53,7 @@ def test_percentiles_are_those_of_statistics():
 
 def test_curves_are_written_as_png_and_svg_with_a_point_per_rate(tmp_path):
     results = [summarize(OUTCOMES, 2.0, rate) for rate in (1.0, 4.0, float("inf"))]
-    paths = plot(results, tmp_path / "curve", "model")
+    paths = draw_plot(results, tmp_path / "curve", "model")
     assert sorted(path.name for path in paths) == [
         "curve-tpot.png",
         "curve-tpot.svg",

@@ -8,7 +8,7 @@ import torch
 from armllm import LLM, SamplingParams
 from armllm.engine.memory import readable
 from armllm.errors import RequestError
-from armllm.server.greeting import greeting
+from armllm.server.greeting import greeting_lines
 from armllm.server.metrics import EngineCollector
 from armllm.smoke.cases import Recitation, batches, default_cases, recitations
 from armllm.smoke.passages import MODEL, load_passages
@@ -65,7 +65,7 @@ def test_the_server_says_what_the_cache_holds():
         class options:  # noqa: N801 - as the service has it
             served_model_names = ("smoke",)
 
-    lines = greeting(Service(), "http://localhost")
+    lines = greeting_lines(Service(), "http://localhost")
     size = readable(llm.llm_engine.runner.cache_bytes)
     assert f"  KV cache: {size} of int8, 1024 tokens; 256 requests at a time" in lines
 

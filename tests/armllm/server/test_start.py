@@ -30,7 +30,7 @@ from armllm.server import greeting, run
 def listen(service, *arguments, **options):
     from armllm.server.app import create_app
     create_app(service)
-    greeting.greeting(service, "")
+    greeting.greeting_lines(service, "")
     print(*sys.modules, sep="\\n")
     return 0
 run._run = listen

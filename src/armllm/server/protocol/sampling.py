@@ -126,27 +126,27 @@ class Sampling(WithoutEffect):
     def names_for_errors(self) -> dict[str, str]:
         """With the one field that gave the form of the output."""
         forms = ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-        given = [name for name in forms if getattr(self, name) is not None]
-        return super().names_for_errors() | {"structured_outputs": (given or ["structured_outputs"])[0]}
+        fields = [name for name in forms if getattr(self, name) is not None]
+        return super().names_for_errors() | {"structured_outputs": (fields or ["structured_outputs"])[0]}
 
     def sampling_params(
         self, defaults: SamplingParams, *, max_tokens: int | None, streamed: bool, **changes: Any
     ) -> SamplingParams:
         """``defaults`` are the checkpoint's; RequestError names a field that is out of range."""
-        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        fields = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         for name in ("stop", "bad_words"):
-            texts = given.get(name, ())
+            texts = fields.get(name, ())
             size = len(texts) if isinstance(texts, str) else sum(map(len, texts))
             if size > MAX_CHARACTERS:
                 raise RequestError(f"{name} has {size} characters, more than {MAX_CHARACTERS}")
         if self.logit_bias is not None:
-            given["logit_bias"] = _token_biases(self.logit_bias)
+            fields["logit_bias"] = _token_biases(self.logit_bias)
         structured = self.structured()
         if structured is not None:
-            given["structured_outputs"] = structured
+            fields["structured_outputs"] = structured
         kind = RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY
         return dataclasses.replace(
-            defaults, **{**given, "max_tokens": max_tokens, "output_kind": kind, **changes}
+            defaults, **{**fields, "max_tokens": max_tokens, "output_kind": kind, **changes}
         )
 
     def structured(self) -> StructuredOutputsParams | None:
@@ -169,8 +169,8 @@ class Sampling(WithoutEffect):
 
     def _structured(self) -> Iterator[dict[str, Any]]:
         if self.structured_outputs is not None:
-            given = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
-            yield {name: value for name, value in given.items() if value is not False}
+            fields = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            yield {name: value for name, value in fields.items() if value is not False}
 
     def _guided(self) -> Iterator[dict[str, Any]]:
         for name in ("json", "regex", "choice", "grammar"):
