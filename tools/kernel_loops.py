@@ -92,6 +92,10 @@ LOOPS = (
         for rows in tiles
     ),
     *(
+        Loop(target="bf16", entry="panel_multiply_bf16", marker="panels", rows=rows, cores=ARMV9)
+        for rows in (6, 4, 2)
+    ),
+    *(
         Loop(
             target="neon",
             entry=f"panel_multiply_{storage}",

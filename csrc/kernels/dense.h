@@ -5,6 +5,10 @@
 namespace dense {
 
 inline constexpr int64_t kTileRows = 4, kColumns = 4;
+template <class>
+constexpr ARMLLM_INLINE int64_t features_together() {
+  return 1;
+}
 // Columns that one tile takes: AVX2 has 16 registers.
 constexpr ARMLLM_INLINE int64_t columns_beside(int rows) {
   return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns;

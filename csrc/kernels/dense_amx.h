@@ -7,6 +7,8 @@ namespace dense_amx {
 
 inline constexpr int64_t kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;
 
+using dense::features_together;
+
 ARMLLM_INLINE int64_t padded_features(const WeightShape& s) {
   return (s.in_features + kChunk - 1) / kChunk * kChunk;
 }

@@ -119,7 +119,8 @@
                                              op##_tiles_##suffix,                                            \
                                              op##_multiply_##suffix,                                         \
                                              0,                                                              \
-                                             0};
+                                             0,                                                              \
+                                             space::features_together<T>()};
 
 // Everything that the primitives of a target give.
 #define ARMLLM_ENTRIES_OF(T, suffix)                   \

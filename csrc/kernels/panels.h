@@ -10,6 +10,14 @@ inline constexpr int kVectors = kColumns / kLanes, kTileRows = kLanes == 1 ? 1 :
 // Sums in registers: enough to hide the latency of an addition, and that leave room for weights and rows.
 inline constexpr int kSums = kLanes == 8 ? 10 : kLanes == 4 ? 16 : 20;
 
+// Pairs of bfloat16 widen by a shift and a mask.
+constexpr ARMLLM_INLINE int64_t together_of(const void*) { return 1; }
+constexpr ARMLLM_INLINE int64_t together_of(const bfloat16*) { return 2; }
+template <class T>
+constexpr ARMLLM_INLINE int64_t features_together() {
+  return together_of(static_cast<const T*>(nullptr));
+}
+
 using dense::activation_bytes;
 using dense::gather;
 using dense::put_rows;

@@ -61,6 +61,15 @@ void py_panel_linear(PyObject* const* a) {
           x.stride[0]});
 }
 
+// How many input features of a column stand side by side in panels of a weight of this type.
+PyObject* py_panel_features_together(PyObject* const* a) {
+  StorageType type;
+  Size out_features("out_features"), in_features("in_features");
+  TensorMatcher({out_features, in_features}).of(type).match("weight", a[0]);
+  return PyLong_FromLongLong(
+      ARMLLM_OF_STORAGE(chosen().table, panel_matmul, static_cast<Storage>(type))->features_together);
+}
+
 void py_quantize_rows(PyObject* const* a) {
   StorageType type;
   Size tokens("tokens"), features("features");
@@ -208,6 +217,7 @@ void py_check_packed(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
     ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
+    ARMLLM_METHOD("panel_features_together", "weight", py_panel_features_together),
     ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
     ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),
     ARMLLM_METHOD("matmul_w8a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int8>),

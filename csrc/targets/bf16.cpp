@@ -24,14 +24,18 @@ namespace armllm::bf16 {
 #include "kernels/fma.h"
 //
 #include "kernels/attention_bf16.h"
+#include "kernels/bfmmla_rows.h"
+//
 #include "kernels/dense_bf16.h"
+#include "kernels/panels_bf16.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float, f32, bfloat16, bf16)
 ARMLLM_CONVERT_ENTRY(float16, f16, bfloat16, bf16)
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, kv_cache_layout<bfloat16>, mmla::write_kv_cache, mmla::scratch_bytes,
                          mmla::attention_split, mmla::kTileRows)
-ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, dense_bfmmla)
+ARMLLM_FLOAT_MATMUL_ENTRIES(dense, bfloat16, bf16, DenseBfmmla)
+ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, PanelsBfmmla)
 
 }  // namespace armllm::bf16
 

@@ -225,9 +225,9 @@ struct PackWeightArgs {
 // sum over a group is exact in int32; sums of groups, scales and bias are float.
 //
 // dense_matmul: w is of the storage type and lies as it is, [out_features, in_features], in panels of rows.
-// panel_matmul: of the storage type, [panels, in_features, kPanelColumns], of bfloat16 [panels, in_features /
-// 2, kPanelColumns, 2]; filled up with zeros to whole panels and a multiple of 4 in_features. Sums of both
-// are float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage type.
+// panel_matmul: of the storage type, [panels, in_features / f, kPanelColumns, f], where f is the kernel's
+// `features_together`; filled up with zeros to whole panels and a multiple of 4 in_features. Sums of both are
+// float. With float_rows x and out are float, and there is no bias; x may be rounded to the storage type.
 inline constexpr int64_t kPanelColumns = 16;
 static inline constexpr __attribute__((always_inline)) int64_t panel_elements(int64_t in_features) {
   return (in_features + 3) / 4 * 4 * kPanelColumns;
@@ -268,6 +268,8 @@ struct MatmulKernel {
                    int64_t panel_end);
   // What `multiply` makes use of for that many rows or more, if its thread has it; 0: nothing.
   int64_t scratch, scratch_rows;
+  // Of panel_matmul: how many in_features of a column stand side by side, 1, 2 or 4.
+  int64_t features_together = 1;
 
   int64_t scratch_bytes(int64_t rows) const { return rows < scratch_rows ? 0 : scratch; }
 };

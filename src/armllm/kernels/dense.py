@@ -19,9 +19,9 @@ PANEL_COLUMNS = 16
 class PanelWeight:
     """A weight [out_features, in_features] in the order in which a product reads it. `pack_panels` makes it.
 
-    ``data`` is contiguous and has a row for every 16 columns. A row has their elements for one input feature
-    after another. For bfloat16 it has them for two input features, which alternate. The number of input
-    features is padded to a multiple of 4 with zeros.
+    ``data`` is contiguous and has a row for every 16 columns. A row has 1, 2 or 4 input features of one
+    column after another, as the kernel of this CPU reads them. The number of input features is padded to a
+    multiple of 4 with zeros.
     """
 
     data: Tensor
@@ -39,13 +39,12 @@ def pack_panels(weight: Tensor) -> PanelWeight:
 
     Its dtype is float32, float16 or bfloat16. Raises ValueError that says what is wrong.
     """
-    extension.check_matrix("weight", weight, None, None, None, False)
+    together = extension.panel_features_together(weight)
     out_features, in_features = weight.shape
     panels, features = -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 4
     missing = (0, features - in_features, 0, panels * PANEL_COLUMNS - out_features)
     if any(missing):
         weight = torch.nn.functional.pad(weight, missing)
-    together = 2 if weight.dtype is torch.bfloat16 else 1
     columns = weight.reshape(panels, PANEL_COLUMNS, features // together, together)
     data = columns.transpose(1, 2).reshape(panels, features * PANEL_COLUMNS)
     return PanelWeight(data=data, out_features=out_features, in_features=in_features)

@@ -1,10 +1,10 @@
 """Matrix products with the checkpoint's weights.
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
-call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, and in 16
-bits on a CPU for which torch's oneDNN has none of these. Otherwise they are torch's, which on x86 bring the
-weights into their own order anew in each call unless that was done before: twice the time for the few rows of
-a decode.
+call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, with Arm's
+BF16 instructions, and in 16 bits on a CPU for which torch's oneDNN has none of these. Otherwise they are
+torch's. On x86-64, and in bf16 on AArch64, those bring the weights into their own order anew in each call:
+three times the memory traffic for the few rows of a decode. On x86-64 that can be done before.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 # Kernels that are faster than torch's products for any number of rows, with the weights as they are.
 FAST_TARGETS = ("amx",)
-# On AArch64 torch's products (oneDNN over Arm Compute Library) want the weights as they are: in oneDNN's own
-# order they fall to its portable code.
+# And those with the weights in panels.
+FAST_PANEL_TARGETS = ("bf16",)
+# On AArch64 oneDNN's own order leads to its portable code, not to that of Arm Compute Library.
 PACKING_MACHINES = ("x86_64",)
 # A table that is both embedding and head is kept twice when it is packed: only a small one is.
 LARGEST_TIED = 64 << 20  # bytes
@@ -160,6 +161,14 @@ def has_fast_kernel(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
+def has_fast_panels(dtype: torch.dtype) -> bool:
+    """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
+    if dtype is not torch.bfloat16:
+        return False
+    return kernels.report()["panel_matmul_bf16"]["target"] in FAST_PANEL_TARGETS
+
+
+@functools.cache
 def has_torch_product(dtype: torch.dtype) -> bool:
     """Whether torch has more for products in this dtype on this CPU than portable loops."""
     if dtype is torch.float32:
@@ -171,7 +180,7 @@ def has_torch_product(dtype: torch.dtype) -> bool:
 
 def has_own_products(dtype: torch.dtype) -> bool:
     """Whether all dense products in this dtype are the kernels' own."""
-    return has_fast_kernel(dtype) or not has_torch_product(dtype)
+    return has_fast_kernel(dtype) or has_fast_panels(dtype) or not has_torch_product(dtype)
 
 
 def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) -> Linear:
@@ -183,7 +192,7 @@ def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) 
         return DenseLinear(weight, bias)
     if has_fast_kernel(weight.dtype):
         return KernelLinear(weight, bias)
-    if not has_torch_product(weight.dtype):
+    if has_fast_panels(weight.dtype) or not has_torch_product(weight.dtype):
         return KernelLinear(kernels.pack_panels(weight) if may_copy else weight, bias)
     if may_copy and platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
         return PackedLinear(weight, bias)

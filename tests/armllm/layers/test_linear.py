@@ -11,10 +11,11 @@ from armllm.layers import linear
 
 @pytest.fixture
 def cpu(monkeypatch):
-    """Set what a CPU has: fast kernels for weights as they are, products of oneDNN in 16 bits."""
+    """Set what a CPU has: fast kernels for weights as they are, for panels, oneDNN's products in 16 bits."""
 
-    def has(*, fast=False, onednn=False):
+    def has(*, fast=False, panels=False, onednn=False):
         monkeypatch.setattr(linear, "has_fast_kernel", lambda _dtype: fast)
+        monkeypatch.setattr(linear, "has_fast_panels", lambda dtype: panels and dtype is torch.bfloat16)
         monkeypatch.setattr(linear, "has_torch_product", lambda dtype: onednn or dtype is torch.float32)
 
     return has
@@ -37,6 +38,15 @@ def test_a_fast_kernel_takes_weights_as_they_are(cpu):
     weight = torch.randn(16, 8, dtype=torch.bfloat16)
     assert linear.dense(weight).weight is weight
     assert linear.has_own_products(torch.bfloat16)
+
+
+def test_with_arms_bf16_instructions_bfloat16_goes_in_panels_and_nothing_else(cpu):
+    """torch's product there copies the whole weight into another order in every call."""
+    cpu(panels=True, onednn=True)
+    weight = torch.randn(16, 8)
+    assert isinstance(linear.dense(weight.bfloat16()).weight, kernels.PanelWeight)
+    assert linear.has_own_products(torch.bfloat16)
+    assert linear.dense(weight).weight is weight
 
 
 def test_float32_is_torchs_and_stays_where_it_is(cpu):

@@ -1,0 +1,48 @@
+"""What torch does in a step on an Arm server, asked of torch itself under emulation."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+REQUIRED = ("torch==2.10.0", "safetensors", "tokenizers", "tqdm", "jinja2", "llguidance", "huggingface-hub")
+STEPS = """
+import os, sys
+os.environ["ONEDNN_VERBOSE"] = "1"
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 1)
+from armllm import LLM, SamplingParams
+from armllm.smoke.passages import MODEL
+params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+for quantization in (None, "int8", "int4"):
+    llm = LLM(str(MODEL), dtype="bfloat16", max_model_len=64, quantization=quantization)
+    print("loaded", quantization, flush=True)
+    llm.generate([{"prompt_token_ids": [5] * tokens} for tokens in (1, 20)], params, use_tqdm=False)
+    print("generated", quantization, flush=True)
+import torch
+torch.nn.functional.linear(*(torch.ones(64, 64, dtype=torch.bfloat16) for _ in range(2)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_a_step_in_bfloat16_copies_no_weight_into_another_order(tmp_path):
+    """oneDNN does so in every product of 16 bits on AArch64: three times the bytes of a decode."""
+    armbuild = [sys.executable, "-m", "armbuild"]
+    build = ["wheel", ROOT, "--python=3.11", "--no-smoke", f"--output={tmp_path}"]
+    subprocess.run([*armbuild, *build], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    script, trace = tmp_path / "steps.py", tmp_path / "trace"
+    script.write_text(STEPS)
+    requires = [f"--requires={name}" for name in REQUIRED]
+    run = ["smoke", wheel, "--cpu=neoverse-v1", f"--command=python {script} {trace}", *requires]
+    done = subprocess.run([*armbuild, *run], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    steps, last, torchs = trace.read_text().partition("generated int4\n")
+    assert last
+    assert "reorder" not in steps
+    assert "reorder" in torchs, "torch's product copies no weight any more, or oneDNN does not say so"
