@@ -235,7 +235,7 @@ def _fail(
         raise MissingError(f"{what}: no space left on the device that holds {log.parent} (log: {log})")
     reason = first_error(text, heard) if text.strip() else _describe(status)
     if OFFLINE.search(reason):
-        raise MissingError(f"{what} failed without a network: {reason[:400]}\n  log: {log}")
+        raise MissingError(f"{what} failed: no answer from the network: {reason[:400]}\n  log: {log}")
     raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
 
 

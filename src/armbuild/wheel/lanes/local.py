@@ -60,11 +60,9 @@ def build(
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_world(folder, setup)
+        complete = plan.project.origin is not None
         sources = source.mirror(
-            plan.project.folder,
-            folder,
-            leave_out=plan.settings.output,
-            complete=plan.project.origin is not None,
+            plan.project.folder, folder, leave_out=plan.settings.output, complete=complete
         )
         if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
             shutil.rmtree(sources / "build/lib", ignore_errors=True)
