@@ -251,5 +251,5 @@ def test_what_a_killed_run_left_in_its_folder_ends_and_nothing_else(tmp_path):
     ],
 )
 def test_no_network_is_something_missing_here(tmp_path, said):
-    with pytest.raises(MissingError, match="failed without a network"):
+    with pytest.raises(MissingError, match="failed: no answer from the network"):
         process.run(["sh", "-c", f"echo '{said}' >&2; exit 1"], log=tmp_path / "log", what="fetching")
