@@ -106,9 +106,9 @@ def normalised(text, tmp_path):
     """Replace places, and what the running interpreter decides where no Python is named."""
     own = pythons.find()
     tag = pythons.tags(own.version)
+    text = re.sub(r"=/\S*/ziglang:", "=ZIGLANG:", text)
     for place, name in ((own.executable, "PYTHON"), (tmp_path, "TMP"), (ROOT, "ROOT")):
         text = text.replace(str(place), name)
-    text = re.sub(r"=/\S*/ziglang:", "=ZIGLANG:", text)
     text = re.sub(r"host-clang/[0-9a-f]+", "host-clang/DIGEST", text)
     if not text.startswith("{"):
         text = re.sub(r"(?m)^Python .*PYTHON.*$", "Python X.Y PYTHON", text)
