@@ -109,7 +109,7 @@ def test_the_dockerfile_becomes_an_image_of_the_target_alone(builder, tmp_path, 
     assert entries["usr/lib/absolute"].linkname == "/usr/bin/tini"
     assert entries["tmp"].mode & 0o7777 == 0o1777
     assert [entries[name].uid for name in ("home", "home/armllm", "usr/bin/tini")] == [0, 10001, 0]
-    assert "--platform linux/arm64 --python 3.11 --bf16 --no-sve --output /image.tar" in arguments
+    assert "--platform linux/arm64 --python 3.11 --no-sve --output /image.tar" in arguments
 
 
 def opened(path):
