@@ -159,7 +159,8 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mutants")
     for name in ("csrc", "cmake", "tests/csrc"):
         shutil.copytree(ROOT / name, folder / "source" / name)
-    for name in ("CMakeLists.txt", "pyproject.toml", "src/armisa/data/kernels.toml"):
+    table = ("src/armisa/data/kernels.toml", "src/armisa/kernel_ops.py")
+    for name in ("CMakeLists.txt", "pyproject.toml", *table):
         target = folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, target)
