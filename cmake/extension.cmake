@@ -5,14 +5,14 @@ find_package(pybind11 3 CONFIG REQUIRED)
 
 pybind11_add_module(_kernels MODULE NO_EXTRAS csrc/python/module.cpp csrc/python/arguments.cpp
                     csrc/python/tensor.cpp csrc/python/elementwise.cpp csrc/python/attention.cpp csrc/python/matmul.cpp
-                    csrc/python/moe.cpp)
+                    csrc/python/moe.cpp csrc/python/ranks.cpp csrc/python/recording.cpp)
 target_link_libraries(_kernels PRIVATE armllm_kernels)
 target_compile_features(_kernels PRIVATE cxx_std_17)
 set_target_properties(_kernels PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 # Pages of 64 KiB exist on Arm servers; relocated data is read-only once the library is loaded.
 target_link_options(_kernels PRIVATE -Wl,-z,max-page-size=0x10000 -Wl,-z,relro -Wl,-z,now)
 if(ARMLLM_MACHINE STREQUAL "aarch64")
-  target_compile_options(_kernels PRIVATE -mno-outline-atomics)
+  target_compile_options(_kernels PRIVATE -mno-outline-atomics ${ARMLLM_BRANCH_PROTECTION})
 endif()
 
 if(SKBUILD_PROJECT_VERSION_FULL)

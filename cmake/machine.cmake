@@ -36,3 +36,15 @@ elseif(ARMLLM_IS_X86_64)
 else()
   message(FATAL_ERROR "armllm builds for AArch64 and x86-64 Linux; ${CMAKE_CXX_COMPILER} builds for another machine")
 endif()
+
+# A release for AArch64 is -O2 with every compiler: zig, which makes the published wheels, takes -O3 for -O2, and the
+# kernels' cycles are counted so. x86-64 keeps CMake's -O3.
+if(ARMLLM_MACHINE STREQUAL "aarch64")
+  string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+endif()
+
+# Return addresses are signed (PACIASP) and checked (AUTIASP), which older cores skip as hints. Without BTI: the
+# linker marks a library for it only if all objects in it have landing pads, and those of zig's C++ runtime don't.
+if(ARMLLM_MACHINE STREQUAL "aarch64")
+  set(ARMLLM_BRANCH_PROTECTION -mbranch-protection=pac-ret)
+endif()

@@ -151,17 +151,19 @@ void paged_attention(const KernelTable& table, Storage storage, KvCacheType cach
   for (const Work& w : work) {
     for (int64_t split = 0; split < w.splits; ++split) owner[static_cast<size_t>(w.first_state + split)] = &w;
   }
-  parallel_for(states, threads, [&](int64_t i, int thread) {
+  const auto compute = [&](int64_t i, int thread) {
     const Work& w = *owner[static_cast<size_t>(i)];
     kernel.split(args, w.tile, w.first_split + i - w.first_state, state(i), memory + thread * scratch_bytes);
-  });
-  parallel_for(static_cast<int64_t>(work.size()), threads, [&](int64_t i, int) {
+  };
+  const auto join = [&](int64_t i, int) {
     const Work& w = work[static_cast<size_t>(i)];
     for (int64_t split = 1; split < w.splits; ++split) {
       kernel.merge(args, w.tile, state(w.first_state), state(w.first_state + split));
     }
     kernel.finish(args, w.tile, state(w.first_state));
-  });
+  };
+  const Stage stages[] = {{states, compute}, {static_cast<int64_t>(work.size()), join}};
+  parallel_stages(stages, 2, threads);
 }
 
 }  // namespace armllm

@@ -34,9 +34,9 @@ constexpr bool same(const char* a, const char* b) {
 
 // Linux, arch/arm64/include/uapi/asm/hwcap.h: AT_HWCAP is word 0, AT_HWCAP2 word 1.
 constexpr FeatureBit kFeatureBits[] = {
-    {"fp", 0, 0},       {"asimd", 0, 1},     {"fphp", 0, 9},  {"asimdhp", 0, 10}, {"asimddp", 0, 20},
-    {"sve", 0, 22},     {"asimdfhm", 0, 23}, {"sve2", 1, 1},  {"svei8mm", 1, 9},  {"svef32mm", 1, 10},
-    {"svebf16", 1, 12}, {"i8mm", 1, 13},     {"bf16", 1, 14},
+    {"fp", 0, 0},        {"asimd", 0, 1},    {"atomics", 0, 8},   {"fphp", 0, 9},  {"asimdhp", 0, 10},
+    {"asimddp", 0, 20},  {"sve", 0, 22},     {"asimdfhm", 0, 23}, {"sve2", 1, 1},  {"svei8mm", 1, 9},
+    {"svef32mm", 1, 10}, {"svebf16", 1, 12}, {"i8mm", 1, 13},     {"bf16", 1, 14},
 };
 
 uint64_t feature_word(int word) { return getauxval(word == 0 ? AT_HWCAP : AT_HWCAP2); }

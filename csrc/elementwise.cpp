@@ -22,6 +22,14 @@ void run(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, int64_
                   [&](int64_t begin, int64_t end, int) { kernel(args, begin, end); });
 }
 
+template <class Args>
+PiecewiseOp pieces(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, int64_t count,
+                   int64_t elements_each) {
+  return {[=](int64_t begin, int64_t end) { kernel(args, begin, end); }, count, elements_each};
+}
+
+constexpr int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : 2; }
+
 // Two tokens for one slot would make the cache depend on who writes last.
 void check_distinct(const int64_t* slots, int64_t tokens) {
   int64_t last = -1;
@@ -45,6 +53,19 @@ void check_distinct(const int64_t* slots, int64_t tokens) {
 }
 
 }  // namespace
+
+PiecewiseOp rms_norm_pieces(const KernelTable& table, Storage storage, const RmsNormArgs& args) {
+  return pieces(ARMLLM_OF_STORAGE(table, rms_norm, storage), args, args.rows, args.hidden);
+}
+
+PiecewiseOp fused_add_rms_norm_pieces(const KernelTable& table, Storage storage,
+                                      const FusedAddRmsNormArgs& args) {
+  return pieces(ARMLLM_OF_STORAGE(table, fused_add_rms_norm, storage), args, args.rows, args.hidden);
+}
+
+PiecewiseOp layer_norm_pieces(const KernelTable& table, Storage storage, const LayerNormArgs& args) {
+  return pieces(ARMLLM_OF_STORAGE(table, layer_norm, storage), args, args.rows, args.hidden);
+}
 
 void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args) {
   run(ARMLLM_OF_STORAGE(table, rms_norm, storage), args, args.rows, args.hidden);
@@ -73,30 +94,41 @@ void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& 
 
 namespace {
 
+int64_t chunks_of(const ActivationArgs& args) { return args.rows * ceil_div(args.width, kActivationChunk); }
+
 // `cost` of an element, in elements that are only copied.
-void run_chunks(Activation* kernel, const ActivationArgs& args, int64_t cost) {
-  const int64_t chunks = (args.width + kActivationChunk - 1) / kActivationChunk;
-  run(kernel, args, args.rows * chunks, std::min(args.width, kActivationChunk) * cost);
+int64_t chunk_cost(const ActivationArgs& args, int64_t cost) {
+  return std::min(args.width, kActivationChunk) * cost;
 }
 
-}  // namespace
-
-void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args) {
-  Activation* kernel = nullptr;
+Activation* kernel_of(const KernelTable& table, Function function, Storage storage) {
   switch (function) {
-#define ARMLLM_CASE(op, ...)                        \
-  case Function::op:                                \
-    kernel = ARMLLM_OF_STORAGE(table, op, storage); \
-    break;
+#define ARMLLM_CASE(op, ...) \
+  case Function::op:         \
+    return ARMLLM_OF_STORAGE(table, op, storage);
     ARMLLM_FUNCTIONS(ARMLLM_CASE)
 #undef ARMLLM_CASE
   }
-  run_chunks(kernel, args, function == Function::relu ? 1 : 4);
+  return nullptr;
+}
+
+int64_t cost_of(Function function) { return function == Function::relu ? 1 : 4; }
+
+}  // namespace
+
+PiecewiseOp activation_pieces(const KernelTable& table, Function function, Storage storage,
+                              const ActivationArgs& args) {
+  return pieces(kernel_of(table, function, storage), args, chunks_of(args),
+                chunk_cost(args, cost_of(function)));
+}
+
+void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args) {
+  run(kernel_of(table, function, storage), args, chunks_of(args), chunk_cost(args, cost_of(function)));
 }
 
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args) {
   if (to == from) {
-    const int64_t size = from == Storage::f32 ? 4 : 2;
+    const int64_t size = bytes_of(from);
     parallel_ranges(args.rows, args.width, kSimpleElements, [&](int64_t begin, int64_t end, int) {
       for (int64_t row = begin; row < end; ++row) {
         memmove(static_cast<char*>(args.out) + row * args.out_stride * size,
@@ -118,7 +150,24 @@ void convert(const KernelTable& table, Storage to, Storage from, const Activatio
       kernel = to == Storage::f32 ? table.convert_bf16_to_f32 : table.convert_bf16_to_f16;
       break;
   }
-  run_chunks(kernel, args, 1);
+  run(kernel, args, chunks_of(args), chunk_cost(args, 1));
+}
+
+void gather_rows(Storage storage, const GatherRowsArgs& args) {
+  for (int64_t t = 0; t < args.tokens; ++t) {
+    if (args.rows[t] < 0 || args.rows[t] >= args.num_rows) {
+      throw std::invalid_argument("rows[" + std::to_string(t) + "] is " + std::to_string(args.rows[t]) +
+                                  ", but table has " + std::to_string(args.num_rows) + " rows");
+    }
+  }
+  const int64_t size = bytes_of(storage);
+  parallel_ranges(args.tokens, args.width, kSimpleElements, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      memcpy(static_cast<char*>(args.out) + t * args.out_stride * size,
+             static_cast<const char*>(args.table) + args.rows[t] * args.table_stride * size,
+             static_cast<size_t>(args.width * size));
+    }
+  });
 }
 
 void write_kv_cache(const KernelTable& table, Storage storage, KvCacheType cache,

@@ -53,7 +53,8 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
   pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
-void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& given) {
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& given,
+            const Beside& beside) {
   const int bits = bits_of(form);
   const bool quantized = bits != 0;
   if (quantized) check_weight(bits, given.shape);
@@ -74,14 +75,19 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
 
   // Whole tiles of any kernel, which some put in order faster than row by row.
   constexpr int64_t kRowsTogether = 32;
-  parallel_ranges(
-      args.rows, args.shape.in_features, kProductElements,
-      [&](int64_t begin, int64_t end, int) { kernel.quantize(args, begin, end); }, threads,
-      quantized ? 1 : kRowsTogether);
-
+  const Ranges ranges(args.rows, args.shape.in_features, kProductElements, quantized ? 1 : kRowsTogether);
+  const auto quantize = [&](int64_t item, int) {
+    if (beside.norm != nullptr) beside.norm->run(ranges.begin(item), ranges.end(item));
+    kernel.quantize(args, ranges.begin(item), ranges.end(item));
+  };
   const ProductItems items(kernel, args.shape, args.rows, wanted_items(threads));
-  parallel_for(items.count(), threads,
-               [&](int64_t item, int thread) { items.run(args, item, scratch.of(thread)); });
+  const auto multiply = [&](int64_t item, int thread) { items.run(args, item, scratch.of(thread)); };
+  const PiecewiseOp* const activation = beside.activation;
+  const Ranges chunks(activation == nullptr ? 0 : activation->count,
+                      activation == nullptr ? 0 : activation->elements_each, kSimpleElements);
+  const auto activate = [&](int64_t item, int) { activation->run(chunks.begin(item), chunks.end(item)); };
+  const Stage stages[] = {{ranges.count(), quantize}, {items.count(), multiply}, {chunks.count(), activate}};
+  parallel_stages(stages, activation == nullptr ? 2 : 3, threads);
 }
 
 }  // namespace armllm

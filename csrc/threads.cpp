@@ -10,13 +10,20 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "atomics.h"
+#include "patience.h"
+#include "ranges.h"
 
 namespace armllm {
 
@@ -27,6 +34,7 @@ struct OpenMp {
   void (*parallel)(void (*function)(void*), void* data, unsigned threads, unsigned flags) = nullptr;
   int (*max_threads)() = nullptr;
   int (*thread_num)() = nullptr;
+  int (*num_threads)() = nullptr;
   int (*in_parallel)() = nullptr;
   std::string path;
 };
@@ -77,6 +85,7 @@ const OpenMp* openmp() {
   if (!resolve(library, "GOMP_parallel", result.parallel) ||
       !resolve(library, "omp_get_max_threads", result.max_threads) ||
       !resolve(library, "omp_get_thread_num", result.thread_num) ||
+      !resolve(library, "omp_get_num_threads", result.num_threads) ||
       !resolve(library, "omp_in_parallel", result.in_parallel)) {
     return nullptr;
   }
@@ -102,82 +111,118 @@ int available_cpus() {
 
 thread_local bool inside_region = false;
 
-// One region: items are taken from a counter, so that a slow thread takes fewer.
-struct Region {
-  const Body* body;
-  int64_t items;
-  std::atomic<int64_t> next{0};
+thread_local Patience patience;
 
-  void work(int thread) {
-    inside_region = true;
-    for (int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < items;
-         i = next.fetch_add(1, std::memory_order_relaxed)) {
-      (*body)(i, thread);
-    }
-    inside_region = false;
-  }
-};
+// What is counted while somebody asks for it.
+std::atomic<bool> is_counting{false};
+std::atomic<int64_t> regions_counted{0}, meetings_counted{0}, updates_counted{0};
 
-int64_t nanoseconds(clockid_t clock) {
-  timespec t{};
-  clock_gettime(clock, &t);
-  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
+// Threads take their items from the counter of their group, which at most so many share, or a sixteenth of
+// all: an update takes the line from the thread that had it last.
+constexpr int kGroupThreads = 8, kMostGroups = 16;
 
-// How a thread waits: for 20 microseconds it looks again and again, which is what a barrier within an op
-// takes. For 300, what lies between the ops of a step, it does so only while the machine leaves it
-// its core: where others want it, a spinning thread takes it from the one that it waits for.
-class Patience {
+// One region. Each stage's items are cut into one run for each group, and a run's first items belong to the
+// threads of the group by their numbers. The rest are taken from a counter, so that a slow thread takes
+// fewer; a group that has none left takes those of the next ones. The same thread so mostly has the same
+// items, whose weights are in its cache or on its node.
+class Region {
  public:
-  // Returns whether `done` came true in that time.
-  template <class Done>
-  bool spin(const Done& done) {
-    const int64_t start = nanoseconds(CLOCK_MONOTONIC);
-    int64_t limit = kShort;
-    while (!spin_until(done, start + limit)) {
-      if (limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
-      limit = kLong;
+  Region(const Stage* stages, int count, int64_t team) : stages_(stages), count_(count) {
+    if (team == 1) return;
+    const int groups = Share(0, static_cast<int>(team)).groups;
+    for (int s = 0; s < count; ++s) {
+      for (int g = 0; g < groups; ++g) {
+        next_[s][g].reset();
+        if (s + 1 < count) done_[s][g].reset();
+      }
     }
-    return true;
   }
-  // The thread slept, of its own will.
-  void slept(int64_t since) { asleep_ += nanoseconds(CLOCK_MONOTONIC) - since; }
+
+  // What one of `team` threads does; all of them call it.
+  void work(int thread, int team) {
+    const bool nested = inside_region;
+    inside_region = true;
+    if (team == 1) {
+      for (int s = 0; s < count_; ++s) {
+        for (int64_t i = 0; i < stages_[s].items; ++i) stages_[s].body(i, 0);
+      }
+    } else {
+      Share share(thread, team);
+      for (int s = 0; s < count_; ++s) {
+        run(s, share);
+        if (s + 1 < count_) meet(s, share);
+      }
+      if (is_counting.load(std::memory_order_relaxed)) updates_counted += share.updates;
+    }
+    inside_region = nested;
+  }
 
  private:
-  static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000;
+  struct Share {
+    Share(int number, int of)
+        : thread(number),
+          team(of),
+          each(std::max(kGroupThreads, (of + kMostGroups - 1) / kMostGroups)),
+          groups((of + each - 1) / each),
+          group(number / each) {}
+    int members(int g) const { return std::min(each, team - g * each); }
+    int thread, team, each, groups, group;
+    int64_t updates = 0;
+  };
 
-  template <class Done>
-  static bool spin_until(const Done& done, int64_t until) {
-    for (;;) {
-      for (int i = 0; i < 64; ++i) {
-        if (done()) return true;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        __asm__ volatile("yield");
-#endif
+  void run(int s, Share& share) {
+    const Stage& stage = stages_[s];
+    int64_t done = 0;
+    for (int step = 0; step < share.groups; ++step) {
+      const int g = (share.group + step) % share.groups;
+      // In proportion to threads, not to groups: the last group may be small.
+      const int64_t first = ceil_div(stage.items * g * share.each, share.team);
+      const int64_t end = ceil_div(stage.items * (g * share.each + share.members(g)), share.team);
+      const int64_t reserved = first + share.members(g);
+      if (step == 0) {
+        const int64_t own = first + share.thread - g * share.each;
+        if (own < end) {
+          stage.body(own, share.thread);
+          ++done;
+        }
       }
-      if (nanoseconds(CLOCK_MONOTONIC) >= until) return false;
+      Counter& next = next_[s][g];
+      // An addition would take the line from those who still read it.
+      while (reserved + next.load() < end) {
+        ++share.updates;
+        const int64_t i = reserved + next.add(1);
+        if (i >= end) break;
+        stage.body(i, share.thread);
+        ++done;
+      }
+    }
+    if (done > 0 && s + 1 < count_) {
+      ++share.updates;
+      done_[s][share.group].add_release(done);
     }
   }
 
-  // Whether the thread had its core whenever it wanted it: for all but an eighth of the last window's time.
-  bool has_core(int64_t now) {
-    const int64_t awake = now - since_ - asleep_;
-    if (now - since_ < kWindow) return has_core_;
-    const int64_t used = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
-    if (since_ != 0) has_core_ = awake - (used - used_) <= awake / 8;
-    since_ = now;
-    used_ = used;
-    asleep_ = 0;
-    return has_core_;
+  // Waits for the items of a stage that others have; acquires what they wrote.
+  void meet(int s, const Share& share) {
+    const auto is_done = [&] {
+      int64_t sum = 0;
+      for (int g = 0; g < share.groups; ++g) sum += done_[s][g].load();  // all lines at a time, none acquired
+      if (sum < stages_[s].items) return false;
+      std::atomic_thread_fence(std::memory_order_acquire);
+      return true;
+    };
+    while (!patience.spin(is_done)) {
+      // Who has the items may want this core.
+      const int64_t since = nanoseconds(CLOCK_MONOTONIC);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      patience.slept(since);
+    }
   }
 
-  int64_t since_ = 0, used_ = 0, asleep_ = 0;
-  bool has_core_ = true;
+  const Stage* stages_;
+  int count_;
+  Counter next_[kMostStages][kMostGroups], done_[kMostStages - 1][kMostGroups];
 };
-
-thread_local Patience patience;
 
 // Workers that wait for regions. One region at a time; who finds the pool busy works alone.
 class Pool {
@@ -185,27 +230,39 @@ class Pool {
   void run(Region& region, int threads) {
     const std::unique_lock<std::mutex> busy(use_, std::try_to_lock);
     if (!busy.owns_lock()) {
-      region.work(0);
+      region.work(0, 1);
       return;
     }
     const int helpers = grow(threads - 1);
-    region_ = &region;
-    running_ = helpers;
-    news_ = (news_ / kNumbers + 1) * kNumbers + static_cast<uint64_t>(helpers);
+    const uint64_t number = news_.number.load(std::memory_order_relaxed) / kNumbers + 1;
+    const uint64_t now = number * kNumbers + static_cast<uint64_t>(helpers);
+    news_.region = &region;
+    // Release: who acquires the number finds the region, and what its bodies will read.
+    news_.number.store(now, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (sleeping_ != 0) {
+    if (sleep_.sleeping.load(std::memory_order_relaxed) != 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    region.work(0);
-    const auto is_done = [this] { return running_ == 0; };
+    region.work(0, helpers + 1);
+    // Acquires what each helper has written, once for all: the loads don't wait for one another.
+    int finished = 0;
+    const auto is_done = [&] {
+      while (finished < helpers &&
+             workers_[static_cast<size_t>(finished)]->finished.load(std::memory_order_relaxed) == now) {
+        ++finished;
+      }
+      if (finished < helpers) return false;
+      std::atomic_thread_fence(std::memory_order_acquire);
+      return true;
+    };
     if (patience.spin(is_done)) return;
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     std::unique_lock<std::mutex> lock(mutex_);
-    waiting_ = true;
+    sleep_.waiting.store(true, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     done_.wait(lock, is_done);
-    waiting_ = false;
+    sleep_.waiting.store(false, std::memory_order_relaxed);
     patience.slept(since);
   }
 
@@ -213,50 +270,71 @@ class Pool {
   // News are the number of regions so far, and how many helpers the last one has.
   static constexpr uint64_t kNumbers = 1 << 16;
 
+  // A helper says on a line of its own that it has finished: a counter of all of them would go from core to
+  // core.
+  struct alignas(kLine) Worker {
+    std::atomic<uint64_t> finished{0};  // the news that it has worked for
+    std::thread thread;
+  };
+
   // Returns how many of the helpers wanted there are: fewer when the system has no more threads to give.
   int grow(int wanted) {
     while (static_cast<int>(workers_.size()) < wanted) {
       const int number = static_cast<int>(workers_.size()) + 1;
+      workers_.push_back(std::make_unique<Worker>());
+      Worker& worker = *workers_.back();
       try {
-        workers_.emplace_back([this, number, seen = news_.load()] { loop(number, seen); });
+        worker.thread =
+            std::thread([this, number, &worker, seen = news_.number.load()] { loop(number, worker, seen); });
       } catch (const std::system_error&) {
+        workers_.pop_back();
         return number - 1;
       }
     }
     return wanted;
   }
 
-  void loop(int number, uint64_t seen) {
+  void loop(int number, Worker& self, uint64_t seen) {
     for (;;) {
-      const auto is_news = [&] { return news_ != seen; };
+      const auto is_news = [&] { return news_.number.load(std::memory_order_acquire) != seen; };
       if (!patience.spin(is_news)) {
         const int64_t since = nanoseconds(CLOCK_MONOTONIC);
         std::unique_lock<std::mutex> lock(mutex_);
-        ++sleeping_;
+        sleep_.sleeping.fetch_add(1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
         wake_.wait(lock, is_news);
-        --sleeping_;
+        sleep_.sleeping.fetch_sub(1, std::memory_order_relaxed);
         patience.slept(since);
       }
-      seen = news_;
+      seen = news_.number.load(std::memory_order_acquire);
       // A helper's region waits for it; others may be behind already.
-      if (static_cast<uint64_t>(number) > seen % kNumbers) continue;
-      region_.load()->work(number);
-      if (--running_ == 0 && waiting_) {
+      const uint64_t helpers = seen % kNumbers;
+      if (static_cast<uint64_t>(number) > helpers) continue;
+      news_.region->work(number, static_cast<int>(helpers) + 1);
+      self.finished.store(seen, std::memory_order_release);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      if (sleep_.waiting.load(std::memory_order_relaxed)) {
         const std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();
       }
     }
   }
 
-  std::mutex use_, mutex_;
+  std::mutex use_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  // What every helper reads of a region, on one line.
+  struct alignas(kLine) {
+    std::atomic<uint64_t> number{0};
+    Region* region = nullptr;
+  } news_;
+  // Who goes to sleep says so before it looks once more; who has news, or has finished, looks here
+  // afterwards. The fences between keep each in this order, so that one of the two sees the other.
+  struct alignas(kLine) {
+    std::atomic<int> sleeping{0};
+    std::atomic<bool> waiting{false};
+  } sleep_;
+  alignas(kLine) std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> workers_;
-  // All in one order, so that who goes to sleep has seen the news or is seen asleep; the fences above are for
-  // QEMU on x86-64, where LDAR may pass the STLR before it.
-  std::atomic<Region*> region_{nullptr};
-  std::atomic<uint64_t> news_{0};
-  std::atomic<int> running_{0}, sleeping_{0};
-  std::atomic<bool> waiting_{false};
 };
 
 std::atomic<int> requested{0};
@@ -304,17 +382,33 @@ void use_own_threads(bool own) { own_threads = own; }
 
 const char* thread_backend() { return uses_own_threads() ? "pool" : "libgomp"; }
 
+void count_threads(bool on) {
+  is_counting = false;
+  regions_counted = meetings_counted = updates_counted = 0;
+  is_counting = on;
+}
+
+ThreadCounts thread_counts() { return {regions_counted, meetings_counted, updates_counted}; }
+
 void parallel_for(int64_t items, int threads, const Body& body) {
-  if (items <= 0) return;
-  int64_t team = threads > 0 ? threads : num_threads();
-  if (items < team) team = items;
-  Region region{&body, items};
+  const Stage stage{items, body};
+  parallel_stages(&stage, 1, threads);
+}
+
+void parallel_stages(const Stage* stages, int count, int threads) {
+  int64_t most = 0;
+  for (int s = 0; s < count; ++s) most = std::max(most, stages[s].items);
+  if (most <= 0) return;
+  const int64_t team = std::min<int64_t>(most, threads > 0 ? threads : num_threads());
   const OpenMp* omp = openmp();
+  Region region(stages, count, team);
   if (team == 1 || inside_region || (omp != nullptr && omp->in_parallel() != 0)) {
-    const bool nested = inside_region;
-    region.work(0);
-    inside_region = nested;
+    region.work(0, 1);
     return;
+  }
+  if (is_counting.load(std::memory_order_relaxed)) {
+    ++regions_counted;
+    meetings_counted += count - 1;
   }
   if (uses_own_threads()) {
     pool().run(region, static_cast<int>(team));
@@ -327,7 +421,8 @@ void parallel_for(int64_t items, int threads, const Body& body) {
   omp->parallel(
       [](void* data) {
         const Call& c = *static_cast<Call*>(data);
-        c.region->work(c.omp->thread_num());
+        // The runtime may give fewer threads than were asked for.
+        c.region->work(c.omp->thread_num(), c.omp->num_threads());
       },
       &call, static_cast<unsigned>(team), 0);
 }

@@ -35,19 +35,32 @@ SOME = [
     "silu_and_mul_f32", "rms_norm_bf16", "moe_w4a8_f32",
 ]  # fmt: skip
 SAMPLE = ("--chosen", *(word for op in SOME for word in ("--op", op)))
-# Core as QEMU names it, and what to run there: everything once, elsewhere what dispatch chooses; the SVE
-# kernels on every kind of vector length; one that is no power of two is only refused.
+# Chosen or not: the scalar kernels, which no Arm core chooses, run beside those of NEON.
+FEW = tuple(
+    word
+    for op in (*SOME[:2], "matmul_w4a8_f32", "silu_and_mul_f32", "rms_norm_bf16")
+    for word in ("--op", op)
+)
+
+
+def _whole(*targets: str) -> tuple[str, ...]:
+    return tuple(word for target in targets for word in ("--target", target))
+
+
+# Core as QEMU names it, and what to run there. A kernel is the same code on every core, so each target runs
+# whole on one core, and those of SVE on several vector lengths. Scalar kernels run whole natively. A length
+# that is no power of two is only refused.
 CPUS = {
-    "cortex-a53": (),
-    "cortex-a72": SAMPLE,
+    "cortex-a53": ("--chosen",),
+    "cortex-a72": FEW,
     "cortex-a76": SAMPLE,
-    "neoverse-n1": ("--chosen",),
+    "neoverse-n1": _whole("dotprod"),
     "neoverse-n2": SAMPLE,
-    "neoverse-v1": ("--chosen",),
-    "a64fx": ("--chosen",),
+    "neoverse-v1": _whole("fhm", "bf16", "i8mm", "sve"),
+    "a64fx": _whole("sve"),
     **{
-        f"max,sve-max-vq={length // 128},sve-default-vector-length=256": ("--target", "sve")
-        for length in (128, 256, 1024, 2048)
+        f"max,sve-max-vq={length // 128},sve-default-vector-length=256": _whole("sve")
+        for length in (128, 2048)
     },
     "max,sve-max-vq=3": ("--chosen", "--op", "silu_and_mul_f32", "--op", "dispatch"),
 }

@@ -3,18 +3,18 @@
     tools/cycles.py              print the table
     tools/cycles.py --write      write it to docs/reference/cycles.md
     tools/cycles.py --check      fail when a loop lost more than 5% against docs/reference/cycles.md, or a
-                                 quantised product of 2 to 16 rows is below what it should reach (rows_table)
+                                 product is below what it should reach with 2 to 16 rows (rows_table), or
+                                 with its data in caches (cache_model)
 
 The targets are compiled by zig with the flags of the build; the loops are those that ARMLLM_LOOP names in
-csrc. Two dispatch widths are tried, llvm-mca's and the core's, and the slower one counts. Caches are not
-modelled. Exit status: 0 done, 1 the check failed, 3 a tool is missing, 4 a build failed.
+csrc. Two dispatch widths are tried, llvm-mca's and the core's, and the slower one counts. Exit status: 0
+done, 1 the check failed, 3 a tool is missing, 4 a build failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import re
 import shlex
@@ -23,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import cache_model
 import conformance
 import rows_table
 from armbuild.errors import ArmbuildError, BuildError, MissingError
@@ -32,10 +34,12 @@ from marked_loops import crack, find_loops
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "cycles.md"
+CACHES_START, CACHES_END = "<!-- caches: written by tools/cycles.py -->", "<!-- end of caches -->"
 START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles -->"
 ROWS_START, ROWS_END = "<!-- rows: written by tools/cycles.py -->", "<!-- end of rows -->"
 LLVM_MCA = ("llvm-mca-19", "llvm-mca")
 LOSS = 1.05
+ITERATIONS = (50, 150)  # what is between them is the loop at its steady pace
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,45 +134,43 @@ def find_llvm_mca() -> str:
     return tool
 
 
-def simulate(tool: str, body: list[str], core: Core) -> tuple[float, str]:
-    """Return cycles per iteration and what limits them."""
-    return _simulate(tool, "\n".join(crack(line) for line in body if not line.strip().startswith("//")), core)
-
-
-@functools.cache
-def _simulate(tool: str, text: str, core: Core) -> tuple[float, str]:
-    worst = 0.0
-    limit = ""
+def simulate(tool: str, bodies: list[list[str]], core: Core) -> list[tuple[float, str]]:
+    """Return of each body its cycles per iteration and what limits them."""
+    texts = [
+        "\n".join(crack(line) for line in body if not line.strip().startswith(("//", "."))) for body in bodies
+    ]
+    unknown = list(dict.fromkeys(texts))
+    worst = dict.fromkeys(unknown, (0.0, ""))
     for width in ((), (f"-dispatch={core.dispatch}",)):
-        totals = []
-        for iterations in (100, 300):
-            command = [
-                tool,
-                "-mtriple=aarch64",
-                f"-mcpu={core.name}",
-                f"-iterations={iterations}",
-                "--json",
-                *width,
-            ]
-            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise BuildError(f"llvm-mca on {core.name}: {done.stderr.strip().splitlines()[0]}")
-            region = json.loads(done.stdout)
-            totals.append(region["CodeRegions"][0]["SummaryView"]["TotalCycles"])
-        cycles = (totals[1] - totals[0]) / 200
-        if cycles > worst:
-            worst, limit = cycles, limiting(region, cycles, core)
-    return worst, limit
+        few, many = (run_llvm_mca(tool, unknown, core, (f"-iterations={n}", *width)) for n in ITERATIONS)
+        for text, short, long in zip(unknown, few["CodeRegions"], many["CodeRegions"], strict=True):
+            cycles = float(long["SummaryView"]["TotalCycles"] - short["SummaryView"]["TotalCycles"])
+            cycles /= ITERATIONS[1] - ITERATIONS[0]
+            if cycles > worst[text][0]:
+                limit = limiting(long, many["TargetInfo"]["Resources"], cycles, core)
+                worst[text] = (cycles, limit)
+    return [worst[text] for text in texts]
+
+
+def run_llvm_mca(tool: str, texts: list[str], core: Core, options: tuple[str, ...]) -> dict[str, Any]:
+    """Return llvm-mca's report on pieces of code, a region for each. Raises BuildError when it fails."""
+    regions = "".join(
+        f"# LLVM-MCA-BEGIN {number}\n{text}\n# LLVM-MCA-END {number}\n" for number, text in enumerate(texts)
+    )
+    command = [tool, "-mtriple=aarch64", f"-mcpu={core.name}", "--json", *options]
+    done = subprocess.run(command, input=regions, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"llvm-mca on {core.name}: {done.stderr.strip().splitlines()[0]}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 UNITS = {"V": "vector", "L": "load", "S": "scalar", "M": "scalar", "B": "branch", "D": "store", "I": "scalar",
          "F": "vector", "E": "scalar"}  # fmt: skip
 
 
-def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
+def limiting(region: dict[str, Any], names: list[str], cycles: float, core: Core) -> str:
     """Return the busiest kind of unit and how busy it is, or latency when none is."""
-    region = report["CodeRegions"][0]  # type: ignore[index]
-    names = report["TargetInfo"]["Resources"]  # type: ignore[index]
     busy: dict[str, float] = {}
     for entry in region["ResourcePressureView"]["ResourcePressureInfo"]:
         if entry["InstructionIndex"] == len(region["Instructions"]):
@@ -188,28 +190,44 @@ def limiting(report: dict[str, object], cycles: float, core: Core) -> str:
     return f"{unit} {share:.0%}" if share >= 0.9 else f"latency ({unit} {share:.0%})"
 
 
-def measure(tool: str, assembly: dict[str, list[str]]) -> tuple[list[Row], list[rows_table.Line]]:
-    """Return the table's rows, and those of the table by rows of a product."""
-    rows = []
+Tables = tuple[list[Row], list[rows_table.Line], list[cache_model.Line]]
+
+
+def measure(tool: str, assembly: dict[str, list[str]]) -> Tables:
+    """Return the rows of the tables: of loops, by rows of a product, with caches."""
     marked = {target: find_loops(lines) for target, lines in assembly.items()}
-    for loop in LOOPS:
-        body = find_entry(marked[loop.target], loop)
-        for core in CORES:
-            if core.name not in loop.cores:
-                continue
-            cycles, limit = simulate(tool, body, core)
-            rows.append(row(loop, core, body, cycles, limit))
+    cuts = {target: rows_table.find_cuts(lines) for target, lines in assembly.items()}
+    of_core = {core: [loop for loop in LOOPS if core.name in loop.cores] for core in CORES}
+    bodies = {loop: find_entry(marked[loop.target], loop) for loop in LOOPS}
+    for loop, core in rows_table.loops(cuts):
+        bodies[loop] = find_entry(marked[loop.target], loop)
+        of_core[core].append(loop)
+    simulated = {
+        (loop, core): result
+        for core, loops in of_core.items()
+        for loop, result in zip(loops, simulate(tool, [bodies[loop] for loop in loops], core), strict=True)
+    }
 
     def cycles_of(loop: Loop, core: Core) -> float:
-        body = find_entry(marked[loop.target], loop)
-        return simulate(tool, body, core)[0] / (iterations(body, loop) * loop.length)
+        return simulated[loop, core][0] / (iterations(bodies[loop], loop) * loop.length)
 
-    cuts = {target: rows_table.find_cuts(lines) for target, lines in assembly.items()}
-    return rows, rows_table.measure(cuts, cycles_of)
+    rows = [
+        row(loop, core, bodies[loop], *simulated[loop, core])
+        for loop in LOOPS
+        for core in CORES
+        if core.name in loop.cores
+    ]
+
+    def iteration_of(loop: Loop, core: Core) -> tuple[float, int, int]:
+        body = bodies[loop]
+        return simulated[loop, core][0], iterations(body, loop), cache_model.loads_of(body)
+
+    blocks = {target: cache_model.find_blocks(lines) for target, lines in assembly.items()}
+    return rows, rows_table.measure(cuts, cycles_of), cache_model.measure(blocks, iteration_of)
 
 
 def iterations(body: list[str], loop: Loop) -> int:
-    """Return how many times the mark of a quantised product's loop stands in one turn."""
+    """Return how many times the mark of a product's loop stands in one turn."""
     return int(body[-1].split()[-1]) // loop.mark
 
 
@@ -306,22 +324,25 @@ def main() -> int:
     page = PAGE.read_text(encoding="utf-8")
     before = committed(page) if options.check or options.write else {}
     by_rows = rows_table.committed(between(page, ROWS_START, ROWS_END)) if before else {}
+    caches = cache_model.committed(between(page, CACHES_START, CACHES_END)) if before else {}
     with tempfile.TemporaryDirectory(prefix="cycles-") as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        rows, lines = measure(tool, compile_targets(folder, {loop.target for loop in LOOPS}))
+        rows, lines, tiles = measure(tool, compile_targets(folder, {loop.target for loop in LOOPS}))
     if options.write:
         for start, end, text in (
             (START, END, table(rows)),
             (ROWS_START, ROWS_END, rows_table.table(lines)),
+            (CACHES_START, CACHES_END, cache_model.table(tiles)),
         ):
             head, _, rest = page.partition(start)
             page = f"{head}{start}\n\n{text}\n{end}{rest.partition(end)[2]}"
         PAGE.write_text(page, encoding="utf-8")
     if not options.check:
-        print(table(rows), rows_table.table(lines), sep="\n", end="")
+        print(table(rows), rows_table.table(lines), cache_model.table(tiles), sep="\n", end="")
         return 0
     said = losses(rows, before) + rows_table.losses(lines, by_rows, LOSS)
+    said += cache_model.losses(tiles, caches, LOSS)
     for line in said:
         print(line)
     print(f"{len(rows)} loops, {len(said)} worse than the table says")

@@ -101,7 +101,12 @@ def request() -> Drawing:
     drawing.text(132, 461, "HTTP server, one event loop", size=13, anchor="middle", fill=GREY)
     drawing.box(276, 66, 710, 408, fill="#ffffff", stroke=GREY)
     drawing.text(
-        631, 461, "engine, one thread; the loop runs once per step", size=13, anchor="middle", fill=GREY
+        631,
+        461,
+        "engine, a process of its own; the loop runs once per step",
+        size=13,
+        anchor="middle",
+        fill=GREY,
     )
     stations = [
         Station(29, 104, "protocol", ["types of the request;", "unknown fields are refused"]),

@@ -101,7 +101,7 @@ LOOPS = (
             entry=f"panel_multiply_{storage}",
             marker="panels",
             rows=rows,
-            cores=("neoverse-n1",),
+            cores=("neoverse-n1",) if rows > 1 else ("neoverse-n1", "a64fx"),
         )
         for storage in ("f32", "f16", "bf16")
         for rows in (4, 1)

@@ -4,12 +4,16 @@
     python tools/bench_models.py build/bench
     python tools/profile_step.py build/bench/90m --dtype bfloat16
     python tools/profile_step.py build/bench/90m --loads 32:128:64 --threads 2
+    python tools/profile_step.py build/bench/10m --dtype bfloat16 --replays
 
 A load is sequences:prompt:output tokens. Every request samples at temperature 0.8 with a seed of its own and
 is streamed, so that sampling and detokenizing cost what they cost a server. With one thread its CPU time is
 counted, which other work on the machine hardly changes; with more the clock is read, on a machine that must
 be idle. What is called within something else is counted once, there where it is. The first run of each load
-warms up and doesn't count. `bench_http.py` tells what HTTP adds.
+warms up and doesn't count. No step is recorded, since a replay calls nothing that could be counted: decodes
+take longer here than in an engine. ``--replays`` compares instead: milliseconds of a step that is computed
+and of one that is replayed, in turn, the least of several rounds, and the median of the rounds' ratios.
+`bench_http.py` tells what HTTP adds.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import contextlib
 import functools
 import random
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -26,16 +31,18 @@ from typing import TYPE_CHECKING, Any
 from armllm import LLM, RequestOutputKind, SamplingParams, kernels  # isort: skip - tells torch how to wait
 import torch
 
+from armllm.engine.recording import MOST_SEQUENCES
 from armllm.layers import linear, moe, norm, rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+ROUNDS = 7
 PRODUCTS, ATTENTION, SMALL = "products", "attention", "norms, rotary embedding, cache, activation"
 MODEL = "Python and tensors between"
 OUTSIDE = "schedule, sample, detokenize"
 COLUMNS = (PRODUCTS, ATTENTION, SMALL, MODEL, OUTSIDE)
-NO_PRODUCTS = (linear.Linear, linear.Watched, linear.SideBySide)  # they hold others
+NO_PRODUCTS = (linear.Linear, linear.Watched, linear.Gathered, linear.SideBySide)  # they hold others
 SMALL_KERNELS = ("write_kv_cache", "silu_and_mul", "gelu_and_mul", "gelu", "quick_gelu", "relu")
 
 
@@ -134,6 +141,7 @@ def profile(
     with counting(shares):
         # without prefix caching, since the second run must do the work again
         llm = LLM(model, enable_prefix_caching=False, **options)
+        llm.llm_engine.runner.decode.most_sequences = 0
         torch.set_num_threads(threads)  # the engine may have decided otherwise
         kernels.set_num_threads(threads)
         llm.llm_engine._stopwatch = shares  # type: ignore[assignment]  # noqa: SLF001 - phases by our clock
@@ -146,12 +154,35 @@ def profile(
             yield {column: shares.seconds[column] / whole for column in COLUMNS}, whole / steps
 
 
+def compare(
+    model: str, loads: list[tuple[int, ...]], *, threads: int, **options: Any
+) -> Iterator[tuple[float, float, float]]:
+    """For each load seconds per step, computed and replayed, and the ratio of the two."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    torch.set_num_threads(threads)
+    llm = LLM(model, enable_prefix_caching=False, **options)
+    decode = llm.llm_engine.runner.decode
+    for load in loads:
+        rounds: list[list[float]] = []
+        for _ in range(ROUNDS + 1):
+            rounds.append([])
+            for most in (0, MOST_SEQUENCES):
+                decode.most_sequences = most
+                started = clock()
+                steps = run(llm, *load)
+                rounds[-1].append((clock() - started) / steps)
+        computed, replayed = zip(*rounds[1:], strict=True)  # the first round warms up and records
+        ratios = [one / other for one, other in zip(computed, replayed, strict=True)]
+        yield min(computed), min(replayed), statistics.median(ratios)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tell where the time of the engine's steps goes.")
     parser.add_argument("model", help="folder of a checkpoint, with a tokenizer")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization", help="int8, int4 and so on, as armllm has it")
     parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--replays", action="store_true", help="compare steps computed and replayed")
     parser.add_argument("--loads", default="1:128:64,32:128:64,4:1024:32", metavar="N:PROMPT:OUTPUT[,...]")
     return parser.parse_args()
 
@@ -159,15 +190,18 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     loads = [tuple(map(int, load.split(":"))) for load in arguments.loads.split(",")]
+    options = {"dtype": arguments.dtype, "quantization": arguments.quantization}
+    if arguments.replays:
+        print("| sequences, prompt, output | computed, ms | replayed, ms | ratio |")
+        print("| --- | ---: | ---: | ---: |")
+        figures = compare(arguments.model, loads, threads=arguments.threads, **options)
+        for load, (computed, replayed, ratio) in zip(loads, figures, strict=True):
+            row = f"{1000 * computed:.2f} | {1000 * replayed:.2f} | {ratio:.2f}"
+            print(f"| {', '.join(map(str, load))} | {row} |", flush=True)
+        return 0
     print(f"| sequences, prompt, output | {' | '.join(COLUMNS)} | ms per step |")
     print(f"| --- |{' ---: |' * (len(COLUMNS) + 1)}")
-    rows = profile(
-        arguments.model,
-        loads,
-        threads=arguments.threads,
-        dtype=arguments.dtype,
-        quantization=arguments.quantization,
-    )
+    rows = profile(arguments.model, loads, threads=arguments.threads, **options)
     for load, (shares, seconds) in zip(loads, rows, strict=True):
         row = " | ".join(f"{shares[column]:.1%}" for column in COLUMNS)
         print(f"| {', '.join(map(str, load))} | {row} | {1000 * seconds:.1f} |", flush=True)

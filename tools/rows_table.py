@@ -114,19 +114,34 @@ def _digits(number: int) -> Iterator[int]:
 def measure(cuts: dict[str, Cuts], cycles_of: Callable[[Loop, Core], float]) -> list[Line]:
     """Return the table. ``cycles_of`` gives a loop's cycles for each element of its length."""
     lines = []
-    for product in PRODUCTS:
-        for core in (core for core in CORES if core.name in product.cores):
-            rates = []
-            for rows in ROWS:
-                tiles = cuts[product.target].get((product.bits, product.grouped, rows))
-                if tiles is None:
-                    raise BuildError(f"target {product.target} does not tell how it cuts {rows} rows")
-                # a single row is told as its pair where rows come in pairs, and has a loop of its own
-                loops = [product.loop(1)] if rows == 1 else [product.loop(tile) for tile in tiles]
-                cycles = sum(cycles_of(loop, core) / loop.columns for loop in loops)
-                rates.append(rows / cycles)
-            lines.append(Line(weights=product.weights, core=core.name, rates=tuple(rates)))
+    for product, core in _kinds():
+        rates = []
+        for rows in ROWS:
+            cycles = sum(cycles_of(loop, core) / loop.columns for loop in _tiles(cuts, product, rows))
+            rates.append(rows / cycles)
+        lines.append(Line(weights=product.weights, core=core.name, rates=tuple(rates)))
     return lines
+
+
+def loops(cuts: dict[str, Cuts]) -> Iterator[tuple[Loop, Core]]:
+    """What ``measure`` will ask the cycles of, some of it several times."""
+    for product, core in _kinds():
+        for rows in ROWS:
+            for loop in _tiles(cuts, product, rows):
+                yield loop, core
+
+
+def _kinds() -> Iterator[tuple[Product, Core]]:
+    return ((product, core) for product in PRODUCTS for core in CORES if core.name in product.cores)
+
+
+def _tiles(cuts: dict[str, Cuts], product: Product, rows: int) -> list[Loop]:
+    """The loops of tiles that so many rows are cut into. Raises BuildError where its target tells none."""
+    tiles = cuts[product.target].get((product.bits, product.grouped, rows))
+    if tiles is None:
+        raise BuildError(f"target {product.target} does not tell how it cuts {rows} rows")
+    # a single row is told as its pair where rows come in pairs, and has a loop of its own
+    return [product.loop(1)] if rows == 1 else [product.loop(tile) for tile in tiles]
 
 
 def table(lines: list[Line]) -> str:

@@ -1,6 +1,10 @@
 // Activations, plain and gated, and conversions. Where exp overflows (silu below -88.37), a sigmoid's
 // quotient is -0 instead of a number above -4e-37.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 // V is Vf or Many, as everywhere.
 
 // x / (1 + exp(-s))

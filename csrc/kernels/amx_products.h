@@ -2,6 +2,10 @@
 // a tile of 16 rows by 32 elements and one of 16 pairs of elements by 16 columns to a tile of 16 by 16
 // floats. Products are exact, sums are float; subnormal numbers count as zero.
 
+#pragma once
+
+#include "kernels/amx_tiles.h"
+
 namespace tiles {
 
 inline constexpr int64_t kDepth = 32;

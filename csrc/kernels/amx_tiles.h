@@ -1,6 +1,10 @@
 // What the kernels with AMX share (Intel SDM volume 1, chapter 18): the shapes of the eight tiles, and masks.
 // Included before them, inside the namespace of the target.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 inline constexpr int64_t kBlock = 16;  // rows of a tile
 
 // As LDTILECFG reads it.

@@ -3,8 +3,16 @@
 //
 // Per chunk of 64 keys: logits = Q K^T, softmax, values = values * factor + P V, in register tiles of M rows.
 // A vector of keys (or of value elements) is multiplied by one element of a row at a time, so nothing is
-// summed across lanes. Included after a target's tiles (attention_tiles.h, attention_sve.h), which give
-// kRowTile, panel_logits and add_all_values.
+// summed across lanes. The tiles give kRowTile, panel_logits and add_all_values.
+
+#pragma once
+
+#include "kernels/softmax.h"
+#if defined(ARMLLM_SVE_LANES)
+#include "kernels/attention_sve.h"
+#else
+#include "kernels/attention_tiles.h"
+#endif
 
 inline constexpr int64_t kTileRows = 6 * kRowTile;
 

@@ -2,7 +2,11 @@
 // [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size / 2][value_dim][2]: both
 // are loaded as they lie. The softmax is in float, its result is rounded to bfloat16 before it multiplies.
 
+#pragma once
+
 #include "kernels/amx_products.h"
+#include "kernels/kv_slots.h"
+#include "kernels/softmax.h"
 
 namespace tiles {
 

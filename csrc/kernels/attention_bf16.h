@@ -7,6 +7,11 @@
 // Query rows come in pairs. Twenty-four accumulators, six row pairs by four key pairs and the like, keep four
 // BFMMLA per cycle going on Neoverse-V1 and V2 without depending on accumulator forwarding.
 
+#pragma once
+
+#include "kernels/kv_slots.h"
+#include "kernels/softmax.h"
+
 namespace mmla {
 
 inline constexpr int64_t kChunk = 96;

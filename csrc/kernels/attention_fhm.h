@@ -2,6 +2,11 @@
 // stored and the scale waits for the logits; weights are rounded to binary16, times 2^14, so that only those
 // below 2^-28 of the largest lose digits. The cache lies as in kv_cache.h.
 
+#pragma once
+
+#include "simd/fmlal.h"
+#include "kernels/attention.h"
+
 namespace fmlal {
 
 inline constexpr float kWeightScale = 0x1p14f;

@@ -13,7 +13,12 @@
 // [block_size / 4][head_dim / 8] cells of four tokens by eight elements, values [block_size / 8][head_dim /
 // 4] cells of four elements by eight tokens: either way the sum runs along a cell's eight.
 
+#pragma once
+
 #include "kernels/int8_products.h"
+#include "kernels/kv_slots.h"
+#include "kernels/quantize.h"
+#include "kernels/softmax.h"
 
 namespace int8_cache {
 

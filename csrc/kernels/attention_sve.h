@@ -4,6 +4,14 @@
 // sixteen lanes: shorter ones take two of them as columns, of sixteen one, whose products go to the columns
 // in turn.
 
+#pragma once
+
+#ifndef ARMLLM_INLINE  // opened alone
+#define ARMLLM_SVE_LANES 16
+#include "kernels/exp_sve.h"
+#endif
+#include "kernels/kv_cache.h"
+
 inline constexpr int kRowTile = 8;
 
 #define ARMLLM_EIGHT(x) x##0, x##1, x##2, x##3, x##4, x##5, x##6, x##7
@@ -79,7 +87,7 @@ ARMLLM_INLINE void column_logits(const float* q, const K* keys, int64_t head_dim
   Vf a0 = zero(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0;
   Vf b0 = zero(), b1 = b0, b2 = b0, b3 = b0, b4 = b0, b5 = b0, b6 = b0, b7 = b0;
   for (int64_t d = 0; d < head_dim; d += 4, keys += 4 * kPanel) {
-    if constexpr (two) {
+    if constexpr (two) {  // NOLINT(bugprone-branch-clone): both are empty unless loops are marked
       ARMLLM_LOOP("logits", M);
     } else {
       ARMLLM_LOOP("logits16", M);

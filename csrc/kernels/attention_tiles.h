@@ -2,6 +2,10 @@
 // follow from the number of registers; with few rows more vectors and several accumulators per logit keep the
 // multiply-adds independent of each other.
 
+#pragma once
+
+#include "kernels/kv_cache.h"
+
 #if ARMLLM_LANES == 16
 inline constexpr int kAccumulators = 24, kRowTile = 8;
 #elif ARMLLM_LANES == 8

@@ -1,6 +1,10 @@
 // Activations as BFMMLA takes them: two rows by four elements in a vector. Tile by tile of `kRows` rows
 // [features / 8, pairs of rows, 2 halves of 8 features, 2 rows, 4]; the odd last row is paired with zeros.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 template <int64_t kRows>
 struct BfmmlaRows {
   static constexpr int64_t kChunk = 8;

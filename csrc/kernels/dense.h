@@ -2,6 +2,10 @@
 // of a weight's row meets those of several rows of activations, which are float, and every product has a sum
 // of its own, so that a result is the same in every tile.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 namespace dense {
 
 inline constexpr int64_t kTileRows = 4, kColumns = 4;

@@ -3,6 +3,11 @@
 // and the sums of a tile come out one column of the result after another. TDPBF16PS takes subnormal numbers
 // for zero.
 
+#pragma once
+
+#include "kernels/amx_tiles.h"
+#include "kernels/dense.h"
+
 namespace dense_amx {
 
 inline constexpr int64_t kTileRows = 2 * kBlock, kColumns = 4 * kBlock, kChunk = 32;

@@ -1,6 +1,11 @@
 // dense.h for bfloat16 with BFMMLA: two rows of activations by two of weights, four elements of each. The
 // weights lie as in a checkpoint, and are put into that order on the way, by two permutations for each 16.
 
+#pragma once
+
+#include "kernels/bfmmla_rows.h"
+#include "kernels/dense.h"
+
 struct DenseBfmmla : BfmmlaRows<8> {
   static constexpr int64_t kTileRows = 8, kColumns = 8;
 

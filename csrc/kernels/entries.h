@@ -1,5 +1,9 @@
 // The table entries of a target, one set per storage type.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 #define ARMLLM_GATED_ENTRY(op, function, T, suffix)                                      \
   ARMLLM_ENTRY void op##_##suffix(const ActivationArgs& a, int64_t begin, int64_t end) { \
     apply_and_mul<T, function##_function>(a, begin, end);                                \

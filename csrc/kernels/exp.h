@@ -9,6 +9,10 @@
 // first part short enough for exact products. The polynomial is 1 + r + r^2 * q(r), q of degree 3 with the
 // least largest relative error (1.05e-7, Remez). V is Vf or Many.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#include "simd/neon.h"
+#endif
+
 ARMLLM_ADDEND(kExpShift, 0x1.8p23f + 127);
 ARMLLM_ADDEND(kExp4, 0x1.5729fp-5f);
 ARMLLM_ADDEND(kExp3, 0x1.5557aep-3f);

@@ -6,6 +6,10 @@
 // is at most ln 2 / 128, for which 1 + r + r^2 / 2 is off by 2.7e-8. The bounds of x are -127 ln 2, where n =
 // -127 and i = 0 give 0, and 128 ln 2, where n = 128 and i = 0 give infinity.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#include "simd/sve.h"
+#endif
+
 inline constexpr float kLowest = -0x1.601e68p+6f, kHighest = 0x1.62e430p+6f, kExpShift = 0x1.803f8p17f;
 
 ARMLLM_INLINE Vf exp_of_negative(Vf x) {  // x <= 128 ln 2, or a NaN

@@ -3,6 +3,10 @@
 //
 // kPairs and kCells: how many pairs of rows and how many cells a register tile has.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 namespace int8_cache {
 
 typedef int32_t Ints __attribute__((vector_size(16)));

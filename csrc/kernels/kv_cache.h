@@ -2,6 +2,10 @@
 // vector holds one element of several keys and no horizontal sum is ever needed; values as they are,
 // [block_size][head_dim].
 
+#pragma once
+
+#include "kernels/kv_slots.h"
+
 inline constexpr int64_t kPanel = 16;
 // How many keys attention takes at a time.
 inline constexpr int64_t kChunk = 64;

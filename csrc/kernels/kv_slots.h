@@ -2,6 +2,10 @@
 // the slot's block, place of the slot in the block, key, value). A token whose slot is negative is not
 // written.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 template <class T, class Write>
 ARMLLM_INLINE void for_each_slot(const WriteKvCacheArgs& a, int64_t begin, int64_t end, const Write& write) {
   for (int64_t unit = begin; unit < end; ++unit) {

@@ -1,7 +1,15 @@
 // Quantised products with the compiler's vectors, and on x86-64 with VPMADDWD on 16-bit integers: two
 // elements of 16 columns at a time.
 
+#pragma once
+
+#ifndef ARMLLM_SECTION
+#define ARMLLM_SECTION "armllm.scalar"
+#endif
+#include "simd/primitives.h"
+
 inline constexpr int64_t kRowChunk = 16, kRowsOfPair = 1, kPanelsOfRow = 1, kMaxTileRows = 4;
+inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns16;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 

@@ -1,7 +1,10 @@
 // Weights of 4 bits with SDOT by lane. A byte holds two of eight columns: an integer of 16 * high + (low +
 // 8). Products are made of the bytes as they are and of their low halves, which a mask gives: the second sum
-// belongs to the low column, and the first minus the second to the high one, 16 times too large. Included by
-// matmul_sdot.h.
+// belongs to the low column, and the first minus the second to the high one, 16 times too large.
+
+#pragma once
+
+#include "kernels/matmul_sdot_int8.h"
 
 // What both sums of a group start at, [groups, rows of the tile, 4] per tile: it takes the offset of the low
 // halves off again.

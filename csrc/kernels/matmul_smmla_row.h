@@ -1,4 +1,8 @@
-// A single row on the i8mm target, several panels at a time. Included by matmul_smmla.h.
+// A single row on the i8mm target, several panels at a time.
+
+#pragma once
+
+#include "kernels/matmul_smmla_pairs.h"
 
 // A single row of int8: SDOT of 8 elements of two columns at a time, both halves of the sum apart. length 0:
 // one group of all features.

@@ -1,7 +1,12 @@
 // Quantised products in Armv8.0: SMULL and SMLAL make sums of two products in 16 bits (at most 2 * 127 *
 // 128), SADALP adds neighbours to sums in 32.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 inline constexpr int64_t kRowChunk = 8, kRowsOfPair = 1, kPanelsOfRow = 1, kMaxTileRows = 4;
+inline constexpr int64_t kBlockFeatures = 0;
 inline constexpr const WeightLayout& kLayout = kColumns4x8;
 constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool) { return kMaxTileRows; }
 

@@ -1,6 +1,10 @@
 // rms_norm, fused_add_rms_norm and layer_norm. Passes over a row: the mean (layer_norm), the sum of squares,
 // the scaled output.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 // Four accumulators hide the latency of a fused multiply-add and shorten the chain of
 // roundings.
 template <class T>

@@ -3,6 +3,10 @@
 // columns. Every product has a sum of its own, in the order of in_features: a result is the same in every
 // tile.
 
+#pragma once
+
+#include "kernels/dense.h"
+
 namespace panels {
 
 inline constexpr int64_t kColumns = kPanelColumns;

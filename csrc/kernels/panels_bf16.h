@@ -2,11 +2,17 @@
 // in_features, as the instruction takes it, so that nothing is permuted and one stream of memory feeds 16
 // columns. Every result is one chain of sums in the order of in_features, in every tile the same.
 
+#pragma once
+
+#include "kernels/bfmmla_rows.h"
+#include "kernels/dense.h"
+
 struct PanelsBfmmla : BfmmlaRows<6> {
   static constexpr int64_t kTileRows = 6, kColumns = kPanelColumns, kFour = 4 * kColumns;
   static constexpr int kPairs = kColumns / 2;
-  // A tile's activations of that many features, 24 KiB, stay in the first-level cache for panel after panel.
-  static constexpr int64_t kFeatures = 2048, kPanelsTogether = 8;
+  // A tile's activations of that many features, 12 KiB, stay in the first-level cache for panel after panel,
+  // while the 32 KiB of a panel go through it.
+  static constexpr int64_t kFeatures = 1024, kPanelsTogether = 8;
 
   template <class T>
   ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
@@ -86,6 +92,7 @@ struct PanelsBfmmla : BfmmlaRows<6> {
   // Panels first to last, at most kPanelsTogether, a block of features after the other.
   template <int pairs, int count>
   ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_t first, int64_t last) {
+    ARMLLM_BLOCK(16, kFeatures, kPanelsTogether, 0);
     Sums<pairs, count> waiting[kPanelsTogether / count];
     const int64_t n = a.shape.in_features;
     for (int64_t begin = 0; begin == 0 || begin < n; begin += kFeatures) {

@@ -1,5 +1,9 @@
 // Dynamic quantisation of rows to int8, for quantize_rows and for the products' own activations.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 // What a row's numbers become: q = x / scale + zero.
 struct RowScale {
   float scale;

@@ -1,5 +1,9 @@
 // Rotary embedding: (a, b) becomes (a cos - b sin, b cos + a sin).
 
+#pragma once
+
+#include "simd/primitives.h"
+
 ARMLLM_INLINE void rotate(Vf& a, Vf& b, Vf cosine, Vf sine) {
   const Vf x = a;
   a = sub(mul(x, cosine), mul(b, sine));

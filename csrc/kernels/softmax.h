@@ -1,5 +1,9 @@
 // The parts of attention that don't depend on the cache's layout: masks, online softmax, merging, the output.
 
+#pragma once
+
+#include "kernels/tanh.h"
+
 // How many keys, counted from the sequence's start, row r of the tile may see.
 ARMLLM_INLINE int64_t visible_keys(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
   const int64_t group = a.num_query_heads / a.shape.num_kv_heads;

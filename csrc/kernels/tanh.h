@@ -1,6 +1,10 @@
 // tanh(y): near 0 an odd polynomial (y + y^3 q(y^2), relative error 1.3e-7 up to 0.625), further out from
 // exp. A NaN stays a NaN.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 ARMLLM_INLINE Vf tanh(Vf y) {
   const Vf s = mul(y, y), z = absolute(y);
   Vf q = fma(splat(0x1.f1ea94p-7f), s, splat(-0x1.a98e6ap-5f));

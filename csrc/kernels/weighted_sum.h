@@ -1,5 +1,9 @@
 // The end of a mixture of experts: each token's rows, weighted and added.
 
+#pragma once
+
+#include "simd/primitives.h"
+
 ARMLLM_INLINE Vf weighted_lanes(const WeightedSumArgs& a, int64_t token, int64_t first, int64_t n) {
   const float* weights = a.weights + token * a.weights_stride;
   const int32_t* rows = a.rows + token * a.terms;

@@ -48,18 +48,6 @@ class Description {
   PyObject* tuple_;
 };
 
-// Other Python threads run while it lives.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* state_;
-};
-
 // A function of the module takes its arguments as a pointer, and throws what is wrong with them.
 void check_count(Py_ssize_t count, int expected);
 void set_python_error();  // for the exception that is being handled

@@ -6,6 +6,7 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "families.h"
+#include "recording.h"
 #include "tensor.h"
 
 namespace armllm {
@@ -100,11 +101,10 @@ void py_write_kv_cache(PyObject* const* a) {
       TensorMatcher({tokens, cache.heads, cache.head_dim}).of(cache.storage).match("value", a[1]);
   const Tensor slots = TensorMatcher({tokens}).of(kInt64).match("slot_mapping", a[4]);
   void* const blocks = cache.match(a[2]);
-  const WithoutGil released;
-  write_kv_cache(chosen().table, cache.storage, cache.type,
-                 {key.data, value.data, blocks, slots.of<int64_t>(), cache.shape, cache.layout, tokens,
-                  key.stride[0], key.stride[1], value.stride[0], value.stride[1]},
-                 cache.blocks);
+  const WriteKvCacheArgs args{key.data,      value.data,      blocks,         slots.of<int64_t>(),
+                              cache.shape,   cache.layout,    tokens,         key.stride[0],
+                              key.stride[1], value.stride[0], value.stride[1]};
+  run_op([=] { write_kv_cache(chosen().table, cache.storage, cache.type, args, cache.blocks); });
 }
 
 void py_paged_attention(PyObject* const* a) {
@@ -147,8 +147,7 @@ void py_paged_attention(PyObject* const* a) {
                                 cap,
                                 slopes.of<float>(),
                                 sinks.of<float>()};
-  const WithoutGil released;
-  paged_attention(chosen().table, cache.storage, cache.type, args, cache.blocks, tokens);
+  run_op([=] { paged_attention(chosen().table, cache.storage, cache.type, args, cache.blocks, tokens); });
 }
 
 PyMethodDef methods[] = {

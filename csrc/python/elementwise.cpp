@@ -4,6 +4,7 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "families.h"
+#include "recording.h"
 #include "tensor.h"
 
 namespace armllm {
@@ -17,9 +18,11 @@ void py_rms_norm(PyObject* const* a) {
   const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[0]);
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
   const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
-  const WithoutGil released;
-  rms_norm(chosen().table, type,
-           {out.data, x.data, weight.data, tokens, hidden, out.stride[0], x.stride[0], eps, offset});
+  const RmsNormArgs args{out.data,      x.data,      weight.data, tokens, hidden,
+                         out.stride[0], x.stride[0], eps,         offset};
+  run_norm([=] { rms_norm(chosen().table, type, args); },
+           [&] { return rms_norm_pieces(chosen().table, type, args); },
+           {args.out, tokens, hidden, args.out_stride, type});
 }
 
 void py_fused_add_rms_norm(PyObject* const* a) {
@@ -29,10 +32,11 @@ void py_fused_add_rms_norm(PyObject* const* a) {
   const Tensor residual = TensorMatcher({tokens, hidden}).of(type).written().match("residual", a[1]);
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
   const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
-  const WithoutGil released;
-  fused_add_rms_norm(
-      chosen().table, type,
-      {x.data, residual.data, weight.data, tokens, hidden, x.stride[0], residual.stride[0], eps, offset});
+  const FusedAddRmsNormArgs args{x.data,      residual.data,      weight.data, tokens, hidden,
+                                 x.stride[0], residual.stride[0], eps,         offset};
+  run_norm([=] { fused_add_rms_norm(chosen().table, type, args); },
+           [&] { return fused_add_rms_norm_pieces(chosen().table, type, args); },
+           {args.x, tokens, hidden, args.x_stride, type});
 }
 
 void py_layer_norm(PyObject* const* a) {
@@ -43,9 +47,11 @@ void py_layer_norm(PyObject* const* a) {
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
   const Tensor bias = TensorMatcher({hidden}).of(type).match_or_none("bias", a[3]);
   const float eps = number("eps", a[4]);
-  const WithoutGil released;
-  layer_norm(chosen().table, type,
-             {out.data, x.data, weight.data, bias.data, tokens, hidden, out.stride[0], x.stride[0], eps});
+  const LayerNormArgs args{out.data, x.data,        weight.data, bias.data, tokens,
+                           hidden,   out.stride[0], x.stride[0], eps};
+  run_norm([=] { layer_norm(chosen().table, type, args); },
+           [&] { return layer_norm_pieces(chosen().table, type, args); },
+           {args.out, tokens, hidden, args.out_stride, type});
 }
 
 void py_rotary_embedding(PyObject* const* a) {
@@ -61,12 +67,22 @@ void py_rotary_embedding(PyObject* const* a) {
     throw std::invalid_argument("cos_sin_cache has rotary_dim " + rotary_dim.text() +
                                 ", expected an even number up to " + head_dim.text());
   }
-  const WithoutGil released;
-  rotary_embedding(chosen().table, type,
-                   {positions.of<int64_t>(), query.data, key.data, cache.of<float>(), tokens, heads,
-                    key_heads, head_dim, rotary_dim, query.stride[0], query.stride[1], key.stride[0],
-                    key.stride[1], cache.stride[0], interleaved},
-                   max_position);
+  const RotaryArgs args{positions.of<int64_t>(),
+                        query.data,
+                        key.data,
+                        cache.of<float>(),
+                        tokens,
+                        heads,
+                        key_heads,
+                        head_dim,
+                        rotary_dim,
+                        query.stride[0],
+                        query.stride[1],
+                        key.stride[0],
+                        key.stride[1],
+                        cache.stride[0],
+                        interleaved};
+  run_op([=] { rotary_embedding(chosen().table, type, args, max_position); });
 }
 
 template <Function function>
@@ -80,8 +96,10 @@ void py_activation(PyObject* const* a) {
   }
   Size width(is_gated(function) ? columns / 2 : columns);
   const Tensor out = TensorMatcher({tokens, width}).of(type).written().match("out", a[0]);
-  const WithoutGil released;
-  activation(chosen().table, function, type, {out.data, x.data, tokens, width, out.stride[0], x.stride[0]});
+  const ActivationArgs args{out.data, x.data, tokens, width, out.stride[0], x.stride[0]};
+  run_activation([=] { activation(chosen().table, function, type, args); },
+                 [&] { return activation_pieces(chosen().table, function, type, args); },
+                 {args.x, tokens, columns, args.x_stride, type});
 }
 
 void py_convert(PyObject* const* a) {
@@ -89,8 +107,19 @@ void py_convert(PyObject* const* a) {
   Size tokens("tokens"), width("d");
   const Tensor x = TensorMatcher({tokens, width}).of(from).match("x", a[1]);
   const Tensor out = TensorMatcher({tokens, width}).of(to).written().match("out", a[0]);
-  const WithoutGil released;
-  convert(chosen().table, to, from, {out.data, x.data, tokens, width, out.stride[0], x.stride[0]});
+  const ActivationArgs args{out.data, x.data, tokens, width, out.stride[0], x.stride[0]};
+  run_op([=] { convert(chosen().table, to, from, args); });
+}
+
+void py_gather_rows(PyObject* const* a) {
+  StorageType type;
+  Size tokens("tokens"), num_rows("num_rows"), width("d");
+  const Tensor table = TensorMatcher({num_rows, width}).of(type).match("table", a[1]);
+  const Tensor out = TensorMatcher({tokens, width}).of(type).written().match("out", a[0]);
+  const Tensor rows = TensorMatcher({tokens}).of(kInt64).match("rows", a[2]);
+  const GatherRowsArgs args{out.data, table.data,    rows.of<int64_t>(), tokens,
+                            width,    out.stride[0], table.stride[0],    num_rows};
+  run_op([=] { gather_rows(type, args); });
 }
 
 PyMethodDef methods[] = {
@@ -103,6 +132,7 @@ PyMethodDef methods[] = {
     ARMLLM_FUNCTIONS(ARMLLM_BIND)
 #undef ARMLLM_BIND
         ARMLLM_METHOD("convert", "out, x", py_convert),
+    ARMLLM_METHOD("gather_rows", "out, table, rows", py_gather_rows),
     {nullptr, nullptr, 0, nullptr},
 };
 

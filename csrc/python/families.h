@@ -10,5 +10,8 @@ PyMethodDef* elementwise_methods();
 PyMethodDef* attention_methods();
 PyMethodDef* matmul_methods();
 PyMethodDef* moe_methods();
+PyMethodDef* ranks_methods();
+// Its classes, too.
+void bind_ranks(PyObject* module);
 
 }  // namespace armllm

@@ -9,11 +9,23 @@
 #include "armllm/ops.h"
 #include "families.h"
 #include "quantized_weight.h"
+#include "recording.h"
 #include "tensor.h"
 
 namespace armllm {
 
 namespace {
+
+// The product with a weight that is not quantized, into a[0], with the bias a[3].
+void float_product(WeightForm form, StorageType& type, PyObject* const* a, Size& tokens,
+                   const WeightShape& shape, const Tensor& x, const Tensor& weight) {
+  Size out_features(shape.out_features);
+  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
+  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[3]);
+  const MatmulArgs args{out.data, x.data, bias.data,     weight.data, nullptr,
+                        shape,    tokens, out.stride[0], x.stride[0]};
+  run_product({form, type, args});
+}
 
 void py_linear(PyObject* const* a) {
   StorageType type;
@@ -21,19 +33,7 @@ void py_linear(PyObject* const* a) {
   const Tensor x = TensorMatcher({tokens, in_features}).of(type).match("x", a[1]);
   const Tensor weight =
       TensorMatcher({out_features, in_features}).of(type).contiguous().match("weight", a[2]);
-  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
-  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[3]);
-  const WithoutGil released;
-  matmul(chosen().table, WeightForm::dense, type,
-         {out.data,
-          x.data,
-          bias.data,
-          weight.data,
-          nullptr,
-          {out_features, in_features, 0, false},
-          tokens,
-          out.stride[0],
-          x.stride[0]});
+  float_product(WeightForm::dense, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
 void py_panel_linear(PyObject* const* a) {
@@ -46,19 +46,7 @@ void py_panel_linear(PyObject* const* a) {
   }
   Size panels((out_features + kPanelColumns - 1) / kPanelColumns), elements(panel_elements(in_features));
   const Tensor weight = TensorMatcher({panels, elements}).of(type).contiguous().match("weight.data", a[2]);
-  const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
-  const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[3]);
-  const WithoutGil released;
-  matmul(chosen().table, WeightForm::panels, type,
-         {out.data,
-          x.data,
-          bias.data,
-          weight.data,
-          nullptr,
-          {out_features, in_features, 0, false},
-          tokens,
-          out.stride[0],
-          x.stride[0]});
+  float_product(WeightForm::panels, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
 // How many input features of a column stand side by side in panels of a weight of this type.
@@ -77,10 +65,9 @@ void py_quantize_rows(PyObject* const* a) {
   const Tensor q = TensorMatcher({tokens, features}).of(kInt8).written().match("q", a[0]);
   const Tensor scales = TensorMatcher({tokens}).of(kFloat32).written().match("scales", a[1]);
   const Tensor zeros = TensorMatcher({tokens}).of(kInt32).written().match_or_none("zeros", a[3]);
-  const WithoutGil released;
-  quantize_rows(chosen().table, type,
-                {q.of<int8_t>(), scales.of<float>(), zeros.of<int32_t>(), x.data, tokens, features,
-                 q.stride[0], x.stride[0]});
+  const QuantizeRowsArgs args{q.of<int8_t>(), scales.of<float>(), zeros.of<int32_t>(), x.data,
+                              tokens,         features,           q.stride[0],         x.stride[0]};
+  run_op([=] { quantize_rows(chosen().table, type, args); });
 }
 
 template <WeightForm form>
@@ -97,10 +84,9 @@ void py_matmul(PyObject* const* a) {
   const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[4]);
   const void* const data = weight.match("weight.data", a[2]);
   const float x_scale = positive_or_none("x_scale", a[5]);
-  const WithoutGil released;
-  matmul(chosen().table, form, type,
-         {out.data, x.data, bias.data, data, nullptr, weight.shape, tokens, out.stride[0], x.stride[0],
-          x_scale});
+  const MatmulArgs args{out.data,     x.data, bias.data,     data,        nullptr,
+                        weight.shape, tokens, out.stride[0], x.stride[0], x_scale};
+  run_product({form, type, args});
 }
 
 const WeightLayout& layout_of(std::string_view target) {
@@ -186,9 +172,9 @@ void py_pack_weight(PyObject* const* a) {
   const WeightShape shape{out_features, in_features, group_size(in_features, groups), a[3] != Py_None};
   Size bytes(packed_bytes(layout, weight_bits, shape));
   const Tensor packed = TensorMatcher({bytes}).of(kUint8).aligned().match("packed", a[0]);
-  const WithoutGil released;
-  pack_weight(layout, weight_bits,
-              {packed.data, q.of<int8_t>(), scales.of<float>(), offsets.of<float>(), shape, q.stride[0]});
+  const PackWeightArgs args{packed.data,         q.of<int8_t>(), scales.of<float>(),
+                            offsets.of<float>(), shape,          q.stride[0]};
+  run_op([=, &layout] { pack_weight(layout, weight_bits, args); });
 }
 
 // (name of the layout that the product wants, name of the target that has it)

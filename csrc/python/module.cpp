@@ -12,6 +12,7 @@
 #include "armllm/layouts.h"
 #include "armllm/threads.h"
 #include "families.h"
+#include "recording.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -58,17 +59,27 @@ PyMethodDef methods[] = {
 
 PYBIND11_MODULE(_kernels, m) {
   m.doc() = "Kernels of armllm, with their checks. Use armllm.kernels, which says what each computes.";
-  for (PyMethodDef* family :
-       {methods, elementwise_methods(), attention_methods(), matmul_methods(), moe_methods()}) {
+  for (PyMethodDef* family : {methods, elementwise_methods(), attention_methods(), matmul_methods(),
+                              moe_methods(), ranks_methods()}) {
     if (PyModule_AddFunctions(m.ptr(), family) != 0) throw py::error_already_set();
   }
   m.def("weight_layouts", weight_layouts);
   m.def("report", report);
   m.def("targets", compiled_targets);
   m.def("problem", [] { return chosen().problem; });
+  py::class_<Program>(m, "Program").def("run", &Program::run, py::call_guard<py::gil_scoped_release>());
+  m.def("start_recording", start_recording);
+  m.def("take_recording", take_recording);
+  m.def("stop_recording", stop_recording);
+  bind_ranks(m.ptr());
   m.def("set_num_threads", set_num_threads, py::arg("threads"), py::pos_only());
   m.def("get_num_threads", num_threads);
   m.def("use_own_threads", use_own_threads, py::arg("own"), py::pos_only());
+  m.def("count_threads", count_threads, py::arg("on"), py::pos_only());
+  m.def("thread_counts", [] {
+    const ThreadCounts counts = thread_counts();
+    return py::make_tuple(counts.regions, counts.meetings, counts.updates);
+  });
   m.def("thread_backend", [] { return std::string(thread_backend()); });
 }
 

@@ -4,6 +4,7 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "families.h"
+#include "recording.h"
 #include "tensor.h"
 
 namespace armllm {
@@ -57,8 +58,7 @@ void py_moe(PyObject* const* a) {
                      count,
                      out.stride[0],
                      x.stride[0]};
-  const WithoutGil released;
-  moe(chosen().table, form, type, function, args);
+  run_op([=] { moe(chosen().table, form, type, function, args); });
 }
 
 PyMethodDef methods[] = {

@@ -16,26 +16,29 @@ constexpr uintptr_t kAlignment = 64;
 PyTypeObject* tensor_type = nullptr;
 int (*read_tensor)(void* object, dlpack::Tensor* out) = nullptr;
 
-// A tensor with torch's negative bit stands for the negatives of the numbers in memory. A method of torch's
-// tells, which takes longer than all other checks. The bit lies in the tensor itself, as the sizes and
-// strides of one with few dimensions do, each at a distance that is the same in all of them. So a look there
-// says of almost every tensor that the bit is not set; where it may be, the method is asked.
+// A tensor with torch's negative bit stands for the negatives of the numbers in memory. A method of torch's,
+// is_neg, tells. It takes 68 ns for each tensor, where all of rms_norm with three of them takes 0.4 us:
+// nearly half. DLPack has no field for it, and torch's C++ interface would tie the extension to one release.
+// The bit lies in the tensor itself, as the sizes and strides of one with few dimensions do, each at a
+// distance that is the same in all of them. So a look there says of almost every tensor that the bit is not
+// set; where it may be, the method is asked.
 struct NegativeBit {
   ptrdiff_t strides = 0;  // from the sizes, as `word` is; 0: not known
   ptrdiff_t word = 0;
   uint64_t mask = 0;
 
-  static NegativeBit find(const dlpack::Tensor& tensor, const dlpack::Tensor& negative) {
-    constexpr ptrdiff_t kFarthest = 16;  // all before the bit is the same in both, so it is found at once
+  // The first bit from `first` on that is set in `negative` alone, in a word that is the same but for it.
+  static NegativeBit find(const dlpack::Tensor& tensor, const dlpack::Tensor& negative, ptrdiff_t first) {
+    constexpr ptrdiff_t kFarthest = 16;
     const ptrdiff_t strides = tensor.strides - tensor.shape;
     if (strides <= tensor.ndim || strides != negative.strides - negative.shape) return {};
-    ptrdiff_t word = strides;
-    while (word < kFarthest && tensor.shape[word] == negative.shape[word]) ++word;
-    if (word == kFarthest) return {};
-    const auto here = static_cast<uint64_t>(tensor.shape[word]),
-               there = static_cast<uint64_t>(negative.shape[word]);
-    const uint64_t mask = here ^ there;
-    return (mask & (mask - 1)) == 0 && (there & mask) != 0 ? NegativeBit{strides, word, mask} : NegativeBit{};
+    for (ptrdiff_t word = first > strides ? first : strides; word < kFarthest; ++word) {
+      const auto here = static_cast<uint64_t>(tensor.shape[word]),
+                 there = static_cast<uint64_t>(negative.shape[word]);
+      const uint64_t mask = here ^ there;
+      if (mask != 0 && (mask & (mask - 1)) == 0 && (there & mask) != 0) return {strides, word, mask};
+    }
+    return {};
   }
   bool surely_clear(const dlpack::Tensor& tensor) const {
     return strides != 0 && tensor.strides - tensor.shape == strides &&
@@ -189,6 +192,26 @@ Tensor TensorMatcher::match(const char* name, PyObject* object) const {
   return result;
 }
 
+namespace {
+
+// Whether the bit is that of other tensors, too: some bits of a tensor nobody ever writes to.
+bool holds(PyObject* tensor) {
+  constexpr int kTensors = 8;
+  PyObject* made[2 * kTensors] = {};  // alive at once, so that no two have the same memory
+  bool result = true;
+  for (int i = 0; i < 2 * kTensors; ++i) {
+    const bool is_plain = i % 2 == 0;
+    made[i] = PyObject_CallMethod(tensor, is_plain ? "detach" : "_neg_view", nullptr);
+    dlpack::Tensor one;
+    result = result && made[i] != nullptr && read_tensor(made[i], &one) == 0 &&
+             negative_bit.surely_clear(one) == is_plain;
+  }
+  for (PyObject* one : made) Py_XDECREF(one);
+  return result;
+}
+
+}  // namespace
+
 void use_torch(PyObject* type, PyObject* tensor, PyObject* negative) {
   PyObject* capsule = PyObject_GetAttrString(type, dlpack::kAttribute);
   const void* found = capsule == nullptr ? nullptr : PyCapsule_GetPointer(capsule, dlpack::kCapsule);
@@ -206,7 +229,12 @@ void use_torch(PyObject* type, PyObject* tensor, PyObject* negative) {
   negative_bit = {};
   const dlpack::Tensor one = read("tensor", tensor);
   dlpack::Tensor other;
-  if (read_tensor(negative, &other) == 0) negative_bit = NegativeBit::find(one, other);
+  if (read_tensor(negative, &other) == 0) {
+    negative_bit = NegativeBit::find(one, other, 0);
+    while (negative_bit.strides != 0 && !holds(tensor)) {
+      negative_bit = NegativeBit::find(one, other, negative_bit.word + 1);
+    }
+  }
   PyErr_Clear();
 }
 

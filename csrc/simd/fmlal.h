@@ -1,5 +1,9 @@
 // FMLAL for kernels/attention.h: products of two binary16 numbers, exact, added to floats. A load brings
-// eight elements, and each row costs two instructions for them. Included after neon.h and before the kernels.
+// eight elements, and each row costs two instructions for them.
+
+#pragma once
+
+#include "simd/primitives.h"
 
 ARMLLM_INLINE float16x4_t load_quad(const float16* p) { return vreinterpret_f16_u16(vld1_u16(&p->bits)); }
 

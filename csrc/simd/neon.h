@@ -1,5 +1,13 @@
 // The primitives of scalar.h in Advanced SIMD (Armv8.0). Included inside the namespace of a target.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#define ARMLLM_LANES 4
+#include <arm_neon.h>
+
+#include "targets/target.h"
+using namespace armllm;
+#endif
+
 inline constexpr int kLanes = 4;
 
 using Vf = float32x4_t;

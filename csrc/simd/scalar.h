@@ -3,6 +3,13 @@
 //
 // Included inside the namespace of a target, which has defined ARMLLM_LANES.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#include <immintrin.h>
+
+#include "targets/target.h"
+using namespace armllm;
+#endif
+
 inline constexpr int kLanes = ARMLLM_LANES;
 
 typedef float Vf __attribute__((vector_size(4 * ARMLLM_LANES)));

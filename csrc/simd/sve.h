@@ -5,6 +5,13 @@
 // ARMLLM_SVE_LANES, a power of two, says how many lanes of a vector are used at most: kLanes is a power of
 // two too, then. Arithmetic is in every lane all the same; what is loaded, stored and reduced is not.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#include <arm_sve.h>
+
+#include "targets/target.h"
+using namespace armllm;
+#endif
+
 #undef kLanes
 #define kLanes lane_count()
 

@@ -15,7 +15,6 @@ namespace armllm::amx {
 #include "simd/scalar.h"
 #include "kernels/fma.h"
 //
-#include "kernels/amx_tiles.h"
 #include "kernels/attention_amx.h"
 #include "kernels/dense_amx.h"
 

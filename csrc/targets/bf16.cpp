@@ -24,7 +24,6 @@ namespace armllm::bf16 {
 #include "kernels/fma.h"
 //
 #include "kernels/attention_bf16.h"
-#include "kernels/bfmmla_rows.h"
 //
 #include "kernels/dense_bf16.h"
 #include "kernels/panels_bf16.h"

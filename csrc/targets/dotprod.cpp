@@ -21,10 +21,6 @@ namespace armllm::dotprod {
 // clang-format off
 #include "simd/neon.h"
 #include "kernels/exp.h"
-#include "kernels/tanh.h"
-#include "kernels/softmax.h"
-#include "kernels/quantize.h"
-#include "kernels/kv_slots.h"
 #include "kernels/attention_int8.h"
 #include "kernels/entries.h"
 #include "kernels/matmul_sdot.h"

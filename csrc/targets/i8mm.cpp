@@ -22,10 +22,6 @@ namespace armllm::i8mm {
 // clang-format off
 #include "simd/neon.h"
 #include "kernels/exp.h"
-#include "kernels/tanh.h"
-#include "kernels/softmax.h"
-#include "kernels/quantize.h"
-#include "kernels/kv_slots.h"
 #include "kernels/attention_int8.h"
 #include "kernels/entries.h"
 #include "kernels/matmul_smmla.h"

@@ -39,11 +39,6 @@ namespace sixteen {
 #undef ARMLLM_ADDEND
 #include "simd/sve.h"
 #include "kernels/exp_sve.h"
-#include "kernels/tanh.h"
-#include "kernels/kv_slots.h"
-#include "kernels/kv_cache.h"
-#include "kernels/softmax.h"
-#include "kernels/attention_sve.h"
 #include "kernels/attention.h"
 }  // namespace sixteen
 using sixteen::attention_finish;

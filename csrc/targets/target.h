@@ -22,8 +22,16 @@
 // elements, or with the number of rows. Nothing in a build for use.
 #if defined(ARMLLM_MARK_LOOPS)
 #define ARMLLM_LOOP(name, n) __asm__ volatile("armllm_loop." name ".%c0.%=:" : : "i"(n))
+// Weights of so many bits: the features of a block, the panels that take it one after the other, and the
+// bytes of a tile's activations from which on features come in blocks.
+#define ARMLLM_BLOCK(bits, features, panels, bytes)                                             \
+  __asm__ volatile("armllm_block.%c0.%c1.%c2.%c3.%=:"                                           \
+                   :                                                                            \
+                   : "i"(bits), "i"(static_cast<int>(features)), "i"(static_cast<int>(panels)), \
+                     "i"(static_cast<int>(bytes)))
 #else
 #define ARMLLM_LOOP(name, n)
+#define ARMLLM_BLOCK(bits, features, panels, bytes)
 #endif
 #if defined(__clang__)
 #define ARMLLM_UNROLL _Pragma("unroll")

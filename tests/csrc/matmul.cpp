@@ -215,6 +215,13 @@ Result test_matmul(const Context& context) {
     for (const int64_t rows : {int64_t{1}, int64_t{33}, kRows})
       check_product(result, context, large, rows, true);
   }
+  // Enough features for more than one block of them, and panels for more than take a block together.
+  for (const int64_t group : {0, 32, 128}) {
+    if (!kIsFloat) break;
+    const Given<T> deep(bits, {70, 4224, group, group == 32}, false, random);
+    for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{17}, kRows})
+      check_product(result, context, deep, rows, true);
+  }
   return result;
 }
 

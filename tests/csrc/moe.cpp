@@ -29,16 +29,18 @@ struct Size {
   int64_t hidden, width, group_size;
 };
 
-// An expert's matrix, quantised or not, and its values.
+// An expert's matrix, quantised or not, its values, and the size of the terms that make each: a zero point is
+// taken off in floating point, so that a value of 0 can be the difference of two rounded numbers.
 template <class T>
 struct Weight {
   armllm::WeightShape shape;
-  std::vector<double> values;
+  std::vector<double> values, sizes;
   Array<char> stored;
 
   Weight(const Context& context, int bits, const armllm::WeightShape& s, Random& random)
       : shape(s),
         values(static_cast<size_t>(s.out_features * s.in_features)),
+        sizes(values.size()),
         stored(bits == 0 ? s.out_features * s.in_features * static_cast<int64_t>(sizeof(T))
                          : (armllm::packed_bytes(context.table, bits, s) + 63) / 64 * 64) {
     const int64_t n = s.out_features, k = s.in_features;
@@ -46,7 +48,10 @@ struct Weight {
     if (bits == 0) {
       T* p = reinterpret_cast<T*>(stored.data());
       random.fill(p, n * k, size);
-      for (int64_t i = 0; i < n * k; ++i) values[static_cast<size_t>(i)] = to_double(p[i]);
+      for (size_t i = 0; i < values.size(); ++i) {
+        values[i] = to_double(p[i]);
+        sizes[i] = fabs(values[i]);
+      }
       return;
     }
     const int64_t groups = s.group_size == 0 ? 1 : k / s.group_size, most = bits == 4 ? 7 : 127;
@@ -60,7 +65,9 @@ struct Weight {
     for (int64_t i = 0; i < n * k; ++i) {
       q[i] = static_cast<int8_t>(random.integer(-most - 1, most));
       const int64_t g = i / k * groups + i % k * groups / k;
-      values[static_cast<size_t>(i)] = static_cast<double>(scales[g]) * (q[i] - zeros[g]);
+      const auto scale = static_cast<double>(scales[g]);
+      values[static_cast<size_t>(i)] = scale * (q[i] - zeros[g]);
+      sizes[static_cast<size_t>(i)] = scale * (fabs(q[i]) + fabs(zeros[g]));
     }
     armllm::pack_weight(
         context.table, bits,
@@ -81,12 +88,11 @@ void product(const Weight<T>& weight, const std::vector<double>& x, const std::v
     for (size_t j = 0; j < k; ++j) {
       const double w = weight.values[i * k + j];
       out[i] += w * x[j];
-      size += fabs(w) * (fabs(x[j]) + x_error[j]);
+      size += weight.sizes[i * k + j] * (fabs(x[j]) + x_error[j]);
       error[i] += fabs(w) * x_error[j];
     }
-    // BFMMLA rounds to odd, which may cost twice a rounding to nearest; zero points are as large as what they
-    // are taken off.
-    error[i] += 2 * sum_error(static_cast<double>(k)) * size * (weight.shape.zero_points ? 3 : 1);
+    // BFMMLA rounds to odd, which may cost twice a rounding to nearest.
+    error[i] += 2 * sum_error(static_cast<double>(k)) * size;
   }
 }
 

@@ -28,12 +28,26 @@ Guarded::Guarded(Guarded&& other) noexcept : map_(other.map_), mapped_(other.map
   other.map_ = nullptr;
 }
 
-float to_float(float16 x) {
-  const int exponent = x.bits >> 10 & 31, mantissa = x.bits & 1023;
+namespace {
+
+float float_of_bits(int bits) {
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const float magnitude = exponent == 31  ? (mantissa != 0 ? NAN : INFINITY)
                           : exponent == 0 ? ldexpf(static_cast<float>(mantissa), -24)
                                           : ldexpf(static_cast<float>(1024 + mantissa), exponent - 25);
-  return (x.bits & 0x8000) != 0 ? -magnitude : magnitude;
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+}  // namespace
+
+// From a table, since references ask for the same numbers again and again.
+float to_float(float16 x) {
+  static const std::vector<float> all = [] {
+    std::vector<float> table(1 << 16);
+    for (size_t bits = 0; bits < table.size(); ++bits) table[bits] = float_of_bits(static_cast<int>(bits));
+    return table;
+  }();
+  return all[x.bits];
 }
 void from_float(float x, float16& out) {
   const int sign = signbit(x) ? 0x8000 : 0;
@@ -82,9 +96,10 @@ int64_t Random::integer(int64_t low, int64_t high) {
   return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
 }
 float Random::normal() {
-  double sum = -6;
-  for (int i = 0; i < 12; ++i) sum += uniform();
-  return static_cast<float>(sum);
+  // Twelve uniform numbers, added as integers: emulators are slow at doubles.
+  int64_t sum = -6 * (int64_t{1} << 53);
+  for (int i = 0; i < 12; ++i) sum += static_cast<int64_t>(next() >> 11);
+  return static_cast<float>(sum) * 0x1p-53f;
 }
 
 void Result::fail(const std::string& message) {

@@ -74,10 +74,8 @@ def test_sve_multiplies_no_faster_where_its_vectors_are_long(operation):
     """On Neoverse-V1, of 256 bits: why quantised products have no SVE version (docs/kernels.md)."""
     (core,) = (core for core in tool.CORES if core.name == "neoverse-v1")
     neon = operation.replace("z", "v").replace(".s", ".4s").replace(".b", ".16b").replace(".d", ".16b")
-    wide, narrow = (
-        tool.simulate(tool.find_llvm_mca(), [text.format(index) for index in range(24)], core)[0]
-        for text in (operation, neon)
-    )
+    bodies = [[text.format(index) for index in range(24)] for text in (operation, neon)]
+    (wide, _), (narrow, _) = tool.simulate(tool.find_llvm_mca(), bodies, core)
     assert wide == pytest.approx(12, abs=0.2)
     assert narrow == pytest.approx(6, abs=0.2)
 

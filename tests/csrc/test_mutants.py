@@ -106,7 +106,7 @@ GROUPS = (
         Mutant(
             "an expert gets every other of its tokens twice",
             "moe_w4a8_f32",
-            "csrc/kernels/matmul.h",
+            "csrc/kernels/matmul_activations.h",
             "const int64_t row = from.ids[r];",
             "const int64_t row = from.ids[r - r % 2];",
         ),

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "armllm/kernels.h"
@@ -37,6 +38,19 @@ enum class KvCacheType : int { plain, int8 };
   ((cache) == ::armllm::KvCacheType::int8 ? ARMLLM_OF_STORAGE(table, op##_int8, storage) \
                                           : ARMLLM_OF_STORAGE(table, op, storage))
 
+// An op that is run in pieces: rows of a norm, chunks of an activation.
+struct PiecewiseOp {
+  std::function<void(int64_t begin, int64_t end)> run;
+  int64_t count;          // of rows or chunks
+  int64_t elements_each;  // what one costs, in elements that are only copied
+};
+PiecewiseOp rms_norm_pieces(const KernelTable& table, Storage storage, const RmsNormArgs& args);
+PiecewiseOp fused_add_rms_norm_pieces(const KernelTable& table, Storage storage,
+                                      const FusedAddRmsNormArgs& args);
+PiecewiseOp layer_norm_pieces(const KernelTable& table, Storage storage, const LayerNormArgs& args);
+PiecewiseOp activation_pieces(const KernelTable& table, Function function, Storage storage,
+                              const ActivationArgs& args);
+
 void rms_norm(const KernelTable& table, Storage storage, const RmsNormArgs& args);
 void fused_add_rms_norm(const KernelTable& table, Storage storage, const FusedAddRmsNormArgs& args);
 // Positions must be in [0, max_position).
@@ -46,6 +60,17 @@ void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& 
 void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args);
 // Of one storage type, it copies.
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args);
+
+// out[t] = table[rows[t]]
+struct GatherRowsArgs {
+  void* out;
+  const void* table;
+  const int64_t* rows;  // [tokens], in [0, num_rows)
+  int64_t tokens, width;
+  int64_t out_stride, table_stride;
+  int64_t num_rows;
+};
+void gather_rows(Storage storage, const GatherRowsArgs& args);
 
 KvCacheLayout kv_cache_layout(const KernelTable& table, Storage storage, KvCacheType cache,
                               const KvCacheShape& shape);
@@ -74,8 +99,15 @@ enum class WeightForm : int { dense, panels, int4, int8 };
 constexpr int bits_of(WeightForm form) {  // of a packed weight, else 0
   return form == WeightForm::int4 ? 4 : form == WeightForm::int8 ? 8 : 0;
 }
+// Ops in the region of a product, to the bits of calls of their own: a norm that makes the rows of x, and an
+// activation of what the product has written. Null: none.
+struct Beside {
+  const PiecewiseOp* norm = nullptr;
+  const PiecewiseOp* activation = nullptr;
+};
 // args.activations is ignored: the scratch memory is the driver's.
-void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& args);
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& args,
+            const Beside& beside = {});
 
 // A mixture of experts in one call: out[t] = sum_j expert_weights[t, j] * mlp(x[t]) of expert
 // expert_ids[t, j], where mlp(x) = down(function(gate(x)) * up(x)). Between the products all is float; both

@@ -18,7 +18,7 @@ from armllm.kernels.attention import (
     write_kv_cache,
 )
 from armllm.kernels.dense import PanelWeight, linear, pack_panels
-from armllm.kernels.elementwise import fused_add_rms_norm, layer_norm, rms_norm, rotary_embedding
+from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_norm, rms_norm, rotary_embedding
 from armllm.kernels.matmul import (
     PackedWeight,
     matmul_w4a8,
@@ -38,6 +38,7 @@ __all__ = [
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",
+    "gather_rows",
     "gelu",
     "gelu_and_mul",
     "get_num_threads",

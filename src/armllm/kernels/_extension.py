@@ -14,7 +14,7 @@ except ImportError as error:
         "Install the wheel for this machine, or run `pip install .` in a checkout."
     ) from error
 
-__all__ = ["aligned_bytes", "extension"]
+__all__ = ["ALIGNMENT", "aligned_bytes", "extension"]
 
 ALIGNMENT = 64  # bytes: a cache line
 _TENSOR = torch.zeros(1, 1)

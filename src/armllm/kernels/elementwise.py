@@ -55,3 +55,15 @@ def rotary_embedding(
     Raises ValueError that names the wrong argument, also if a position is outside the cache.
     """
     extension.rotary_embedding(positions, query, key, cos_sin_cache, interleaved)
+
+
+def gather_rows(out: Tensor, table: Tensor, rows: Tensor) -> None:
+    """Copy the ``rows`` of ``table`` to ``out``: ``out[t] = table[rows[t]]``.
+
+    - ``table``: [num_rows, d] of float32, float16 or bfloat16.
+    - ``rows``: int64 [tokens].
+    - ``out``: [tokens, d] of the table's dtype; it must not overlap the table.
+
+    Raises ValueError that names the wrong argument, also if there is no such row; then nothing is written.
+    """
+    extension.gather_rows(out, table, rows)

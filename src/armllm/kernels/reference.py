@@ -13,14 +13,14 @@ import math
 import torch
 from torch import Tensor
 
-from armllm.kernels.reference_matmul import (
+from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface
     PackedWeight,
     matmul_w4a8,
     matmul_w8a8,
     pack_weight,
     quantize_rows,
 )
-from armllm.kernels.reference_moe import (
+from armllm.kernels.reference_moe import (  # noqa: F401 - part of the same interface
     Experts,
     join_experts,
     moe_bf16,
@@ -29,47 +29,6 @@ from armllm.kernels.reference_moe import (
     moe_w4a8,
     moe_w8a8,
 )
-
-__all__ = [
-    "Experts",
-    "KVCacheLayout",
-    "PackedWeight",
-    "PanelWeight",
-    "allocate_kv_cache",
-    "convert",
-    "fused_add_rms_norm",
-    "gelu",
-    "gelu_and_mul",
-    "get_num_threads",
-    "join_experts",
-    "kv_cache_layout",
-    "layer_norm",
-    "linear",
-    "matmul_w4a8",
-    "matmul_w8a8",
-    "moe_bf16",
-    "moe_f16",
-    "moe_f32",
-    "moe_w4a8",
-    "moe_w8a8",
-    "pack_panels",
-    "pack_weight",
-    "paged_attention",
-    "quantize_rows",
-    "quick_gelu",
-    "relu",
-    "report",
-    "rms_norm",
-    "rotary_embedding",
-    "set_num_threads",
-    "silu_and_mul",
-    "targets",
-    "thread_backend",
-    "use_own_threads",
-    "weight_layouts",
-    "weight_target",
-    "write_kv_cache",
-]
 
 OPS = (
     "rms_norm",
@@ -200,6 +159,11 @@ def relu(out: Tensor, x: Tensor) -> None:
 def convert(out: Tensor, x: Tensor) -> None:
     """Store x in the dtype of ``out``, rounded to nearest even, ``[T, d]``."""
     out.copy_(x)
+
+
+def gather_rows(out: Tensor, table: Tensor, rows: Tensor) -> None:
+    """Store ``table[rows]``, ``[T, d]``."""
+    out.copy_(table[rows])
 
 
 def kv_cache_layout(

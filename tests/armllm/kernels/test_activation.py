@@ -98,7 +98,7 @@ def test_an_unknown_approximation_is_refused():
 
 
 def test_the_reference_has_every_function_that_the_kernels_have():
-    assert set(reference.__all__) == set(kernels.__all__)
+    assert [name for name in kernels.__all__ if not hasattr(reference, name)] == []
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

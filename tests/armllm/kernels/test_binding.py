@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 from pathlib import Path
 
@@ -18,7 +19,11 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROWS, COLUMNS, OUT = 3, 37, 19
 TOKENS, KV_HEADS, GROUP, HEAD_DIM, BLOCK, BLOCKS = 5, 2, 3, 16, 16, 4
 HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention"}
-ANY_SIZE = {("paged_attention", "block_tables"), ("rotary_embedding", "cos_sin_cache")}
+ANY_SIZE = {
+    ("gather_rows", "table"),
+    ("paged_attention", "block_tables"),
+    ("rotary_embedding", "cos_sin_cache"),
+}
 """Tensors which may be larger or smaller, their rows anywhere."""
 
 
@@ -31,14 +36,25 @@ def parameters(name):
 
 
 NO_KERNELS = {"use_torch", "check_matrix", "check_packed", "check_quantized", "pack_weight"}
-NAMES = [
+FUNCTIONS = [
     name
     for name in dir(extension)
-    if not name.startswith("_")
-    and name not in NO_KERNELS
-    and {"out", "q", "x", "key"} & set(parameters(name))
+    if not name.startswith("_") and not inspect.isclass(getattr(extension, name))
+]
+NAMES = [
+    name for name in FUNCTIONS if name not in NO_KERNELS and {"out", "q", "x", "key"} & set(parameters(name))
 ]
 MEMORY = []
+
+
+def gatherer_of_one():
+    """A rank that is alone: the whole is its part."""
+    file = os.memfd_create("ranks")
+    try:
+        os.ftruncate(file, extension.Ranks.bytes(1))
+        return extension.Gatherer(extension.Ranks(file, 0, 1, 1.0), [[(0, 0, COLUMNS)]])
+    finally:
+        os.close(file)
 
 
 def arguments(name, dtype):
@@ -55,6 +71,9 @@ def arguments(name, dtype):
     if name == "convert":
         other = torch.float32 if dtype is not torch.float32 else torch.bfloat16
         return [torch.zeros_like(x, dtype=other), x]
+    if name.startswith("gather"):
+        how = gatherer_of_one() if name == "gather_parts" else torch.arange(ROWS).flip(0)
+        return [torch.zeros_like(x), x, how]
     gates = 2 if name.endswith("_and_mul") else 1
     return [torch.zeros_like(x), x.repeat(1, gates)]
 
@@ -331,6 +350,25 @@ def test_a_torch_whose_tensors_cannot_be_read_is_refused():
     kernels.relu(x, x)  # what was learnt before holds
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_call_does_again_what_it_did(name):
+    """A call that is not recorded would be missing in every replay."""
+    values = arguments(name, torch.float32)
+    before = copies(values)
+    extension.start_recording()
+    getattr(extension, name)(*values)
+    program = extension.take_recording()
+    extension.stop_recording()
+    assert program is not None
+    done = copies(values)
+    for value, old in zip(values, before, strict=True):
+        if isinstance(value, torch.Tensor):
+            value.copy_(old)
+    program.run()
+    for tensor, expected in zip(written(name, values), written(name, done), strict=True):
+        assert torch.equal(tensor, expected)
+
+
 def test_the_stub_says_what_the_module_has():
     stub = ast.parse(Path(armllm.__file__).with_name("_kernels.pyi").read_text(encoding="utf-8"))
     said = {
@@ -338,5 +376,5 @@ def test_the_stub_says_what_the_module_has():
         for node in stub.body
         if isinstance(node, ast.FunctionDef)
     }
-    there = {name: parameters(name) for name in dir(extension) if not name.startswith("_")}
+    there = {name: parameters(name) for name in FUNCTIONS}
     assert said == there

@@ -87,6 +87,10 @@ FITTING = {
         "x": ones(TOKENS, HIDDEN, dtype=t), "residual": ones(TOKENS, HIDDEN, dtype=t),
         "weight": ones(HIDDEN, dtype=t), "eps": 1e-6,
     },
+    "gather_rows": lambda t, _: {
+        "out": ones(TOKENS, HIDDEN, dtype=t), "table": ones(5, HIDDEN, dtype=t),
+        "rows": torch.tensor([4, 0, 2]),
+    },
     "gelu": lambda t, _: plain(t, approximate="tanh"),
     "gelu_and_mul": lambda t, _: plain(t, 2 * HIDDEN, approximate="tanh"),
     "join_experts": lambda t, _: {

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Tell what several ranks cost: CPU time of a step of each, beside one process's, and the gathers' share.
+
+    python tools/bench_models.py build/bench
+    python tools/profile_ranks.py build/bench/90m --dtype bfloat16
+
+CPU time, which other work on the machine changes little. That of rank 0 has sampling and detokenizing, and
+both have the time for which they wait awake. The gathers are those of rank 0: copies, and waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from armllm import LLM, SamplingParams
+from armllm.layers.ranks import Gather
+
+NANOSECONDS = 1e9
+
+
+class Gathers:
+    """CPU seconds of this process within gathers."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        call = Gather.__call__
+
+        def timed(gather: Gather, x: Any) -> Any:
+            started = time.thread_time()
+            out = call(gather, x)
+            self.seconds += time.thread_time() - started
+            return out
+
+        Gather.__call__ = timed  # type: ignore[method-assign, assignment]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that the living threads of a process have used."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / NANOSECONDS
+
+
+def profile(llm: LLM, gathers: Gathers, sequences: int, tokens: int) -> tuple[list[float], float]:
+    """CPU milliseconds per step of each rank, and the share of the gathers in rank 0's."""
+    followers = llm.llm_engine.followers
+    pids = [] if followers is None else followers.pids
+    prompts = [[5 + number] * 8 for number in range(sequences)]
+
+    def run(count: int) -> list[float]:
+        before = [time.process_time(), *map(cpu_seconds, pids)]
+        gathers.seconds = 0
+        params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.8, seed=1)
+        llm.generate(prompts, params, use_tqdm=False)
+        after = [time.process_time(), *map(cpu_seconds, pids)]
+        return [end - start for start, end in zip(before, after, strict=True)]
+
+    run(4)
+    seconds = run(tokens)
+    return [1e3 * one / tokens for one in seconds], gathers.seconds / seconds[0]
+
+
+def main() -> int:
+    """Print a table, a row per number of sequences."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quantization")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    gathers = Gathers()
+    found: dict[int, list[tuple[list[float], float]]] = {}
+    for size in (1, arguments.ranks):
+        llm = LLM(
+            arguments.model,
+            dtype=arguments.dtype,
+            quantization=arguments.quantization,
+            tensor_parallel_size=size,
+            max_model_len=arguments.tokens + 16,
+            skip_tokenizer_init=True,
+        )
+        llm.llm_engine.runner.decode.most_sequences = 0  # a replay has no Python between its ops
+        found[size] = [profile(llm, gathers, count, arguments.tokens) for count in arguments.sequences]
+        del llm
+    print("| sequences | one process, ms | each rank, ms | of one process | gathers |")
+    print("| ---: | ---: | --- | --- | ---: |")
+    for count, (alone, _), (ranks, share) in zip(
+        arguments.sequences, found[1], found[arguments.ranks], strict=True
+    ):
+        each = ", ".join(f"{one:.2f}" for one in ranks)
+        parts = ", ".join(f"{one / alone[0]:.0%}" for one in ranks)
+        print(f"| {count} | {alone[0]:.2f} | {each} | {parts} | {share:.1%} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
