@@ -58,10 +58,10 @@ class Signer:
     issuer: str
 
 
-def verify(path: Path, *, statement: Path | None = None, signer: Signer | None = None) -> tuple[Check, ...]:
+def check(path: Path, *, statement: Path | None = None, signer: Signer | None = None) -> tuple[Check, ...]:
     """Check a wheel or an image against all that is said of it.
 
-    ``statement`` is the provenance file; None: the one beside a wheel, if any. With ``signer`` a wheel must
+    ``statement`` is the provenance file; None: the one beside it, if any. With ``signer`` a wheel must
     have a signature of theirs beside it. Raises UsageError for what is neither, or a file that is not there.
     """
     if statement and not statement.is_file():
@@ -117,9 +117,9 @@ def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Che
 def _bill(bill: Mapping[str, Any], name: FileName | None) -> Iterator[str]:
     """Yield where armbuild's bill of materials contradicts the wheel that it is in."""
     whole = bill["metadata"]["component"]
-    said = f"{canonicalize_name(whole['name'])} {whole['version']}"
-    if name and said != f"{name.name} {name.version}":
-        yield f"it is of {said}, the wheel is {name.name} {name.version}"
+    subject = f"{canonicalize_name(whole['name'])} {whole['version']}"
+    if name and subject != f"{name.name} {name.version}":
+        yield f"it is of {subject}, the wheel is {name.name} {name.version}"
 
 
 def _tools(bill: Mapping[str, Any]) -> frozenset[str]:
@@ -141,10 +141,10 @@ def _provenance(
     """Check that a statement is of these bytes, and that it agrees with the bill of materials in them."""
     problems, holds = [], ""
     try:
-        said = json.loads(_document(file))
-        definition = said["predicate"]["buildDefinition"]
+        statement = json.loads(_document(file))
+        definition = statement["predicate"]["buildDefinition"]
         source, *materials = definition["resolvedDependencies"]
-        problems = list(_subject(path, said))
+        problems = list(_subject(path, statement))
         project = canonicalize_name(definition["externalParameters"]["project"])
         if name and project != name.name:
             problems.append(f"it is of the project {project}, the wheel is {name.name}")
@@ -165,10 +165,10 @@ def _material(part: Mapping[str, Any]) -> set[str]:
     return _package(str(part.get("uri", "")))
 
 
-def _subject(path: Path, said: Mapping[str, Any]) -> Iterator[str]:
-    if (said["_type"], said["predicateType"]) != (provenance.STATEMENT, provenance.PREDICATE):
-        yield f"it is {said['predicateType']} in {said['_type']}, not SLSA provenance v1"
-    (subject,) = said["subject"]
+def _subject(path: Path, statement: Mapping[str, Any]) -> Iterator[str]:
+    if (statement["_type"], statement["predicateType"]) != (provenance.STATEMENT, provenance.PREDICATE):
+        yield f"it is {statement['predicateType']} in {statement['_type']}, not SLSA provenance v1"
+    (subject,) = statement["subject"]
     if subject["name"] != path.name:
         yield f"it is of {subject['name']}"
     found = provenance.sha256(path)
@@ -209,29 +209,70 @@ def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
 
 
 def _image(path: Path, file: Path | None) -> Iterator[Check]:
-    """Check each image of an archive: its digests, its labels, and its bill of materials."""
+    """Check each image of an archive: its digests, its labels, its bill of materials, its provenance."""
     number, count = 0, 1
+    images = []
+    beside = path.with_name(path.name + provenance.SUFFIX)
     while number < count:
         report = audit.audit(path, image=number, keep=claims.keep)
-        said = claims.read(report)
+        image = claims.read(report)
+        images.append(image)
         number, count = number + 1, report.images
-        name = f"{said.name or path.name}, linux/{said.architecture}, {said.digest}"
+        name = f"{image.name or path.name}, linux/{image.architecture}, {image.digest}"
         yield from _checks("image", report.errors, f"{name}: every layer has its digest")
-        about_bill = [error for error in said.errors if error.startswith(SBOM)]
-        others = [error for error in said.errors if error not in about_bill]
-        if said.labels or others:
-            yield from _checks("labels", others, f"{len(said.labels)} labels, as the content is")
+        about_bill = [error for error in image.errors if error.startswith(SBOM)]
+        others = [error for error in image.errors if error not in about_bill]
+        if image.labels or others:
+            yield from _checks("labels", others, f"{len(image.labels)} labels, as the content is")
         else:
             yield Check(part="labels", ok=None, text="none on the image")
-        if said.sbom is None and not about_bill:
+        if image.sbom is None and not about_bill:
             yield Check(part="sbom", ok=None, text="none in the image")
         else:
-            components = len(said.sbom["components"]) if said.sbom else 0
+            components = len(image.sbom["components"]) if image.sbom else 0
             yield from _checks("sbom", about_bill, f"components: {components}, as installed")
-        yield from _origin(said, file) if file else ()
+        yield from _origin(image, file) if file and not _is_of_images(file) else ()
+    if file is None or _is_of_images(file):
+        statement = file or beside
+        if statement.is_file():
+            yield from _image_provenance(path, statement, images)
+        else:
+            yield Check(part="provenance", ok=None, text="none beside it")
 
 
-def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
+def _is_of_images(file: Path) -> bool:
+    """Return whether a statement is of an archive, not of the wheel that an image was made of."""
+    try:
+        return not str(json.loads(_document(file))["subject"][0]["name"]).endswith(".whl")
+    except BROKEN:
+        return False
+
+
+def _image_provenance(path: Path, file: Path, images: Iterable[claims.Claims]) -> Iterator[Check]:
+    """Check that a statement is of this archive and its images, with the packages of their bills."""
+    problems, holds = [], ""
+    try:
+        statement = json.loads(_document(file))
+        archive, *manifests = statement["subject"]
+        problems = list(_subject(path, {**statement, "subject": [archive]}))
+        stated = {f"sha256:{item['digest']['sha256']}" for item in manifests}
+        if stated != {image.digest for image in images}:
+            problems.append("it names other images than the archive holds")
+        parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+        used = {str(part["uri"]) for part in parts if "uri" in part}
+        listed = {part["purl"] for image in images if image.sbom for part in image.sbom["components"]}
+        for how, difference in (
+            ("leaves out", listed - used),
+            ("has, and the bill of materials has not", used - listed),
+        ):
+            problems += [f"it {how}: {', '.join(sorted(difference))}"] if difference else []
+        holds = f"of these bytes, with {len(used)} packages"
+    except BROKEN as error:
+        problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
+    yield from _checks("provenance", problems, holds)
+
+
+def _origin(image: claims.Claims, file: Path) -> Iterator[Check]:
     """Check that an image's labels name the version and the commit that a wheel's provenance states."""
     problems = []
     revision = ""
@@ -240,7 +281,7 @@ def _origin(said: claims.Claims, file: Path) -> Iterator[Check]:
         revision = provenance.commit(statement) or "no commit"
         version = str(parse_name(statement["subject"][0]["name"]).version)
         for label, stated in (("version", version), ("revision", revision)):
-            value = said.labels.get(f"org.opencontainers.image.{label}", "nothing")
+            value = image.labels.get(f"org.opencontainers.image.{label}", "nothing")
             if value != stated:
                 problems.append(f"it states the {label} {stated}, the image's label {value}")
     except (UsageError, *BROKEN) as error:

@@ -36,13 +36,13 @@ _PIPE_WIDTH = 110
 _RESERVE = 2 << 30
 
 
-def explain(isa: Isa) -> Iterator[str]:
-    """Yield the lines of ``armbuild detect`` for people."""
+def explain(isa: Isa, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the lines of ``armbuild detect`` for people; ``verbose`` names every op and further feature."""
     yield from _identity(isa)
     yield ""
-    yield from _features(isa)
+    yield from _features(isa, verbose=verbose)
     yield ""
-    yield from _kernels(isa)
+    yield from _kernels(isa, verbose=verbose)
     yield ""
     yield from _advice(isa)
     for note in isa.notes:
@@ -71,7 +71,7 @@ def _identity(isa: Isa) -> Iterator[str]:
             yield f"{unit}:      vectors of {bits} bits"
 
 
-def _features(isa: Isa) -> Iterator[str]:
+def _features(isa: Isa, *, verbose: bool) -> Iterator[str]:
     if isa.machine != "aarch64":
         yield from _wrapped("features: ", ", ".join(sorted(isa.features)))
         return
@@ -82,10 +82,11 @@ def _features(isa: Isa) -> Iterator[str]:
         if name not in isa.features:
             yield f"lacks:    {name:<9} {what_it_buys()[name]}"
     rest = sorted(isa.features - set(_MATTERS))
-    yield from _wrapped("further:  ", ", ".join(rest) or "none")
+    listed = ", ".join(rest) or "none" if verbose else f"{len(rest)} features (--verbose names them)"
+    yield from _wrapped("further:  ", listed)
 
 
-def _kernels(isa: Isa) -> Iterator[str]:
+def _kernels(isa: Isa, *, verbose: bool) -> Iterator[str]:
     """Yield one line per kernel target with its ops, and what would make the ops better."""
     by_target: dict[str, list[str]] = {}
     for op, target in isa.kernels().items():
@@ -93,7 +94,8 @@ def _kernels(isa: Isa) -> Iterator[str]:
     for target in [entry.name for entry in reversed(kernel_targets())]:
         ops = by_target.get(target)
         if ops:
-            yield from _wrapped(f"kernels:  {target:<9} ", ", ".join(ops))
+            listed = ", ".join(ops) if verbose else f"{len(ops)} op{'s' if ops[1:] else ''}"
+            yield from _wrapped(f"kernels:  {target:<9} ", listed)
             for why in sorted(
                 {why_not_better(op, target, isa.features, isa.machine, isa.sve_vector_bits) for op in ops}
                 - {""}

@@ -19,14 +19,14 @@ import pytest
 from tests.armbuild import wheels
 from tests.armbuild.audit.conftest import make_elf
 from tests.armbuild.image import small
-from tests.armbuild.target.test_debian import package
+from tests.armbuild.target.test_deb_files import package
 
 import armisa.cpuinfo
 from armbuild import audit, index
 from armbuild.artifact import symbols, wheelfile
 from armbuild.errors import ArmbuildError
 from armbuild.image import claims, reader, unpack
-from armbuild.target import debian
+from armbuild.target import deb_files
 from armbuild.wheel import fetch
 from armisa.errors import IsaError
 
@@ -186,8 +186,8 @@ def deb(random, folder):
     content = damaged(random, package(folder, members).read_bytes())
     path = written(folder / "x.deb", with_checksums(content) if random.random() < 0.5 else content)
     (root := folder / "root").mkdir()
-    debian.unpack([path], root)
-    debian.control(path)
+    deb_files.unpack([path], root)
+    deb_files.control(path)
 
 
 def read_image(path, folder):
@@ -197,7 +197,7 @@ def read_image(path, folder):
     (root := folder / "root").mkdir()
     with reader.open_image(path) as image:
         for manifest in image.manifests():
-            unpack.unpack(image, manifest, root)
+            unpack.into_folder(image, manifest, root)
             break
 
 

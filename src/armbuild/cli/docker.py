@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, with_settings
 from armbuild.wheel.settings import KERNELS
 
 if TYPE_CHECKING:
+    from armbuild.cli.progress import Progress
     from armbuild.image.build import Built
     from armbuild.image.plan import ImagePlan
 
@@ -20,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command("docker")(docker_command)
 
 
-@with_settings("baseline", *KERNELS)
+@with_settings("baseline", *KERNELS, "cpu", "require_proof")
 def docker_command(
     project: Annotated[Path, typer.Argument(help="The engine's source folder, without --wheel.")] = Path(),
     *,
@@ -68,13 +70,13 @@ def docker_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import engines  # noqa: PLC0415
     from armbuild.image import plan as planning  # noqa: PLC0415
-    from armbuild.image.build import build  # noqa: PLC0415
     from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
 
     if mirror:
@@ -84,8 +86,7 @@ def docker_command(
                 f"--mirror goes with --builder oci; {builder} uses its build image's archive"
             )
     process.interrupt_on_termination()
-    image = planning.plan(
-        project,
+    settings = planning.ImageSettings(
         platform=platform,
         wheels=wheel or (),
         python=python,
@@ -93,24 +94,27 @@ def docker_command(
         index=torch_index,
         with_model=with_model,
         base=base,
-        wheel_settings={name: value for name, value in options.items() if value is not None},
+        wheel_settings={
+            name: value
+            for name, value in options.items()
+            if value is not None and name not in ("cpu", "require_proof")
+        },
+        cpus=options["cpu"] or (),
+        require_proof=options["require_proof"],
         tag=tag,
         labels=label or (),
         builder=builder,
         output=output,
         push=push,
     )
+    image = planning.plan_image(project, settings)
     if plan_only:
         print(json.dumps(image.as_dict(), indent=2) if as_json else _plan_text(image))
         return 0
     engines.check(image)
-    progress = Progress()
+    progress = Progress(quiet=quiet)
     with cache.work_folder("image") as work, logs(work, shown=verbose):
-        if image.builder == "oci":
-            result = _report(build(image, work, mirror=mirror, step=progress.step, note=progress.note), image)
-        else:
-            with progress.step(image.builder, "docker/Dockerfile"):
-                result = engines.build(image, work)
+        result = _build(image, work, progress, mirror)
         if push:
             with progress.step("push", image.tag):
                 engines.push(image, work)
@@ -119,9 +123,37 @@ def docker_command(
     return 0
 
 
-def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
+def _build(image: ImagePlan, work: Path, progress: Progress, mirror: str | None) -> dict[str, Any]:
+    """Build the image, serve from it where the plan says so, and return what was built as a JSON value."""
+    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.image import engines, smoke  # noqa: PLC0415
+    from armbuild.image.build import build_image  # noqa: PLC0415
+    from armbuild.wheel import provenance  # noqa: PLC0415
+
+    draft = replace(image, output=work / "unproven" / image.output.name) if image.cpus else image
+    files = [draft.output]
+    built = None
+    if image.builder == "oci":
+        built = build_image(draft, work, mirror=mirror, step=progress.step, note=progress.note)
+        files.append(draft.output.with_name(f"{draft.output.name}{provenance.SUFFIX}"))
+    else:
+        with progress.step(image.builder, "docker/Dockerfile"):
+            result = engines.build(draft, work)
+    runs = None
+    if image.cpus:
+        with progress.step("smoke", ", ".join(image.cpus)):
+            report = smoke.prove(draft.output, image.cpus, work, mirror=mirror, on_step=progress.note)
+        cache.move_all_into(files, image.output.parent)
+        runs = report.as_dict()["results"]
+    result = _report(built, image, quiet=progress.quiet) if built else {**result, "path": str(image.output)}
+    return {**result, "smoke": runs}
+
+
+def _report(built: Built, plan: ImagePlan, *, quiet: bool) -> dict[str, Any]:
     """Say on stderr what was built, and return it as a JSON value."""
-    lines = [str(built.archive.path)]
+    from armbuild.wheel import provenance  # noqa: PLC0415 - heavy modules load when the command runs
+
+    lines = [str(plan.output)]
     platforms = {}
     for name, platform in built.platforms.items():
         facts = platform.facts
@@ -147,13 +179,16 @@ def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
             **{key: value for key, value in facts.items() if key != "schema"},
             "labels": dict(platform.image.annotations),
         }
+    lines.append(f"  proven on {', '.join(plan.cpus)}" if plan.cpus else "  audited, not proven: not run")
     lines.append(f"  {plan.tag}; load it with: docker load -i FILE, podman load -i FILE")
-    print("\n".join(lines), file=sys.stderr)
+    if not quiet:
+        print("\n".join(lines), file=sys.stderr)
     return {
         "schema": 1,
         "ok": True,
         "builder": plan.builder,
-        "path": str(built.archive.path),
+        "path": str(plan.output),
+        "provenance": f"{plan.output}{provenance.SUFFIX}",
         "size": built.archive.size,
         "tag": plan.tag,
         "digest": built.archive.digest,
@@ -184,6 +219,7 @@ def _plan_text(plan: ImagePlan) -> str:
         *((("model", facts["model"]),) if plan.model else ()),
         ("layers", " -> ".join(facts["layers"])),
         ("tag", plan.tag),
+        *((("smoke", ", ".join(plan.cpus)),) if plan.cpus else ()),
         ("output", facts["output"] + (", then pushed" if plan.push else "")),
     ]
     return "\n".join(f"{name:<12}{value}" for name, value in rows)

@@ -27,7 +27,7 @@ def matrix_command(
     options: Options,
     verbose: Traceback = False,
 ) -> int:
-    """Print one job per project, Python and core, in the form that a CI system reads."""
+    """Print one job per project and Python, in the form that a CI system reads."""
     from armbuild.errors import UsageError  # noqa: PLC0415
     from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs

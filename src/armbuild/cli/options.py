@@ -30,6 +30,7 @@ Verbose = Annotated[
         "--verbose", help="Show what the tools say, and where errors arise.", rich_help_panel=OUTPUT
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.", rich_help_panel=OUTPUT)]
 Traceback = Annotated[
     bool, typer.Option("--verbose", help="Show where errors arise.", rich_help_panel=OUTPUT)
 ]
@@ -97,7 +98,7 @@ def _option(setting: Setting) -> Any:
     return typer.Option(
         *names,
         *([about.short] if about.short else []),
-        metavar=setting.metavar,
+        metavar=setting.metavar.replace("|", " | ") if setting.metavar else None,  # to wrap between them
         help=about.help + repeated,
         rich_help_panel=about.group,
     )

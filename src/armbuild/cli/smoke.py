@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from armbuild.cli import smoke_image
 from armbuild.cli.options import AsJson, Mirror, Options, Verbose, with_settings
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command("smoke")(smoke_command)
 
 
-@with_settings("imports", "command", "requires", "cpu")
+@with_settings("imports", "command", "requires", "cpu", "sandbox")
 def smoke_command(
     wheel: Annotated[
         Path, typer.Argument(help="An AArch64 wheel, of armllm or with a test of yours, or an image.")
@@ -54,6 +55,7 @@ def smoke_command(
         command=options["command"] or "",
         requires=tuple(options["requires"] or ()),
         project=Path.cwd(),
+        sandbox=bool(options["sandbox"]),
     )
     if mirror:
         debian.check_address(mirror)
@@ -66,17 +68,23 @@ def smoke_command(
         report = _smoke_wheel(wheel, names, tests, mirror=mirror, timeout=timeout, verbose=verbose)
         print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
         return 0 if report.ok else 1
-    from armbuild.cli.smoke_image import smoke_image  # noqa: PLC0415
+    _check_image_options(tests, engine=engine, unsafe=unsafe)
+    return smoke_image.run(
+        wheel, names, mirror=mirror, engine=engine, unsafe=unsafe, as_json=as_json, verbose=verbose
+    )
 
+
+def _check_image_options(tests: UserTests, *, engine: str | None, unsafe: bool) -> None:
     if tests:
         raise typer.BadParameter(
             "--import and --command are for wheels; an image is proven by serving from it"
         )
+    if tests.sandbox and (engine or unsafe):
+        raise typer.BadParameter(
+            f"--sandbox and {'--engine' if engine else '--unsafe-no-sandbox'} exclude each other"
+        )
     if engine and unsafe:
         raise typer.BadParameter("--unsafe-no-sandbox is for an image without --engine")
-    return smoke_image(
-        wheel, names, mirror=mirror, engine=engine, unsafe=unsafe, as_json=as_json, verbose=verbose
-    )
 
 
 def _smoke_wheel(
@@ -119,11 +127,7 @@ def table(report: SmokeReport) -> str:
         speed = f"{result.tokens_per_second:.1f}" if result.tokens_per_second else "-"
         kernels = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "-"
         rows.append((result.cpu, verdict, kernels, speed, seconds))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    lines += [f"{result.cpu}: {result.reason}" for result in report.results if result.reason]
+    lines = smoke_image.verdicts(rows, report.results)
     what = "; ".join(report.tests) or f"torch {report.torch}"
     return "\n".join((f"{report.wheel}, Python {report.python}, {what}", *lines))
 

@@ -4,12 +4,14 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from armbuild.image.smoke import Report
+    from armbuild.image.smoke import Report, Result
+    from armbuild.wheel.verdict import CpuResult
 
 
-def smoke_image(
+def run(
     path: Path,
     names: tuple[str, ...],
     *,
@@ -28,7 +30,7 @@ def smoke_image(
     with cache.work_folder("smoke-image") as work, logs(work, shown=verbose):
         try:
             with progress.step("smoke", ", ".join(names)):
-                report = smoke.smoke(
+                report = smoke.smoke_test(
                     path, names, work, mirror=mirror, engine=engine, unsafe=unsafe, on_step=progress.note
                 )
             if not report.ok:
@@ -48,10 +50,15 @@ def table(report: Report) -> str:
             for seconds in (result.ready_seconds, result.first_token_seconds)
         ]
         rows.append((result.cpu, "passed" if result.passed else "FAILED", *times, f"{result.seconds:.1f}"))
+    lines = verdicts(rows, report.results)
+    surroundings = ", ".join(dict.fromkeys(result.surroundings for result in report.results))
+    return "\n".join((f"{report.image}, {report.digest[:19]}, {surroundings}", *lines))
+
+
+def verdicts(rows: Sequence[Sequence[str]], results: Iterable[Result | CpuResult]) -> list[str]:
+    """Return the rows in columns of equal width, then why a CPU did not pass."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    lines += [f"{result.cpu}: {result.reason}" for result in report.results if result.reason]
-    surroundings = ", ".join(dict.fromkeys(result.surroundings for result in report.results))
-    return "\n".join((f"{report.image}, {report.digest[:19]}, {surroundings}", *lines))
+    return lines + [f"{result.cpu}: {result.reason}" for result in results if result.reason]

@@ -12,15 +12,15 @@ from armbuild.errors import UsageError
 
 def register(app: typer.Typer) -> None:
     """Add ``armbuild verify`` and ``armbuild sign`` to the command line."""
-    app.command("verify")(verify)
-    app.command("sign")(sign)
+    app.command("verify")(verify_command)
+    app.command("sign")(sign_command)
 
 
-def verify(  # noqa: PLR0917 - the options of the command line
+def verify_command(  # noqa: PLR0917 - the options of the command line
     paths: Annotated[list[Path], typer.Argument(metavar="WHEEL|IMAGE...", help="Wheels or OCI archives.")],
     provenance: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Its provenance; default: the file beside a wheel."),
+        typer.Option(metavar="FILE", help="Its provenance; default: the file beside it."),
     ] = None,
     cert_identity: Annotated[
         str | None, typer.Option(metavar="URL", help="Who must have signed, such as a workflow's URL.")
@@ -35,7 +35,7 @@ def verify(  # noqa: PLR0917 - the options of the command line
 
     What is not there is not checked: --provenance and --cert-identity ask for it.
     """
-    from armbuild import verify as api  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild import verify  # noqa: PLC0415 - heavy modules load when the command runs
 
     if provenance and len(paths) > 1:
         raise UsageError("--provenance FILE is of one wheel or image: name only that")
@@ -43,10 +43,10 @@ def verify(  # noqa: PLR0917 - the options of the command line
         raise UsageError("--cert-identity and --cert-oidc-issuer go together")
     signer = None
     if cert_identity and cert_oidc_issuer:
-        signer = api.Signer(identity=cert_identity, issuer=cert_oidc_issuer)
+        signer = verify.Signer(identity=cert_identity, issuer=cert_oidc_issuer)
     documents = []
     for path in paths:
-        checks = api.verify(path, statement=provenance, signer=signer)
+        checks = verify.check(path, statement=provenance, signer=signer)
         ok = all(check.ok is not False for check in checks)
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
         if not as_json:
@@ -57,7 +57,7 @@ def verify(  # noqa: PLR0917 - the options of the command line
     return 0 if passed else 1
 
 
-def sign(
+def sign_command(
     wheels: Annotated[list[Path], typer.Argument(metavar="WHEEL...", help="Wheels with their provenance.")],
     *,
     verbose: Traceback = False,  # noqa: ARG001
@@ -67,7 +67,7 @@ def sign(
     The identity and the signature are logged in public, by sigstore. Sign in a job that builds nothing:
     a build runs the project's code, which must not get at the identity.
     """
-    from armbuild import verify as api  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild import verify  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.errors import CheckFailed  # noqa: PLC0415
     from armbuild.host import cache  # noqa: PLC0415
     from armbuild.wheel import provenance, signature  # noqa: PLC0415
@@ -75,7 +75,7 @@ def sign(
     identity = signature.identity()
     for path in wheels:
         statement = path.with_name(path.name + provenance.SUFFIX)
-        checks = api.verify(path, statement=statement)
+        checks = verify.check(path, statement=statement)
         if wrong := next((check for check in checks if check.ok is False), None):
             raise CheckFailed(f"{path}: not signed: {wrong.part}: {wrong.text}")
         bundle = signature.sign(statement.read_bytes(), identity)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, with_settings
 from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def wheel_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and test it with real inference."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
@@ -62,7 +63,7 @@ def wheel_command(
     if plan_only:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else _plan_text(plan))
         return 0
-    return build_and_report(plan, mirror=mirror, verbose=verbose, as_json=as_json)
+    return build_and_report(plan, mirror=mirror, verbose=verbose, quiet=quiet, as_json=as_json)
 
 
 def _plan(
@@ -86,11 +87,13 @@ def _plan(
     return planning.plan(asked, described, find=find)
 
 
-def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool) -> int:
+def build_and_report(
+    plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool, quiet: bool = False
+) -> int:
     """Build every wheel of the plan, say how far it is, and return the status of the first failure."""
     from armbuild.wheel import pipeline  # noqa: PLC0415
 
-    console = Console(verbose=verbose)
+    console = Console(verbose=verbose, quiet=quiet)
     results: list[Result] = []
     for result in pipeline.run(plan, console, mirror=mirror):
         results.append(result)
@@ -105,14 +108,15 @@ def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: 
 class Console(Progress):
     """What a person sees on stderr; an observer of the pipeline."""
 
-    def __init__(self, *, verbose: bool) -> None:
-        super().__init__()
+    def __init__(self, *, verbose: bool, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
         self.verbose = verbose
 
     def begin(self, plan: Plan, python: HostPython) -> None:
         """Print the heading of a wheel."""
         self.seconds = {}
-        print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
+        if not self.quiet:
+            print(f"{plan.project.name} for AArch64, Python {python.version}", file=sys.stderr)
 
     def logs(self, work: Path) -> AbstractContextManager[None]:
         """Show the tools' logs in the end, where --verbose asks for them."""
@@ -130,7 +134,7 @@ class Console(Progress):
         from armbuild.wheel import pipeline  # noqa: PLC0415
 
         match result:
-            case pipeline.Finished():
+            case pipeline.Finished() if not self.quiet:
                 print("\n".join(summary(result)), file=sys.stderr)
             case pipeline.Shared():
                 self.note(f"Python {result.python}: {result.path.name} serves it too")

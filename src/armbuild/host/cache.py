@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
 LOCKED_WITHIN_SECONDS = 60
 KEPT = ".kept"
+LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
+SPLIT = re.compile(r"[^\w/.,+@%~=-]")
+"""What the cache's path must not have for the tools of a build."""
 
 
 def root() -> Path:
@@ -40,16 +44,30 @@ def root() -> Path:
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise MissingError(f"the cache folder {folder} is not writable: set ARMBUILD_CACHE_DIR")
-    return folder
+    return _plain(folder) if SPLIT.search(str(folder)) else folder
 
 
-def check_for_compilers() -> None:
-    """Raise MissingError where options and search paths of compilers would be split in the cache's path."""
-    if found := re.search(r"[^\w/.,+@%~=-]", str(root())):
+def _plain(folder: Path) -> Path:
+    """Return a link to ``folder`` without the characters at which build tools split lists of folders.
+
+    apt's sources, PATH, PYTHONPATH, PKG_CONFIG_LIBDIR, CFLAGS and make's rules cannot have all of them. It is
+    the same link each time: what was built remembers it.
+    """
+    private = LINKS / f"armbuild-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        private.mkdir(mode=0o700)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise MissingError(
-            f"the cache folder {root()} has {found[0]!r} in its name, where build tools split their options:"
-            " set ARMBUILD_CACHE_DIR to a folder without spaces, quotes and colons"
+            f"the cache folder {folder} needs a link without spaces, and {private} is not private: set "
+            "ARMBUILD_CACHE_DIR to a folder without spaces, quotes and colons"
         )
+    link = private / digest(str(folder))
+    if not link.is_symlink() or link.readlink() != folder:
+        scratch = link.with_name(f".{link.name}-{os.getpid()}")
+        scratch.symlink_to(folder)
+        scratch.replace(link)
+    return link
 
 
 def digest(value: Any) -> str:

@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import ArmbuildError
-from armbuild.host import cache, process, pythons
+from armbuild.host import cache, containers, isolation, process, pythons
 from armbuild.target import debian, qemu
-from armbuild.wheel.lanes.cibuildwheel import ENGINES
 from armbuild.wheel.lanes.container import registered
 
 if TYPE_CHECKING:
@@ -75,7 +74,10 @@ class Diagnosis:
 
 
 def diagnose(*, mirror: str | None = None) -> Diagnosis:
-    """Look at everything that `armbuild wheel` and `armbuild smoke` use here; nothing is downloaded."""
+    """Look at everything that `armbuild wheel` and `armbuild smoke` use here, and ask the archives.
+
+    No package is downloaded.
+    """
     native = platform.machine() == "aarch64"
     checks: list[Callable[[], Finding]] = [
         _python,
@@ -84,6 +86,7 @@ def diagnose(*, mirror: str | None = None) -> Diagnosis:
         _patchelf,
         _compiler if native else _zig,
         _space,
+        _index,
     ]
     findings = [check() for check in checks]
     if not native:
@@ -183,8 +186,36 @@ def _space() -> Finding:
     )
 
 
+def _index() -> Finding:
+    """Ask the Python index, as uv is configured here, for a package that every build environment may need."""
+    name, need = "Python index", "build requirements, AArch64 packages"
+    if pythons.tool("uv") is None:
+        return Finding(name=name, needed_for=need, ok=False, found="not asked: uv is not installed")
+    try:
+        with cache.work_folder("ask") as work:
+            (work / "wanted.in").write_text("packaging\n")
+            process.run(
+                [
+                    isolation.uv_program(),
+                    "pip",
+                    "compile",
+                    "-q",
+                    "--no-cache",
+                    "--no-deps",
+                    work / "wanted.in",
+                ],
+                cwd=work,
+                log=work / "ask.log",
+                what="asking it",
+                env={**isolation.clean(), "UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"},
+            )
+    except ArmbuildError as error:
+        return Finding(name=name, needed_for=need, ok=False, found=str(error).splitlines()[0])
+    return Finding(name=name, needed_for=need, ok=True, found="answers")
+
+
 def _engine() -> Finding:
-    engines = [name for name in ENGINES if shutil.which(name)]
+    engines = containers.installed()
     answering = next((name for name in engines if process.succeeds([name, "info"]) is not None), None)
     packages: tuple[str, ...]
     if answering:
@@ -193,7 +224,11 @@ def _engine() -> Finding:
         )
         packages = () if registered() else ("qemu-user-static", "binfmt-support")
     else:
-        found = f"{engines[0]} does not answer: start it" if engines else f"none of {', '.join(ENGINES)}"
+        found = (
+            f"{engines[0]} does not answer: start it"
+            if engines
+            else f"none of {', '.join(containers.ENGINES)}"
+        )
         packages = () if engines else ("podman",)
     return Finding(
         name="containers",
@@ -211,8 +246,9 @@ def _emulation(mirror: str | None) -> Iterator[Finding]:
         yield reader
         return
     try:
-        archive = f"{debian.archive(mirror).uri}"
-        reason = ""
+        source = debian.archive(mirror)
+        reason = debian.ask(source)
+        archive = "" if reason else source.uri
     except ArmbuildError as error:
         archive, reason = "", str(error)
     emulator = qemu.installed(("neoverse-n1", "neoverse-v1", "max"), mirror=mirror)

@@ -6,6 +6,8 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -17,7 +19,6 @@ from armbuild.host.pythons import tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from armbuild.host.pythons import HostPython
 
@@ -26,6 +27,13 @@ import json
 from importlib.metadata import distributions
 print(json.dumps({found.name: found.version for found in distributions() if found.name}))
 """
+WHEELS_ONLY = ("--only-binary", ":all:")
+"""uv's options for a sandbox: what is built from an sdist would run outside of it."""
+SETTINGS_FREE = Path("/")
+"""Where uv runs for a sandbox: the settings of a project may ask for what WHEELS_ONLY forbids."""
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+OPTION = re.compile(r"(?<!\S)-(?!-hash[=\s])\S+")
+"""An option in a requirements file."""
 HOST_ONLY = (
     "PYTHONPATH",
     "PYTHONHOME",
@@ -67,8 +75,13 @@ class BuildEnvironment:
 
     def installed(self) -> dict[str, str]:
         """Return its packages' names and versions."""
-        answer = process.succeeds([self.python_executable, "-I", "-c", INSTALLED]) or "{}"
-        return {canonicalize_name(name): version for name, version in json.loads(answer).items()}
+        if self.interpreter is None:  # read from here: its packages' .pth files are programs too
+            folders = [str(path) for path in self.folder.glob("lib/python3*/site-packages")]
+            listed = {found.name: found.version for found in distributions(path=folders) if found.name}
+        else:
+            answer = process.succeeds([self.python_executable, "-I", "-c", INSTALLED])
+            listed = json.loads(answer or "{}")
+        return {canonicalize_name(name): version for name, version in listed.items()}
 
     def make_extra_environ(self) -> Mapping[str, str]:
         """Return what puts its programs first."""
@@ -76,14 +89,22 @@ class BuildEnvironment:
 
 
 def environment(
-    python: HostPython, requires: Iterable[str], *, log: Path, lock: Path | None = None
+    python: HostPython,
+    requires: Iterable[str],
+    *,
+    log: Path,
+    lock: Path | None = None,
+    wheels_only: bool = False,
 ) -> BuildEnvironment:
     """Return an environment of ``python`` with ``requires`` installed; raises BuildError with uv's reason.
 
     ``lock``: a requirements file with a hash for each file; then it says what is installed, and nothing else.
+    ``wheels_only``: nothing is built to be installed.
     """
     wanted = sorted(requires)
     pinned = lock.read_text(encoding="utf-8") if lock else ""
+    if wheels_only and (option := OPTION.search(COMMENT.sub("", pinned))):
+        raise UsageError(f"--lock {lock}: {option[0]}: a sandbox takes requirements with hashes only")
 
     def fill(folder: Path) -> None:
         venv: list[str | Path] = [
@@ -100,17 +121,22 @@ def environment(
             what=f"virtual environment of Python {python.version}",
             env=clean(),
         )
-        exact: list[str | Path] = ["--require-hashes", "--no-deps", "-r", lock] if lock else ["--", *wanted]
+        exact: list[str | Path] = ["--", *wanted]
+        if lock:
+            exact = ["--require-hashes", "--no-deps", "-r", lock.absolute()]
+        only = WHEELS_ONLY if wheels_only else ()
         if wanted or lock:
             process.run(
-                [uv_program(), "pip", "install", "-q", "--python", folder / "venv/bin/python", *exact],
+                [uv_program(), "pip", "install", "-q", "--python", folder / "venv/bin/python", *only, *exact],
                 log=log,
                 what="installing the build requirements" + (f" of {lock.name}" if lock else ""),
+                cwd=SETTINGS_FREE if wheels_only else None,
                 env=clean(),
             )
 
     what = pinned if lock else wanted
-    key = cache.digest([str(python.executable), python.version, python.magic, what, indexes()])
+    facts = [str(python.executable), python.version, python.magic, what, indexes()]
+    key = cache.digest([*facts, *(WHEELS_ONLY if wheels_only else ())])
     return BuildEnvironment(cache.fill(cache.root() / "environments" / key, fill) / "venv")
 
 
@@ -119,7 +145,9 @@ def existing(python: HostPython) -> BuildEnvironment:
     return BuildEnvironment(python.executable.parent.parent, python.executable)
 
 
-def write_lock(lock: Path, python: HostPython, requires: Iterable[str], *, log: Path) -> None:
+def write_lock(
+    lock: Path, python: HostPython, requires: Iterable[str], *, log: Path, wheels_only: bool = False
+) -> None:
     """Write ``lock``: every build requirement, at one version, with the hashes of its files."""
     with cache.work_folder("lock") as work:
         (work / "requires.in").write_text("".join(f"{line}\n" for line in sorted(requires)))
@@ -131,11 +159,13 @@ def write_lock(lock: Path, python: HostPython, requires: Iterable[str], *, log: 
             "--no-header",
             "--python",
             python.executable,
+            *(WHEELS_ONLY if wheels_only else ()),
         ]
         process.run(
             [uv_program(), "pip", "compile", *options, "-o", resolved, work / "requires.in"],
             log=log,
             what="locking the build requirements",
+            cwd=SETTINGS_FREE if wheels_only else None,
             env=clean(),
         )
         text = re.sub(r"(?m)^\s*#.*\n", "", resolved.read_text())  # where each came from: our own folders

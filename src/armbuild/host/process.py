@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -42,10 +43,21 @@ NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota excee
 OFFLINE = re.compile(
     r"request failed after|error sending request|max retries exceeded"
     r"|(?:could not|cannot|failed to) resolve host|name resolution|dns error"
-    r"|network is unreachable|connection refused|no route to host",
+    r"|network is unreachable|connection refused|no route to host|failure resolving|could not connect",
     re.IGNORECASE,
 )
 """What downloaders say where there is no network."""
+GIT = (
+    "env", "GIT_ALLOW_PROTOCOL=none", "git", "--no-optional-locks", "-c", "core.fsmonitor=false",
+    "-c", "core.hooksPath=/dev/null", "-c", "log.showSignature=false",
+)  # fmt: skip
+"""How git is asked about a project: settings of a repository may name programs, for fetching too."""
+UNANSWERED = re.compile(
+    r"(?i)failed to fetch: `?(?:\w+://)?([^/\s`]+)\S*\n((?:\s*(?:cause|caused by): .*\n?)+)"
+)
+"""What uv says of a host, and below it why, the last reason in the end."""
+APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
+"""What apt says of a host, and why."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -65,16 +77,21 @@ def run(
     kills all that the command started before it goes on.
     """
     arguments = [os.fspath(part) for part in command]
-    with log.open("a+b") as sink:
+    with log.open("a+b") as sink, tempfile.TemporaryFile(dir=log.parent) as stdout:
         start = _write_header(sink, arguments)
-        child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=sink)
+        child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=stdout, stderr=sink)
+        outputs = (stdout.fileno(), sink.fileno())
+        _outputs.append(outputs)
         try:
-            output, _ = child.communicate()
+            child.wait()
         except BaseException:
             _kill_group(child)
             raise
         finally:
+            _outputs.remove(outputs)
             _running.discard(child)
+        stdout.seek(0)
+        output = stdout.read()
         sink.seek(start)
         heard = sink.read().decode(errors="replace").partition("\n")[2]  # the first line is our own
         sink.write(output)
@@ -82,6 +99,22 @@ def run(
             sink.flush()
             _fail(what, heard, output.decode(errors="replace"), log, status=child.returncode, error=error)
     return output.decode(errors="replace")
+
+
+def latest_line() -> str:
+    """Return what a program of ``run`` wrote last, such as ninja's ``[3/40] Building x.o``; else nothing."""
+    found = ""
+    newest = 0
+    for descriptor in (item for outputs in list(_outputs) for item in outputs):
+        with contextlib.suppress(OSError):  # closed by now
+            state = os.fstat(descriptor)
+            text = os.pread(descriptor, 4096, max(0, state.st_size - 4096)).decode(errors="replace")
+            lines = [
+                line for line in re.split(r"[\r\n]+", text) if line.strip() and not line.startswith("$ ")
+            ]
+            if lines and state.st_mtime_ns >= newest:
+                newest, found = state.st_mtime_ns, lines[-1]
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f-\x9f]", " ", found).strip()
 
 
 def succeeds(
@@ -234,6 +267,11 @@ def _fail(
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(f"{what}: no space left on the device that holds {log.parent} (log: {log})")
     reason = first_error(text, heard) if text.strip() else _describe(status)
+    if (found := UNANSWERED.search(text)) and OFFLINE.search(found[2]):
+        cause = found[2].strip().rpartition("\n")[2].partition(": ")[2]
+        raise MissingError(f"{what} failed: no answer from {found[1]}: {cause}\n  log: {log}")
+    if (found := APT_UNANSWERED.search(text)) and OFFLINE.search(found[2]):
+        raise MissingError(f"{what} failed: no answer from {found[1]}: {found[2][:300]}\n  log: {log}")
     if OFFLINE.search(reason):
         raise MissingError(f"{what} failed: no answer from the network: {reason[:400]}\n  log: {log}")
     raise error(f"{what} failed: {reason[:400]}\n  log: {log}")
@@ -246,6 +284,8 @@ def _describe(status: int) -> str:
 
 
 _running: set[subprocess.Popen[bytes]] = set()
+_outputs: list[tuple[int, int]] = []
+"""The descriptors that programs of ``run`` write to now."""
 
 
 def _write_header(sink: BinaryIO, arguments: list[str]) -> int:

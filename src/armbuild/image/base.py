@@ -21,10 +21,10 @@ from armbuild.artifact import archives
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import cache
-from armbuild.image import content, engines, kept, layers, reader, reference, root, sbom, unpack
+from armbuild.image import content, engines, layer_cache, layers, reader, reference, root, sbom, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
-from armbuild.target import debian
+from armbuild.target import deb_files, debian
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -85,7 +85,7 @@ def read(
     ):
         manifest = image.manifest(architecture)
         tree = Path(folder)
-        unpack.unpack(image, manifest, tree)
+        unpack.into_folder(image, manifest, tree)
         variables = _environment(manifest)
         glibc, multiarch = _c_library(tree, architecture, name)
         interpreter, site = _python(tree, python, name, architecture, variables.get("PATH", PATH))
@@ -143,8 +143,8 @@ def _c_library(tree: Path, architecture: str, name: str) -> tuple[str, bool]:
         what = "its C library is musl" if musl else "it has no C library"
         raise UsageError(f"--base {name}: {what}: torch needs the GNU one (glibc)")
     library = (_at(tree, f"{found}/libc.so.6") or tree).read_bytes()
-    said = re.search(rb"GNU C Library .* release version (\d+\.\d+)", library)
-    version = said[1].decode() if said else ""
+    release = re.search(rb"GNU C Library .* release version (\d+\.\d+)", library)
+    version = release[1].decode() if release else ""
     if version and Version(version) < Version(OLDEST_GLIBC):
         raise UsageError(f"--base {name}: its glibc is {version}: torch needs {OLDEST_GLIBC} or newer")
     return version, root.TRIPLETS[architecture] in found
@@ -270,7 +270,7 @@ def _content(tree: Path, architecture: str, digests: list[str]) -> content.Conte
         found = content.inspect(tree, map(sbom.as_json, [*packages, *sbom.python_components(tree)]))
         (folder / "content.json").write_text(json.dumps(found.as_dict()))
 
-    folder = cache.fill(cache.root() / "bases" / cache.digest([digests, kept.code()]), make)
+    folder = cache.fill(cache.root() / "bases" / cache.digest([digests, layer_cache.code()]), make)
     return content.Content.from_dict(json.loads((folder / "content.json").read_text()))
 
 
@@ -289,5 +289,5 @@ def _packages(tree: Path, architecture: str) -> list[root.Package]:
         )
         for path in files
         if path.is_file() and path.suffix != ".md5sums"
-        for fields in debian.installed(path.read_text(errors="replace"))
+        for fields in deb_files.installed(path.read_text(errors="replace"))
     ]

@@ -14,16 +14,17 @@ from packaging.version import Version
 from armbuild import audit
 from armbuild.artifact import archives, wheelfile
 from armbuild.errors import CheckFailed, UsageError
-from armbuild.host import process, pythons
+from armbuild.host import cache, process, pythons
 from armbuild.image import (
     archive,
     base,
     config,
     content,
-    kept,
+    layer_cache,
     layers,
     model,
     packages,
+    provenance,
     recipes,
     root,
     side_by_side,
@@ -78,7 +79,7 @@ class Built:
         }
 
 
-def build(
+def build_image(
     plan: ImagePlan,
     work: Path,
     *,
@@ -91,15 +92,25 @@ def build(
     Raises CheckFailed when the wheel's audit says no, MissingError when packages cannot be had, UsageError
     for a base or a torch that does not fit.
     """
-    made = {}
+    platforms, wheels = {}, {}
     for architecture in plan.architectures:
-        wheel = plan.wheels.get(architecture) or _build_wheel(plan, work, mirror=mirror, step=step)
+        wheels[architecture] = wheel = plan.wheels.get(architecture) or _build_wheel(
+            plan, work, mirror=mirror, step=step
+        )
         maker = _Maker(plan, architecture, wheel, work, mirror=mirror, step=step, note=note)
-        made[architecture] = maker.platform()
+        platforms[architecture] = maker.platform()
     with step("write", str(plan.output)):
         plan.output.parent.mkdir(parents=True, exist_ok=True)
-        written = archive.write([made[name].image for name in plan.architectures], plan.output, name=plan.tag)
-    return Built(archive=written, platforms=made)
+        written = archive.write(
+            [platforms[name].image for name in plan.architectures], plan.output, name=plan.tag
+        )
+        built = Built(archive=written, platforms=platforms)
+        try:
+            cache.move_into(provenance.write(built, plan, wheels, work), plan.output.parent)
+        except BaseException:
+            plan.output.unlink()  # both or none
+            raise
+    return built
 
 
 def _build_wheel(plan: ImagePlan, work: Path, *, mirror: str | None, step: Step) -> Path:
@@ -183,7 +194,7 @@ class _Maker:
             revision=plan.revision,
             own=plan.labels,
         )
-        document = config.config(
+        document = config.document(
             stack,
             foundation,
             architecture=architecture,
@@ -256,17 +267,21 @@ class _Maker:
 
     def _layers(self, wanted: Sequence[Recipe]) -> list[tuple[layers.Layer, content.Content]]:
         """Return the layers, those which do not lie in the cache made side by side."""
-        missing = {recipe.name: partial(kept.layer, recipe) for recipe in wanted if not kept.there(recipe)}
+        missing = {
+            recipe.name: partial(layer_cache.layer, recipe)
+            for recipe in wanted
+            if not layer_cache.there(recipe)
+        }
         if len(missing) > 1:
             with self.step("layers", ", ".join(missing)):
                 side_by_side.run(missing, log=self._log("layers"))
-        made = []
+        built = []
         for recipe in wanted:
             what = recipe.comment.partition(": ")[2]
             count = what.count(", ") + 1
             with self.step(recipe.name, what if count < 5 else f"{count} packages"):
-                made.append(kept.layer(recipe))
-        return made
+                built.append(layer_cache.layer(recipe))
+        return built
 
     def _engine(
         self,
@@ -296,7 +311,7 @@ class _Maker:
             whole=whole, facts=facts, created=self.plan.epoch,
             interpreter=foundation.python, site=foundation.site,
         )  # fmt: skip
-        layer, found = kept.layer(recipe)
+        layer, found = layer_cache.layer(recipe)
         return layer, content.together([*parts, found]), facts
 
     def _model(self, folder: Path) -> layers.Layer:

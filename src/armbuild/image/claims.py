@@ -20,7 +20,7 @@ from armbuild.image import config, reader
 from armbuild.image.content import Content
 from armbuild.image.entrypoint import FACTS, SBOM
 from armbuild.image.reference import MACHINES
-from armbuild.target import debian
+from armbuild.target import deb_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -156,9 +156,9 @@ def _joined(names: Iterable[str]) -> str:
 def _labels(claims: Claims, found: Mapping[str, set[str]]) -> Iterator[str]:
     """Yield what the labels say that is not so."""
     for name, values in found.items():
-        said = claims.labels.get(f"armllm.{name}")
-        if said is not None and said not in values:
-            yield f"label armllm.{name}={said}: what is inside says {_or_nothing(values)}"
+        value = claims.labels.get(f"armllm.{name}")
+        if value is not None and value not in values:
+            yield f"label armllm.{name}={value}: what is inside says {_or_nothing(values)}"
     for name, value in claims.annotations.items():
         if claims.labels.get(name, value) != value:
             yield f"label {name}={claims.labels[name]}: the annotation says {value}"
@@ -169,21 +169,21 @@ def _facts(texts: Mapping[str, bytes], found: Mapping[str, set[str]]) -> Iterato
     if FACTS not in texts:
         return
     try:
-        facts = json.loads(texts[FACTS])
-        told = {
-            "floor": _joined(facts["floor"]["features"]),
-            "lowest-core": str(facts["floor"]["lowest_core"]),
-            "kernels": _joined(facts["kernels"]),
-            "dispatched": _joined(facts["dispatched"]),
-            "torch": str(facts["torch"]),
-            "python": str(facts["python"]),
+        document = json.loads(texts[FACTS])
+        facts = {
+            "floor": _joined(document["floor"]["features"]),
+            "lowest-core": str(document["floor"]["lowest_core"]),
+            "kernels": _joined(document["kernels"]),
+            "dispatched": _joined(document["dispatched"]),
+            "torch": str(document["torch"]),
+            "python": str(document["python"]),
         }
     except BROKEN as error:
         yield f"{FACTS} cannot be read: {error}"
         return
-    for name, said in told.items():
-        if said not in found[name]:
-            yield f"{FACTS}: {name} {said or 'nothing'}: what is inside says {_or_nothing(found[name])}"
+    for name, value in facts.items():
+        if value not in found[name]:
+            yield f"{FACTS}: {name} {value or 'nothing'}: what is inside says {_or_nothing(found[name])}"
 
 
 def _or_nothing(values: set[str]) -> str:
@@ -199,7 +199,7 @@ def _packages(texts: Mapping[str, bytes]) -> tuple[Mapping[str, Any] | None, set
             sbom = json.loads(content)
             _components(sbom)  # or it is none
         elif path.startswith(STATUS):
-            for fields in debian.installed(content.decode(errors="replace")):
+            for fields in deb_files.installed(content.decode(errors="replace")):
                 present.add(f"{DEBIAN}{fields['Package']}@{fields['Version']}")
         elif path.endswith("/METADATA"):
             distribution = path.split("/")[-2].removesuffix(".dist-info")

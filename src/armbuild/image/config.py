@@ -57,7 +57,7 @@ def facts(found: Content, *, machine: str, version: str, python: str, torch: str
 
 def description(version: str, created: str, revision: str | None) -> dict[str, str]:
     """Return the labels that are known before anything is built (OCI image specification, annotations.md)."""
-    said = {
+    facts = {
         "title": "armllm",
         "description": "LLM inference for Arm CPUs: OpenAI-compatible server",
         "version": version,
@@ -65,7 +65,7 @@ def description(version: str, created: str, revision: str | None) -> dict[str, s
         "created": created,
         "licenses": LICENSE,
     }
-    return {f"org.opencontainers.image.{name}": value for name, value in said.items() if value is not None}
+    return {f"org.opencontainers.image.{name}": value for name, value in facts.items() if value is not None}
 
 
 def labels(
@@ -79,7 +79,7 @@ def labels(
     own: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the image's labels, which are its annotations too; ``own`` are the user's and win."""
-    said = {
+    facts = {
         **description(known["version"], created, revision),
         "org.opencontainers.image.base.name": foundation.name,
         "org.opencontainers.image.base.digest": foundation.digest,
@@ -94,10 +94,10 @@ def labels(
         "armllm.debian": foundation.suite if not foundation.name else None,
         "armllm.sbom": "/usr/local/share/armllm/sbom.cdx.json",
     }
-    return {name: value for name, value in {**said, **own}.items() if value is not None}
+    return {name: value for name, value in {**facts, **own}.items() if value is not None}
 
 
-def config(
+def document(
     layers: Sequence[Layer],
     foundation: Foundation,
     *,
@@ -114,6 +114,7 @@ def config(
         "HOME": f"/home/{root.USER}",
         # the root may be read-only and the user any: what wants to cache does so where a tmpfs is mounted
         "XDG_CACHE_HOME": "/tmp/cache",  # noqa: S108
+        "HF_HOME": f"/{root.HUB}",
         "LD_PRELOAD": root.allocator(architecture),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",

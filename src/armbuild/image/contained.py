@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
+from armbuild.host.containers import ENGINES
 from armbuild.image import reference
 from armbuild.image.client import dial
 from armbuild.wheel.lanes import container
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.host.process import Running
-
-ENGINES = ("docker", "podman")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,10 +178,10 @@ def push(plan: ImagePlan, work: Path) -> None:
         process.run([plan.builder, "push", plan.tag], log=log, what=what, error=MissingError)
 
 
-def copy(*words: str, log: Path, what: str) -> None:
-    """Run `skopeo copy` with ``words``; raises MissingError with its reason, without the form of its logs."""
+def copy(*arguments: str, log: Path, what: str) -> None:
+    """Run `skopeo copy` with ``arguments``; raises MissingError with its reason, in plain words."""
     try:  # --quiet: what it says last is then why it failed
-        process.run(["skopeo", "copy", "--quiet", *words], log=log, what=what, error=MissingError)
+        process.run(["skopeo", "copy", "--quiet", *arguments], log=log, what=what, error=MissingError)
     except MissingError as error:
         plain = re.sub(
             r'time="[^"]*" level=fatal msg="(.*?)"?$', r"\1", str(error), flags=re.MULTILINE

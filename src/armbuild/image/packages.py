@@ -83,8 +83,10 @@ def resolve(
     """
     wanted, overrides = work / "wanted.in", work / "overrides.in"
     wanted.write_text(f"armllm[{EXTRA}] @ {wheel.absolute().as_uri()}\n")
-    chosen = torch or (in_folder(Path(index), python, architecture) if index and "://" not in index else None)
-    overrides.write_text(f"torch=={chosen}\n" if chosen else "")
+    version = torch or (
+        in_folder(Path(index), python, architecture) if index and "://" not in index else None
+    )
+    overrides.write_text(f"torch=={version}\n" if version else "")
     command = [
         str(isolation.uv_program()), "pip", "compile", "-q", *target(python, architecture), *sources(index),
         "--no-header", "--no-annotate", "--generate-hashes", "--override", str(overrides), str(wanted),
@@ -117,10 +119,10 @@ def in_folder(folder: Path, python: str, architecture: str) -> str | None:
     return str(max(found)) if found else None
 
 
-def _pins(said: str, architecture: str, index: str | None) -> Pins:
+def _pins(requirements: str, architecture: str, index: str | None) -> Pins:
     found = {}
     try:
-        for line in filter(None, said.replace("\\\n", " ").splitlines()):
+        for line in filter(None, requirements.replace("\\\n", " ").splitlines()):
             text, *hashes = line.split(" --hash=")
             item = Requirement(text.strip())
             pin = [f"{item.name}{item.specifier}", *map(str.strip, hashes)]

@@ -8,9 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import InvalidSpecifier, Specifier
@@ -20,9 +19,9 @@ from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.image import model, packages, reference, root
 from armbuild.target import arm64_root
-from armbuild.wheel import planning, provenance
+from armbuild.wheel import cpus, planning, provenance
 from armbuild.wheel import project as wheel_project
-from armbuild.wheel.settings import Settings
+from armbuild.wheel.settings import Settings, proof_required
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,13 +34,13 @@ ENTRY_POINT = "armbuild/image/entrypoint.py"
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePlan:
-    """What `armbuild docker` is going to do; made by ``plan``, printed by ``--plan``, taken by ``build``."""
+    """What `armbuild docker` is going to do; ``plan_image`` makes it, ``--plan`` prints it."""
 
     architectures: tuple[str, ...]
     wheels: Mapping[str, Path]
-    """Architecture -> the wheel given; what is missing is built from ``project``."""
+    """Architecture -> wheel; what is missing is built from ``project``."""
     project: Plan | None
-    """How the wheel for arm64 is built; None where one is given."""
+    """How the wheel for arm64 is built; None where there is one."""
     version: str
     python: str
     torch: str | None
@@ -53,6 +52,8 @@ class ImagePlan:
     builder: str
     output: Path
     push: bool
+    cpus: tuple[str, ...]
+    """What the image is served on before it reaches ``output``; empty: it is not run."""
     epoch: int
     revision: str | None
     """The source's commit, with ``-dirty`` behind it when files differ; None where nobody knows."""
@@ -77,6 +78,7 @@ class ImagePlan:
             "labels": dict(self.labels),
             "output": str(self.output),
             "push": self.push,
+            "cpus": list(self.cpus),
             "source_date_epoch": self.epoch,
             "revision": self.revision,
             "layers": [
@@ -89,86 +91,116 @@ class ImagePlan:
         }
 
 
-def plan(
-    folder: Path,
-    *,
-    platform: str = "linux/arm64",
-    wheels: Sequence[Path] = (),
-    python: str | None = None,
-    torch: str | None = None,
-    index: str | None = None,
-    with_model: Path | None = None,
-    base: str | None = None,
-    wheel_settings: Mapping[str, Any] = MappingProxyType({}),
-    tag: str | None = None,
-    labels: Sequence[str] = (),
-    builder: str = "oci",
-    output: Path | None = None,
-    push: bool = False,
-) -> ImagePlan:
-    """Check every choice and return what will be done.
+@dataclass(frozen=True, kw_only=True)
+class ImageSettings:
+    """What a user asks of `armbuild docker`; ``plan_image`` checks it."""
 
-    ``wheel_settings`` are fields of Settings, for the wheel that is built from ``folder``. Raises UsageError
-    for a choice that cannot be honoured, MissingError for what this machine lacks.
+    platform: str = "linux/arm64"
+    wheels: Sequence[Path] = ()
+    python: str | None = None
+    torch: str | None = None
+    index: str | None = None
+    """A further index of packages, or a folder of wheels."""
+    with_model: Path | None = None
+    base: str | None = None
+    wheel_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of Settings, for the wheel that is built."""
+    tag: str | None = None
+    labels: Sequence[str] = ()
+    builder: str = "oci"
+    output: Path | None = None
+    push: bool = False
+    cpus: Sequence[str] = ()
+    """What to serve from the image on; empty: this machine, or emulated cores."""
+    require_proof: bool | None = None
+    """Whether the image must be served from; None: where ``cpus`` has a name or CI is set."""
+
+
+def plan_image(folder: Path, settings: ImageSettings) -> ImagePlan:
+    """Check every setting and return what will be done; without wheels, one is built from ``folder``.
+
+    Raises UsageError for a setting that cannot be honoured, MissingError for what this machine lacks.
     """
-    architectures = reference.check_platforms(platform)
-    if builder not in BUILDERS:
-        raise UsageError(f"--builder {builder}: there are {', '.join(BUILDERS)}")
-    chosen = _by_architecture(wheels)
-    if unused := sorted(chosen.keys() - set(architectures)):
-        name = chosen[unused[0]].path.name
-        raise UsageError(f"{name} is for linux/{unused[0]}, which --platform {platform} does not name")
-    _check_builder(
-        builder,
-        architectures,
-        wheels=bool(wheels),
-        only_oci={"--base": base, "--with-model": with_model, "--torch-index DIR": _is_folder(index)},
-    )
-    if "amd64" in architectures and "amd64" not in chosen:
-        raise UsageError(
-            "--platform linux/amd64 needs a --wheel for x86-64: armbuild builds AArch64 wheels only"
-        )
-    if push and tag is None:
-        raise UsageError("--push needs --tag, which says where to")
-    version, suggested = _python(chosen, python, base)
+    architectures = reference.check_platforms(settings.platform)
+    wheels = _by_architecture(settings.wheels)
+    _check_together(settings, architectures, wheels)
+    cores = _cores(settings, architectures)
+    version, python = _python(wheels, settings.python, settings.base)
     own: Plan | None = None
-    if "arm64" in architectures and "arm64" not in chosen:
-        asked = Settings(
-            python=(suggested,), output=Path(tempfile.gettempdir()), smoke=False, **wheel_settings
-        )
-        own = planning.plan(asked, wheel_project.read(folder))
-        if not own.project.is_armllm:
-            raise UsageError(f"{folder}: an image holds the engine, armllm; this is {own.project.name}")
-        version = own.project.version or "0"
-        if own.label:
-            version += f"+{own.label}"
-    elif wheel_settings:
-        name, value = next(iter(wheel_settings.items()))
+    if "arm64" in architectures and "arm64" not in wheels:
+        own, version = _own_wheel(folder, python, settings.wheel_settings)
+    elif settings.wheel_settings:
+        name, value = next(iter(settings.wheel_settings.items()))
         option = f"--no-{name}" if value is False else f"--{name}"
         raise UsageError(f"{option} says how to build the wheel, and --wheel brings one that is built")
     name = "_".join(architectures)
-    path = (output or Path("dist") / f"armllm-{version}-{name}.tar").absolute()
+    path = (settings.output or Path("dist") / f"armllm-{version}-{name}.tar").absolute()
     _check_output(path)
+    tag = f"armllm:{version.replace('+', '-')}" if settings.tag is None else settings.tag
     return ImagePlan(
         architectures=architectures,
-        wheels={architecture: wheel.path for architecture, wheel in chosen.items()},
+        wheels={architecture: wheel.path for architecture, wheel in wheels.items()},
         project=own,
         version=version,
-        python=suggested,
-        torch=_torch(torch),
-        index=_index(index, suggested, architectures),
-        model=model.check(with_model) if with_model else None,
-        base=None if base is None else reference.check_base(base),
-        tag=reference.full_name(
-            reference.check_tag(f"armllm:{version.replace('+', '-')}" if tag is None else tag)
-        ),
-        labels=reference.check_labels(list(labels)),
-        builder=builder,
+        python=python,
+        torch=_torch(settings.torch),
+        index=_index(settings.index, python, architectures),
+        model=model.check(settings.with_model) if settings.with_model else None,
+        base=None if settings.base is None else reference.check_base(settings.base),
+        tag=reference.full_name(reference.check_tag(tag)),
+        labels=reference.check_labels(list(settings.labels)),
+        builder=settings.builder,
         output=path,
-        push=push,
-        epoch=own.epoch if own else _newest(wheel.path for wheel in chosen.values()),
-        revision=_revision(own.project.folder) if own else _told_revision(chosen.values()),
+        push=settings.push,
+        cpus=cores,
+        epoch=own.epoch if own else _newest(wheel.path for wheel in wheels.values()),
+        revision=_revision(own.project.folder) if own else _common_revision(wheels.values()),
     )
+
+
+def _check_together(
+    settings: ImageSettings, architectures: tuple[str, ...], wheels: Mapping[str, wheelfile.WheelFile]
+) -> None:
+    """Raise UsageError for settings that contradict one another."""
+    if settings.builder not in BUILDERS:
+        raise UsageError(f"--builder {settings.builder}: there are {', '.join(BUILDERS)}")
+    if unused := sorted(wheels.keys() - set(architectures)):
+        name = wheels[unused[0]].path.name
+        raise UsageError(
+            f"{name} is for linux/{unused[0]}, which --platform {settings.platform} does not name"
+        )
+    _check_builder(settings, architectures)
+    if "amd64" in architectures and "amd64" not in wheels:
+        raise UsageError(
+            "--platform linux/amd64 needs a --wheel for x86-64: armbuild builds AArch64 wheels only"
+        )
+    if settings.push and settings.tag is None:
+        raise UsageError("--push needs --tag, which says where to")
+
+
+def _cores(settings: ImageSettings, architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what the image is served on before it is finished; empty where that is not asked for."""
+    if settings.cpus and settings.require_proof is False:
+        raise UsageError("--cpu says where to run the image, --no-require-proof that it is not run")
+    if not settings.cpus and not proof_required(settings.require_proof):
+        return ()
+    if "arm64" not in architectures:
+        raise UsageError(
+            f"--platform {settings.platform}: only linux/arm64 can be proven; --no-require-proof builds it"
+        )
+    cores = tuple(dict.fromkeys(settings.cpus)) or cpus.default_cpus()
+    cpus.check_names(cores)
+    return cores
+
+
+def _own_wheel(folder: Path, python: str, wheel_settings: Mapping[str, Any]) -> tuple[Plan, str]:
+    """Return how the engine's wheel is built from ``folder``, and its version."""
+    asked = Settings(python=(python,), output=Path(tempfile.gettempdir()), smoke=False, **wheel_settings)
+    plan = planning.plan(asked, wheel_project.read(folder))
+    if not plan.project.is_armllm:
+        raise UsageError(f"{folder}: an image holds the engine, armllm; this is {plan.project.name}")
+    version = plan.project.version or "0"
+    return plan, f"{version}+{plan.label}" if plan.label else version
 
 
 def _by_architecture(paths: Sequence[Path]) -> dict[str, wheelfile.WheelFile]:
@@ -203,10 +235,10 @@ def _by_architecture(paths: Sequence[Path]) -> dict[str, wheelfile.WheelFile]:
 
 
 def _python(
-    chosen: Mapping[str, wheelfile.WheelFile], asked: str | None, base: str | None
+    wheels: Mapping[str, wheelfile.WheelFile], asked: str | None, base: str | None
 ) -> tuple[str, str]:
-    """Return the version of the wheel given ("" without one) and the Python of the image."""
-    wheel = next(iter(chosen.values()), None)
+    """Return the version of the wheels ("" without one) and the Python of the image."""
+    wheel = next(iter(wheels.values()), None)
     if wheel is not None and wheel.python is not None:
         if asked not in (None, wheel.python):
             raise UsageError(f"--python {asked}: {wheel.path.name} is for Python {wheel.python}")
@@ -233,12 +265,17 @@ def _preferred() -> str:
     )
 
 
-def _check_builder(
-    builder: str, architectures: tuple[str, ...], *, wheels: bool, only_oci: Mapping[str, object]
-) -> None:
+def _check_builder(settings: ImageSettings, architectures: tuple[str, ...]) -> None:
+    builder = settings.builder
     if builder == "oci":
         return
-    for option, value in {**only_oci, "--wheel": wheels}.items():
+    only_oci = {
+        "--base": settings.base,
+        "--with-model": settings.with_model,
+        "--torch-index DIR": settings.index is not None and "://" not in settings.index,
+        "--wheel": settings.wheels,
+    }
+    for option, value in only_oci.items():
         if value:
             raise UsageError(
                 f"{option} goes with --builder oci: {builder} builds docker/Dockerfile from the sources"
@@ -247,10 +284,6 @@ def _check_builder(
         raise UsageError(f"--builder {builder} builds one platform; --builder oci builds several")
     if shutil.which(builder) is None:
         raise MissingError(f"{builder} is not installed; --builder oci needs no container engine")
-
-
-def _is_folder(index: str | None) -> bool:
-    return index is not None and "://" not in index
 
 
 def _torch(version: str | None) -> str | None:
@@ -286,11 +319,11 @@ def _check_output(path: Path) -> None:
 
 def _newest(paths: Iterable[Path]) -> int:
     """Return SOURCE_DATE_EPOCH, else when the newest file inside the wheels was made."""
-    given = os.environ.get("SOURCE_DATE_EPOCH", "")
-    if given and not given.isdigit():
-        raise UsageError(f"SOURCE_DATE_EPOCH={given}: not a number of seconds")
-    if given:
-        return int(given)
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if epoch and not epoch.isdigit():
+        raise UsageError(f"SOURCE_DATE_EPOCH={epoch}: not a number of seconds")
+    if epoch:
+        return int(epoch)
     times = []
     for path in paths:
         with archives.open_zip(path) as archive:
@@ -298,10 +331,10 @@ def _newest(paths: Iterable[Path]) -> int:
     return max(times)
 
 
-def _told_revision(wheels: Iterable[wheelfile.WheelFile]) -> str | None:
+def _common_revision(wheels: Iterable[wheelfile.WheelFile]) -> str | None:
     """The commit that all ``wheels`` were made of, as far as their provenance files say one."""
-    told = {found for wheel in wheels if (found := provenance.revision(wheel.path))}
-    return told.pop() if len(told) == 1 else None
+    revisions = {found for wheel in wheels if (found := provenance.revision(wheel.path))}
+    return revisions.pop() if len(revisions) == 1 else None
 
 
 def _revision(folder: Path) -> str | None:

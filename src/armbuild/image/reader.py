@@ -214,7 +214,7 @@ class ImageFile:
     def _image(self, entry: dict[str, Any], document: dict[str, Any]) -> Manifest | None:
         reference = document["config"]["digest"]
         config = self._document(blob_name(reference), reference)
-        if "rootfs" not in config:
+        if "rootfs" not in config or config.get("architecture") == "unknown":
             return None  # an artifact, such as an attestation
         diffs = config["rootfs"]["diff_ids"]
         if len(diffs) != len(document["layers"]):

@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
-    """What ``kept.layer`` makes a layer of."""
+    """What ``layer_cache.layer`` makes a layer of."""
 
     name: str
     target: Target

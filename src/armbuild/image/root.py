@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.errors import BuildError, UsageError
 from armbuild.host import cache
-from armbuild.target import arm64_root, debian
+from armbuild.target import arm64_root, deb_files, debian
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,8 @@ FILES = {
     "etc/timezone": "Etc/UTC\n",
 }
 FOLDERS = ("dev", "etc", f"home/{USER}", "models", "proc", "root", "run", "sys", "usr/local/bin")
-SHARED = ("tmp", "var/tmp")
+HUB = "root/.cache/huggingface"  # where guides mount the cache of the Hugging Face hub
+SHARED = ("tmp", "var/tmp", HUB)
 BUNDLE = "etc/ssl/certs/ca-certificates.crt"
 
 
@@ -120,21 +121,21 @@ def make(
             files += get(ALONE, alone, dependencies=False)
         files = [file for file in files if file.name.partition("_")[0] not in LEFT_OUT]
         files.sort(key=lambda file: file.name)
-        debian.unpack(files, tree)
+        deb_files.unpack(files, tree)
         packages = tuple(_record(tree, file, suite) for file in files)
     _prune(tree)
     if python:
         _finish(tree, python, TRIPLETS[architecture])
     else:
         (tree / f"home/{USER}").mkdir(parents=True)
-        for name in debian.MERGED:  # whether these are links is the other image's choice
+        for name in deb_files.MERGED:  # whether these are links is the other image's choice
             (tree / name).unlink()
     return packages
 
 
 def _record(tree: Path, file: Path, suite: str) -> Package:
     """Note a package where scanners look for it in images without dpkg (status.d, as distroless does)."""
-    fields = debian.control(file)
+    fields = deb_files.control(file)
     try:
         package = Package(
             name=fields["Package"],

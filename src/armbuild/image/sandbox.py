@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
-from armbuild.image import bubblewrap, seccomp
+from armbuild.host import bubblewrap, seccomp
 from armbuild.image.client import dial
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from armbuild.host.process import Running
 
+INSTEAD = "use --engine podman, or --unsafe-no-sandbox for an image that you trust as your own programs"
 EMULATOR = "/dev/qemu-aarch64"
 PASSWD_LIMIT = 1 << 20
 INITS = ("tini", "tini-static", "dumb-init", "catatonit")
@@ -75,18 +77,21 @@ class Sandbox:
         An init in front is left out under emulation: it would start a program that this machine cannot run.
         An emulator starts no scripts, so that their interpreter is named in front of them.
         """
-        words = list(program)
+        command = list(program)
         if self.emulator is not None:
-            words = _machine_code(self.root, without_init(words), environment)
-            words = [EMULATOR, *(("-cpu", cpu) if cpu else ()), *words]
+            command = _machine_code(self.root, without_init(command), environment)
+            emulator = [EMULATOR, *(("-cpu", cpu) if cpu else ())]
+            command = [*emulator, *command]
+            environment = {**environment, "ARMLLM_EMULATOR": shlex.join(emulator)}
         variables = [part for name, value in environment.items() for part in ("--setenv", name, value)]
         joined, first = self._network(), self.work / "first.json"
         information = self.work / "other.json" if joined else first
-        options = [*bubblewrap.ISOLATED, *self._mounts(), *(() if joined else ("--unshare-net",)), *variables]
+        isolated = (*bubblewrap.ISOLATED, "--as-pid-1", "--clearenv")
+        options = [*isolated, *self._mounts(), *(() if joined else ("--unshare-net",)), *variables]
         command = [
             *joined, "sh", "-c", ENTER, "sh", str(self.work / "filter"), str(information),
             "prlimit", *LIMITS, f"--data={_memory()}", "--",
-            *self.bwrap, *options, "--seccomp", "8", "--info-fd", "9", "--", *words,
+            *self.bwrap, *options, "--seccomp", "8", "--info-fd", "9", "--", *command,
         ]  # fmt: skip
         return command, {"PATH": os.environ.get("PATH", os.defpath)}
 
@@ -152,13 +157,15 @@ class Unprotected:
         self, program: Sequence[str], environment: Mapping[str, str], cpu: str | None
     ) -> tuple[list[str], dict[str, str]]:
         """Return what ``Sandbox.command`` does."""
-        words = _machine_code(self.root, without_init(list(program)), environment)
+        command = _machine_code(self.root, without_init(list(program)), environment)
+        emulator = [str(self.emulator), "-L", str(self.root), *(("-cpu", cpu) if cpu else ())]
+        environment = {**environment, "ARMLLM_EMULATOR": shlex.join(emulator)}
         # -E keeps a variable from the programs that start QEMU, but would cut its value at each comma
         outer = {name: value for name, value in environment.items() if "," in value}
         inner = [f"{name}={value}" for name, value in environment.items() if name not in outer]
-        options = [*(("-cpu", cpu) if cpu else ()), *(part for item in inner for part in ("-E", item))]
-        inside = str(self.root / words[0].lstrip("/"))
-        return [str(self.emulator), "-L", str(self.root), *options, inside, *words[1:]], outer
+        options = [part for item in inner for part in ("-E", item)]
+        inside = str(self.root / command[0].lstrip("/"))
+        return [*emulator, *options, inside, *command[1:]], outer
 
     def connect(self, port: int) -> socket.socket:
         """Return a connection to ``port`` of this machine."""
@@ -175,10 +182,10 @@ def make(root: Path, user: str, emulator: Path | None, work: Path, *, mirror: st
     Raises MissingError when this machine has no sandbox.
     """
     program = seccomp.program(platform.machine())
-    bwrap = bubblewrap.find(mirror=mirror)
+    bwrap = bubblewrap.find(instead=INSTEAD, mirror=mirror)
     for tool in ("nsenter", "prlimit"):
         if shutil.which(tool) is None:
-            raise MissingError(f"{tool} is not there: apt-get install util-linux\n  {bubblewrap.INSTEAD}")
+            raise MissingError(f"{tool} is not there: apt-get install util-linux\n  {INSTEAD}")
     (work / "filter").write_bytes(program)
     for name in MOUNTED:  # a link would lead the mount elsewhere
         place = root / name
@@ -196,10 +203,10 @@ def make_unprotected(root: Path, emulator: Path | None) -> Unprotected:
     return Unprotected(root=root, emulator=emulator)
 
 
-def without_init(words: list[str]) -> list[str]:
+def without_init(command: list[str]) -> list[str]:
     """Return a command line without the init (tini and its like) in front."""
-    if words and PurePosixPath(words[0]).name in INITS:
-        rest = words[1:]
+    if command and PurePosixPath(command[0]).name in INITS:
+        rest = command[1:]
         if "--" in rest:
             return rest[rest.index("--") + 1 :]
         return [
@@ -207,7 +214,7 @@ def without_init(words: list[str]) -> list[str]:
             for index, word in enumerate(rest)
             if not all(item.startswith("-") for item in rest[: index + 1])
         ]
-    return words
+    return command
 
 
 def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath | None:
@@ -217,16 +224,16 @@ def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath
     return next((place for place in places if archives.inside(root, place).is_file()), None)
 
 
-def _machine_code(root: Path, words: list[str], environment: Mapping[str, str]) -> list[str]:
-    place = find(root, words[0], environment)
+def _machine_code(root: Path, command: list[str], environment: Mapping[str, str]) -> list[str]:
+    place = find(root, command[0], environment)
     if place is None:
-        return words
+        return command
     with archives.open_file(root, place) as program:
         first = program.readline(256)
     interpreter = (
         first[2:].decode(errors="replace").strip().split(maxsplit=1) if first.startswith(b"#!") else []
     )
-    return [*interpreter, str(place), *words[1:]]
+    return [*interpreter, str(place), *command[1:]]
 
 
 def _ids(root: Path, user: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import archives
-from armbuild.errors import ArmbuildError, CheckFailed, UsageError
+from armbuild.errors import ArmbuildError, CheckFailed, MissingError, UsageError
 from armbuild.host import process
 from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import Client, free_port
@@ -80,7 +80,7 @@ def is_image(path: Path) -> bool:
     )
 
 
-def smoke(
+def smoke_test(
     path: Path,
     names: Sequence[str],
     work: Path,
@@ -97,8 +97,8 @@ def smoke(
     Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
     digests, MissingError when QEMU, a sandbox or the engine cannot be had.
     """
-    chosen = cpus.check_names(names)
-    models = tuple(cpu.model for cpu in chosen if cpu.model)
+    cores = cpus.check_names(names)
+    models = tuple(cpu.model for cpu in cores if cpu.model)
     if engine:
         contained.check(engine, emulated=bool(models))
     root = work / "root"
@@ -106,7 +106,7 @@ def smoke(
     with reader.open_image(path) as image:
         manifest, several = image.manifest("arm64"), len(image.manifests()) > 1
         on_step(f"unpacking {len(manifest.layers)} layers")
-        unpack.unpack(image, manifest, root)
+        unpack.into_folder(image, manifest, root)
     config = manifest.config.get("config", {})
     model = next((found.parent for found in root.glob(f"**/{MODEL}/config.json")), None)
     if model is None:
@@ -127,8 +127,33 @@ def smoke(
                 box = sandbox.make_unprotected(root, emulator)
             else:
                 box = sandbox.make(root, user, emulator, work, mirror=mirror)
-        results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in chosen)
+        results = tuple(_Run(cpu, box, config, model.relative_to(root), work).result() for cpu in cores)
     return Report(image=str(path), digest=manifest.digest, labels=config.get("Labels") or {}, results=results)
+
+
+def prove(
+    path: Path,
+    names: Sequence[str],
+    work: Path,
+    *,
+    mirror: str | None = None,
+    on_step: Callable[[str], None] = lambda _what: None,
+) -> Report:
+    """Serve from a finished archive on each CPU of ``names``, as `smoke_test`, and return its report.
+
+    Raises CheckFailed with the first reason why it does not serve, MissingError where it cannot be run here.
+    """
+    try:
+        report = smoke_test(path, names, work, mirror=mirror, on_step=on_step)
+    except MissingError as error:
+        cause = str(error).splitlines()[0]
+        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a proof)") from error
+    finally:
+        discard(work)
+    for result in report.results:
+        if not result.passed:
+            raise CheckFailed(f"smoke: {result.cpu}: {result.reason}\n  the image stays in {path}")
+    return report
 
 
 def discard(work: Path) -> None:

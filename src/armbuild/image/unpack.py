@@ -24,7 +24,7 @@ OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."
 
 
-def unpack(image: ImageFile, manifest: Manifest, root: Path) -> None:
+def into_folder(image: ImageFile, manifest: Manifest, root: Path) -> None:
     """Lay the image's layers into the empty folder ``root``; owners and device files are left out.
 
     Raises CheckFailed for a layer that does not match its digest, and for one that writes outside.

@@ -8,20 +8,17 @@ is here already.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError
-from armbuild.host import cache, process, pythons
+from armbuild.host import cache, containers, process, pythons
 from armbuild.target import arm64_root, debian
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.host.pythons import HostPython
-
-ENGINES = ("podman", "docker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ def folders(python: str, *, mirror: str | None = None) -> tuple[Path, ...]:
 def _from_image(python: str) -> Headers | None:
     """Copy the headers out of a manylinux image for AArch64 that an engine has here, without running it."""
     place = f"/opt/python/{pythons.tags(python)}/include/."
-    for engine in filter(shutil.which, ENGINES):
+    for engine in reversed(containers.installed()):
         listed = process.succeeds([engine, "images", "--format", "{{.Repository}}:{{.Tag}}"]) or ""
         for image in (line for line in listed.splitlines() if "manylinux" in line and "aarch64" in line):
             folder = cache.root() / "headers" / f"{cache.digest(image)}-python{python}"

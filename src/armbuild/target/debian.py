@@ -10,18 +10,15 @@ import contextlib
 import hashlib
 import os
 import re
-import shlex
 import shutil
-import subprocess
-import tarfile
 import time
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from armbuild.artifact import archives
-from armbuild.errors import BuildError, CheckFailed, MissingError, UsageError, packages_of
+from armbuild.errors import MissingError, UsageError, packages_of
 from armbuild.host import cache, process
+from armbuild.target import deb_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +41,15 @@ SUITES = frozenset(
 GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
 """Releases whose packages go into images, and their C library: the newest that wheels made there need."""
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
+OWN_KEYRING = Path(__file__).parents[1] / "data/debian-archive-keyring.gpg"
+"""The keys of bullseye to trixie, as Debian's package debian-archive-keyring has them: Ubuntu lacks them."""
+OWN_KEYS = "armbuild"
+"""In place of a keyring's path, the keys of OWN_KEYRING: its path is another in each environment."""
+PUBLIC = "http://deb.debian.org/debian"
+"""Debian's own address of its archive (https://deb.debian.org), where this machine names none."""
+SECURITY = "-security"
+"""How the suites with a release's security updates end; they build on the release itself."""
+HELPER = Path("/usr/lib/apt/apt-helper")
 LISTS_FRESH_SECONDS = 24 * 3600
 
 
@@ -68,9 +73,9 @@ def check_address(mirror: str) -> None:
 
 
 def archive(mirror: str | None = None) -> Archive:
-    """Return the archive named by ``mirror``, else by ``ARMBUILD_MIRROR``, else by the host's apt sources.
+    """Return the archive named by ``mirror``, ARMBUILD_MIRROR or the host's apt sources, else Debian's own.
 
-    Raises MissingError when there is none or apt is not there, UsageError for an address apt cannot read.
+    Raises MissingError when apt is not there, UsageError for an address apt cannot read.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
@@ -78,13 +83,28 @@ def archive(mirror: str | None = None) -> Archive:
                 f"{tool} is not there: Debian packages are read with apt and dpkg, on Debian, Ubuntu or in a "
                 "container of either; here install both (`dnf install apt dpkg`, `pacman -S apt dpkg`, ...)"
             )
-    found = _find(mirror)
-    if found is None:
-        raise MissingError(
-            "no Debian archive in this machine's apt sources: name one with --mirror or ARMBUILD_MIRROR "
-            "(on Ubuntu `apt-get install debian-archive-keyring` brings its keys)"
-        )
-    return found
+    return _find(mirror)
+
+
+def ask(source: Archive, suite: str = "trixie") -> str:
+    """Return why the archive does not answer a question for a release, empty when it does.
+
+    apt itself asks, with the proxies and certificates that it is configured with.
+    """
+    with cache.work_folder("ask") as work:
+        address = f"{source.uri.rstrip('/')}/dists/{suite}/InRelease"
+        command = [str(HELPER), "-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=20"]
+        try:
+            process.run(
+                [*command, "download-file", address, str(work / "InRelease")],
+                log=work / "ask.log",
+                what=address,
+                error=MissingError,
+            )
+        except MissingError as error:
+            cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", (work / "ask.log").read_text(errors="replace"))
+            return f"{address}: {cause[1]}" if cause else str(error).splitlines()[0]
+    return ""
 
 
 def cache_folder(part: str, name: str, mirror: str | None = None) -> Path:
@@ -92,31 +112,43 @@ def cache_folder(part: str, name: str, mirror: str | None = None) -> Path:
 
     It needs neither apt nor the archive itself, so that what is there already serves without them.
     """
-    found = _find(mirror)
-    return cache.root() / part / f"{name}-{cache.digest(vars(found) if found else None)}"
+    return cache.root() / part / f"{name}-{cache.digest(vars(_find(mirror)))}"
 
 
-def _find(mirror: str | None) -> Archive | None:
+def _find(mirror: str | None) -> Archive:
     named = mirror or os.environ.get("ARMBUILD_MIRROR")
-    found = [
-        entry
-        for path in _source_files()
-        for entry in parse_sources(path.read_text(errors="replace"), path.suffix)
-    ]
+    found = _stated(SUITES)
     if not named:
-        return found[0] if found else None
+        return found[0] if found else Archive(uri=PUBLIC, signed_by=OWN_KEYS)
     check_address(named)
     same = next((entry for entry in found if entry.uri.rstrip("/") == named.rstrip("/")), None)
-    return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else "")
+    return same or Archive(uri=named, signed_by=str(KEYRING) if KEYRING.is_file() else OWN_KEYS)
 
 
-def parse_sources(text: str, suffix: str) -> list[Archive]:
-    """Return the Debian archives that a ``.list`` (one-line) or ``.sources`` (deb822) file names."""
+def _stated(suites: frozenset[str]) -> list[Archive]:
+    """Return the archives of ``suites`` that this machine's apt sources name."""
+    return [
+        entry
+        for path in _source_files()
+        for entry in parse_sources(path.read_text(errors="replace"), path.suffix, suites)
+    ]
+
+
+def security_address(source: Archive) -> str:
+    """Return where an archive's security updates are: as this machine's sources say, else beside it."""
+    if any(source.uri == entry.uri for entry in _stated(SUITES)):
+        stated = _stated(frozenset(f"{suite}{SECURITY}" for suite in SUITES))
+        return stated[0].uri if stated else f"{PUBLIC}{SECURITY}"
+    return f"{source.uri.rstrip('/')}{SECURITY}"
+
+
+def parse_sources(text: str, suffix: str, wanted: frozenset[str] = SUITES) -> list[Archive]:
+    """Return the archives of ``wanted`` suites that a ``.list`` or ``.sources`` (deb822) file names."""
     entries = _parse_deb822(text) if suffix == ".sources" else _parse_one_line(text)
     return [
         Archive(uri=uri, signed_by=options.get("signed-by", ""), trusted=options.get("trusted") == "yes")
         for uri, suites, components, options in entries
-        if "main" in components and SUITES.intersection(suites) and not uri.startswith("cdrom:")
+        if "main" in components and wanted.intersection(suites) and not uri.startswith("cdrom:")
     ]
 
 
@@ -195,28 +227,6 @@ def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
         return seen.hexdigest()
 
 
-def control(package: Path) -> dict[str, str]:
-    """Return the control fields of a .deb file by name, continuation lines included."""
-    with packages_of("build"):
-        from debian.arfile import ArError  # noqa: PLC0415 - an audit does without this extra
-        from debian.debfile import DebFile  # noqa: PLC0415
-
-    try:
-        with DebFile(package) as file:
-            return dict(file.debcontrol())
-    except (ArError, tarfile.TarError, OSError, ValueError) as error:
-        raise BuildError(f"{package.name} is damaged: {error}") from error
-
-
-def installed(status: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of the packages that dpkg's status file, or one of status.d, says are there."""
-    # Without python-debian: an audit has the base packages alone. 790 packages take 8 ms, with it 51 ms.
-    for stanza in status.split("\n\n"):
-        fields = dict(re.findall(r"^([A-Za-z-]+):[ \t]*(.*)$", stanza, re.MULTILINE))
-        if fields.get("Package") and fields.get("Version") and "deinstall" not in fields.get("Status", ""):
-            yield fields
-
-
 @contextlib.contextmanager
 def _lists(
     suite: str, architecture: str, source: Archive, log: Path
@@ -252,14 +262,21 @@ def _configure(apt: Path, suite: str, architecture: str, source: Archive) -> lis
     options = [f"arch={architecture}"]
     if source.trusted:
         options.append("trusted=yes")
-    if source.signed_by.startswith("/"):
+    if source.signed_by == OWN_KEYS:
+        key = Path(shutil.copyfile(OWN_KEYRING, apt / "key.gpg"))
+        options.append(f"signed-by={key}")
+    elif source.signed_by.startswith("/"):
         options.append(f"signed-by={source.signed_by}")
     elif source.signed_by:  # the key itself, as deb822 allows: blank lines are written as a dot
         key = apt / "key.asc"
         lines = (line.strip() for line in source.signed_by.splitlines())
         key.write_text("\n".join("" if line == "." else line for line in lines) + "\n")
         options.append(f"signed-by={key}")
-    (apt / "sources.list").write_text(f"deb [{' '.join(options)}] {source.uri} {suite} main\n")
+    places = {suite.removesuffix(SECURITY): source.uri}
+    if suite.endswith(SECURITY):
+        places[suite] = security_address(source)
+    entries = (f"deb [{' '.join(options)}] {uri} {name} main\n" for name, uri in places.items())
+    (apt / "sources.list").write_text("".join(entries))
     settings = {
         "APT::Architecture": architecture,
         "APT::Sandbox::User": "root",  # as root, apt would else read our private folder as the user _apt
@@ -290,34 +307,6 @@ def _configure(apt: Path, suite: str, architecture: str, source: Archive) -> lis
     return ["apt-get", "-c", str(apt / "apt.conf")]
 
 
-def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset()) -> None:
-    """Unpack .deb files over one another into ``root``, with /usr merged and absolute links made relative.
-
-    Owners and device files are left out, as an ordinary user must; modes are kept. ``only`` names the files
-    wanted (``usr/bin/x``), all when empty. Raises BuildError for a damaged package or one that writes
-    outside ``root``.
-    """
-    for name in MERGED:
-        (root / "usr" / name).mkdir(parents=True, exist_ok=True)
-        if not (root / name).is_symlink():
-            (root / name).symlink_to(f"usr/{name}")
-    for package in packages:
-        with subprocess.Popen(
-            ["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as child:
-            try:
-                with archives.open_tar(stream=cast("IO[bytes]", child.stdout), mode="r|") as tar:
-                    for member in tar:
-                        if not only or str(merged(member.name)) in only:
-                            _unpack_member(tar, member, root)
-            except (*archives.BROKEN, CheckFailed) as error:
-                if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
-                    raise
-                raise BuildError(f"{package.name} is damaged: {error}") from error
-        if child.returncode:
-            raise BuildError(f"dpkg-deb cannot read {package.name}")
-
-
 def install(
     packages: tuple[str, ...],
     root: Path,
@@ -331,8 +320,8 @@ def install(
 ) -> None:
     """Download ``packages`` of ``suite`` and unpack them into ``root``.
 
-    Packages whose file name matches ``skip`` are left out; ``only`` is as for ``unpack``. Raises
-    MissingError and BuildError as ``download`` and ``unpack`` do.
+    Packages whose file name matches ``skip`` are left out; ``only`` is as for
+    ``deb_files.unpack``. Raises MissingError and BuildError as ``download`` and ``unpack`` do.
     """
     with cache.work_folder("debian") as work:
         files = download(
@@ -344,58 +333,4 @@ def install(
             dependencies=dependencies,
             log=work / "apt.log",
         )
-        unpack([file for file in files if not (skip and skip.match(file.name))], root, only=only)
-
-
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:
-    path = merged(member.name)
-    if not path.parts:
-        return  # ./, the root itself
-    target = _place(root, path, member.name)
-    if member.isdir():
-        if not target.is_dir():
-            target.mkdir(parents=True)
-    elif member.issym():
-        if path == merged(member.linkname) or str(path) in MERGED:
-            return  # base-files' own lib -> usr/lib, which is there
-        _replace(target)
-        target.symlink_to(relative_link(path, member.linkname))
-    elif member.islnk():
-        _replace(target)
-        os.link(_place(root, merged(member.linkname), member.name), target, follow_symlinks=False)
-    elif member.isreg():
-        _replace(target)
-        content = cast("IO[bytes]", tar.extractfile(member))  # a regular file has content
-        with target.open("wb") as sink:
-            shutil.copyfileobj(content, sink, 1 << 20)
-        target.chmod(member.mode & 0o777)
-
-
-def _place(root: Path, path: PurePosixPath, name: str) -> Path:
-    """Return where ``path`` lies below ``root``; BuildError for one that leads outside, by links too."""
-    with contextlib.suppress(CheckFailed):
-        if path.parts and ".." not in path.parts:
-            return archives.inside(root, path.parent, strict=True) / path.name
-    raise BuildError(f"a package writes outside its root: {shlex.quote(name)}")
-
-
-def _replace(target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.unlink(missing_ok=True)
-
-
-def merged(name: str) -> PurePosixPath:
-    """Return a package's path below the root as it is with /usr merged: ``./lib/x`` is ``usr/lib/x``."""
-    path = PurePosixPath(name.lstrip("/"))
-    return (
-        PurePosixPath("usr") / path
-        if path.parts[:1] and path.parts[0] in MERGED and len(path.parts) > 1
-        else path
-    )
-
-
-def relative_link(path: PurePosixPath, target: str) -> str:
-    """Return ``target`` of the link at ``path`` so that it stays inside the root wherever that lies."""
-    if not target.startswith("/"):
-        return target
-    return os.path.relpath(merged(target), path.parent)
+        deb_files.unpack([file for file in files if not (skip and skip.match(file.name))], root, only=only)

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from typing import TYPE_CHECKING
 
+from armbuild.host import cache
 from armisa import Isa, host, kernel_targets, tables
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def given_by(program: Path, cpu: str) -> frozenset[str] | None:
         "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 183, 1, ADDRESS + HEADERS, 64, 0, 0, 64, 56, 1, 64, 0, 0
     )
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, ADDRESS, ADDRESS, size, size, 1 << 16)
-    with tempfile.NamedTemporaryFile(prefix="armbuild-") as file:
+    with tempfile.NamedTemporaryFile(prefix=".armbuild-", dir=cache.root()) as file:
         file.write(header + segment + PRINT_AUXILIARY_VECTOR)
         file.flush()
         os.fchmod(file.fileno(), 0o700)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -14,7 +15,6 @@ from armbuild.host import cache, isolation, process, pythons
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from armbuild.artifact.wheelfile import WheelFile
     from armbuild.host.pythons import HostPython
@@ -95,13 +95,28 @@ def install(
         target += ["--python", str(pythons.find(python).executable)]
     if not dependencies:
         target.append("--no-deps")
-    wanted = [os.fspath(package) for package in packages]
+    # "build" is a requirement, also where a folder has that name; "./build" is a path, as pip reads it.
+    wanted = [
+        str(Path(package).absolute()) if os.sep in (text := str(package)) and Path(text).exists() else text
+        for package in packages
+    ]
     if not wanted:
         return
     process.run(
-        [isolation.uv_program(), "pip", "install", "-q", *target, "--target", folder, "--", *wanted],
+        [
+            isolation.uv_program(),
+            "pip",
+            "install",
+            "-q",
+            *target,
+            "--target",
+            folder.absolute(),
+            "--",
+            *wanted,
+        ],
         log=log,
         what=f"installing packages for AArch64, Python {python}",
+        cwd=isolation.SETTINGS_FREE,
         env=isolation.clean(),
         error=MissingError,
     )

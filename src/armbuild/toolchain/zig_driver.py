@@ -18,6 +18,7 @@ DROPPED = (  # zig's driver or its linker refuse these, and nothing is lost for 
     "-Wl,-Bsymbolic-functions",
     "-Wl,-z,noexecstack",
     "-cpp",
+    "--target=",  # the build scripts of crates name the target in Rust's way; it is known
 )
 HOST_FOLDERS = re.compile(
     r"-[IL](?:/usr)?(?:/local)?/(?:include|lib|lib64)(?:/(?:x86_64|i386|riscv64|powerpc64le|s390x)-linux-gnu)?/?"

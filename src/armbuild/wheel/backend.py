@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 from armbuild.host import isolation, process
 from armbuild.toolchain import torch_stub
-from armbuild.wheel import hints
+from armbuild.wheel import sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from armbuild.host.pythons import HostPython
     from armbuild.wheel.lanes.setup import Settings
     from armbuild.wheel.plan import Plan
+    from armbuild.wheel.sandbox import Sandbox
 
 
 def build_wheel(
@@ -33,11 +35,13 @@ def build_wheel(
     settings: Settings,
     hooks: Mapping[str, str],
     log: Path,
+    box: Sandbox | None = None,
 ) -> tuple[Path, isolation.BuildEnvironment]:
     """Return the wheel that the back end makes of ``sources`` in ``out``, and the environment it ran in.
 
-    ``hooks`` are the variables that its hooks see. Raises BuildError with its first error, MissingError for
-    build requirements that cannot be had, UsageError for a project without a usable back end.
+    ``hooks`` are the variables that its hooks see (PATH: what they search first); in the sandbox ``box`` they
+    see few others. Raises BuildError with its first error, MissingError for build requirements that cannot be
+    had, UsageError for a project without a usable back end.
     """
     try:
         from build import BuildBackendException, BuildException  # noqa: PLC0415 - the extra `build`
@@ -49,8 +53,16 @@ def build_wheel(
     def run_hook(
         cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
-        env = {**isolation.clean(), **(extra_environ or {}), **hooks}
-        process.run(cmd, log=log, what="the project's build", cwd=Path(cwd) if cwd else None, env=env)
+        own = {**isolation.clean(), **(extra_environ or {})}
+        env = {**own, **hooks}
+        if "PATH" in hooks:
+            env["PATH"] = os.pathsep.join((hooks["PATH"], own.get("PATH", os.defpath)))
+        folder = Path(cwd) if cwd else sources
+        if box:
+            # the hook's script and the folder of its answer, which only pyproject_hooks knows
+            cmd = box.command(cmd, folder, Path(cmd[1]), writable=(Path(cmd[-1]),))
+            env = box.environment(env, own={*(extra_environ or {}), *hooks})
+        process.run(cmd, log=log, what="the project's build", cwd=folder, env=env)
 
     try:
         with warnings.catch_warnings(record=True) as heard:  # the back end's, not ours
@@ -59,7 +71,7 @@ def build_wheel(
                 plan, python, sources, settings=settings, runner=run_hook, log=log
             )
             with _as_pep_517_says(log):
-                wheel = Path(builder.build("wheel", out, settings))
+                wheel = sandbox.check_wheel(Path(builder.build("wheel", out, settings)), out)
         with log.open("a") as sink:
             sink.writelines(f"{warning.message}\n" for warning in heard)
     except BuildBackendException as error:
@@ -83,7 +95,7 @@ def _environment(
     """Make the environment in two steps: the back end itself says what else it needs."""
     from build import ProjectBuilder  # noqa: PLC0415
 
-    cross = plan.lane == "cross"
+    cross, wheels_only = plan.lane == "cross", plan.settings.sandbox
     if not plan.settings.isolation:
         environment = isolation.existing(python)
         with _as_pep_517_says(log):
@@ -92,21 +104,22 @@ def _environment(
         return environment, builder
     requires = set(torch_stub.split(plan.project.requires)[0] if cross else plan.project.requires)
     locked = plan.settings.lock if plan.settings.lock and plan.settings.lock.is_file() else None
-    environment = isolation.environment(python, requires, log=log, lock=locked)
+    environment = isolation.environment(python, requires, log=log, lock=locked, wheels_only=wheels_only)
     with _as_pep_517_says(log):
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     extra = _asked_for(builder, settings, log)
     if cross:
-        hints.check_languages(plan.project.name, extra)
         extra = set(torch_stub.split(extra)[0])
     if plan.settings.lock and not locked:
-        isolation.write_lock(plan.settings.lock, python, requires | extra, log=log)
-        environment = isolation.environment(python, requires | extra, log=log, lock=plan.settings.lock)
+        isolation.write_lock(plan.settings.lock, python, requires | extra, log=log, wheels_only=wheels_only)
+        environment = isolation.environment(
+            python, requires | extra, log=log, lock=plan.settings.lock, wheels_only=wheels_only
+        )
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     elif locked:
         isolation.check_locked(locked, environment, requires | extra)
     elif not extra <= requires:
-        environment = isolation.environment(python, requires | extra, log=log)
+        environment = isolation.environment(python, requires | extra, log=log, wheels_only=wheels_only)
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     return environment, builder
 

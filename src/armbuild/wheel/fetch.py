@@ -158,7 +158,8 @@ def _downloaded(address: str, stated: str | None, wanted: list[str]) -> Located:
                 shutil.copyfileobj(answer, sink, 1 << 20)
         except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error
-            raise MissingError(f"{name} cannot be downloaded: {reason}") from error
+            host = urllib.parse.urlsplit(address).netloc or address
+            raise MissingError(f"{name} cannot be downloaded from {host}: {reason}") from error
         return _unpacked(file, address, wanted, stated)
 
 

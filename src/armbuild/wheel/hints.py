@@ -6,27 +6,13 @@ import functools
 import re
 import sys
 from importlib.resources import files
-from typing import TYPE_CHECKING
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
-from armbuild.errors import MissingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-RUST = ("maturin", "setuptools-rust", "puccinialin")
-"""Build requirements that compile Rust."""
 ON_ARM = "--lane native on an AArch64 machine"
-NO_RUST = "needs Rust, which armbuild does not cross-compile:"
-RUST_SENTENCE = f"{NO_RUST} --lane container, where the image has Rust, or {ON_ARM}"
-MATURIN_SENTENCE = f"{NO_RUST} `maturin build --target aarch64-unknown-linux-gnu --zig` does, or {ON_ARM}"
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
@@ -63,7 +49,6 @@ KNOWN = (
         ),
         FORTRAN_SENTENCE,
     ),
-    (r"can't find Rust compiler|cargo(?:: command)? not found", RUST_SENTENCE),
     (
         r"omp\.h'? file not found|unable to find library '(?:lib)?(?:g?omp)",
         "needs OpenMP, which zig lacks: `--toolchain gcc` brings it",
@@ -103,13 +88,6 @@ LIBRARY = re.compile(
     r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
     r"|Could NOT find (?!Python)(\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
 )
-
-
-def check_languages(name: str, requires: Iterable[str]) -> None:
-    """Raise MissingError, before anything is built, for a project whose back end compiles Rust."""
-    names = {canonicalize_name(Requirement(line).name) for line in requires}
-    if not names.isdisjoint(RUST):
-        raise MissingError(f"{name} {MATURIN_SENTENCE if 'maturin' in names else RUST_SENTENCE}")
 
 
 def explain(log: str) -> str:

@@ -1,4 +1,4 @@
-"""One job per project, Python and core, in the form a CI system reads, so that a fleet shares the work."""
+"""One job per project and Python, in the form a CI system reads, so that a fleet shares the work."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+INSTALL = 'pip install --quiet --config-settings=wheel.cmake=false "${ARMBUILD:?a checkout or a release}"'
+"""From a place that the pipeline names: no package of an index is ours until somebody says so."""
+MINUTES = 120
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One call of ``armbuild wheel``."""
+    """One call of ``armbuild wheel``, which builds a wheel once and tests it on every core."""
 
     name: str
     project: str
     python: str
-    cpu: str
+    cpus: tuple[str, ...]
     """Empty: nothing is run, for the wheel has no test."""
     command: str
 
@@ -57,16 +62,24 @@ def jobs(
         if not fitting:
             raise UsageError(f"{described.name} needs Python {described.requires_python}: no job fits")
         tested = described.is_armllm or asked.imports or asked.command
-        cores = (asked.cpu or EMULATED) if asked.smoke and tested else ("",)
-        found += [_job(described, folder, version, cpu) for version in fitting for cpu in cores]
+        cores = (asked.cpu or EMULATED) if asked.smoke and tested else ()
+        found += [_job(described, folder, version, cores, smoke=asked.smoke) for version in fitting]
     return found
 
 
-def _job(described: project.Project, folder: Path, version: str, cpu: str) -> Job:
+def _job(
+    described: project.Project, folder: Path, version: str, cpus: tuple[str, ...], *, smoke: bool
+) -> Job:
     command = ["armbuild", "wheel", str(folder), "--python", version]
-    command += ["--cpu", cpu] if cpu else ["--no-smoke"]
-    name = " ".join(filter(None, (described.name, version, cpu)))
-    return Job(name=name, project=str(folder), python=version, cpu=cpu, command=shlex.join(command))
+    command += [word for cpu in cpus for word in ("--cpu", cpu)]
+    command += [] if smoke else ["--no-smoke"]
+    return Job(
+        name=f"{described.name} {version}",
+        project=str(folder),
+        python=version,
+        cpus=cpus,
+        command=shlex.join(command),
+    )
 
 
 def _github(found: Sequence[Job]) -> Any:
@@ -74,8 +87,15 @@ def _github(found: Sequence[Job]) -> Any:
 
 
 def _gitlab(found: Sequence[Job]) -> Any:
-    start = 'python -m pip install --quiet "${ARMBUILD:-armllm[build]}"'
-    return {"default": {"image": "python:3.13", "before_script": [start]}} | {
+    default = {
+        "image": "python:3.13",
+        "timeout": f"{MINUTES} minutes",
+        "before_script": [f"python -m {INSTALL}"],
+        "cache": {"key": "armbuild", "paths": [".cache/armbuild/"]},
+    }
+    # the whole history: back ends compute versions from its tags
+    variables = {"ARMBUILD_CACHE_DIR": "$CI_PROJECT_DIR/.cache/armbuild", "GIT_DEPTH": "0"}
+    return {"default": default, "variables": variables} | {
         job.name: {"script": [job.command], "artifacts": {"paths": ["dist/"], "expire_in": "1 week"}}
         for job in found
     }
@@ -83,12 +103,13 @@ def _gitlab(found: Sequence[Job]) -> Any:
 
 def _buildkite(found: Sequence[Job]) -> Any:
     # $$: the agent, not the upload, reads the variable
-    start = 'python3 -m venv .venv && .venv/bin/pip install --quiet "$${ARMBUILD:-armllm[build]}"'
+    start = f"python3 -m venv .venv && .venv/bin/{INSTALL.replace('$', '$$')}"
     return {
         "steps": [
             {
                 "label": job.name,
                 "command": [start, f".venv/bin/{job.command}"],
+                "timeout_in_minutes": MINUTES,
                 "artifact_paths": ["dist/*.whl", "dist/*.json"],
             }
             for job in found

@@ -219,7 +219,10 @@ def _prove(
                 on_result=observer.result,
             )
     except MissingError as error:
-        return None, str(error)
+        if not plan.settings.proof_required:
+            return None, str(error)
+        cause = str(error).splitlines()[0]
+        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a proof)") from error
     if not report.ok:
         raise CheckFailed(f"smoke: {smoke.explain_failure(report)}\n  the wheel stays in {repaired.path}")
     return report, ""

@@ -43,6 +43,10 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         raise UsageError(
             "--lock says what to install for the build, --no-isolation that nothing is installed"
         )
+    if settings.sandbox and settings.compile_cache not in (None, "none"):
+        raise UsageError(
+            f"--compile-cache {settings.compile_cache}: a build in a sandbox may not write what others use"
+        )
     if settings.glibc and not re.fullmatch(r"2\.\d+", settings.glibc):
         raise UsageError(f"--glibc {settings.glibc}: not a version of glibc, such as 2.28")
     name = settings.lane or ("native" if platform.machine() == "aarch64" else "cross")
@@ -53,10 +57,13 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         command=settings.command,
         requires=settings.requires,
         project=described.folder,
+        sandbox=settings.sandbox,
     )
     tests.check()
-    cores = (settings.cpu or cpus.default_cpus()) if settings.smoke and (described.is_armllm or tests) else ()
+    tested = described.is_armllm or bool(tests)
+    cores = (settings.cpu or cpus.default_cpus()) if settings.smoke and tested else ()
     cpus.check_names(cores)
+    check_proof(settings, described.name, tested=tested)
     core, label = baseline(settings.baseline, as_variant=settings.variant)
     draft = Plan(
         project=described,
@@ -78,6 +85,15 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         tests=tests,
     )
     return LANES[name].plan(draft, find)
+
+
+def check_proof(settings: Settings, name: str, *, tested: bool) -> None:
+    """Raise UsageError where a wheel must be run and is not: nobody should take a green job for a proof."""
+    if settings.require_proof and not settings.smoke:
+        raise UsageError("--require-proof says that the wheel must be run, --no-smoke that it is not")
+    if settings.smoke and not tested and settings.proof_required:
+        why = "--require-proof" if settings.require_proof else "in CI a wheel must be run (--no-smoke: not)"
+        raise UsageError(f"{why}: no test of {name} was named: say --import NAME or --command TEXT")
 
 
 def check_writable(folder: Path, option: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.message
 import email.parser
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ else:
 EARLIEST = 315532800  # 1980-01-01, where the time of a zip member begins
 KERNEL_TABLE = "src/armisa/data/kernels.toml"
 FREE_THREADING = "Programming Language :: Python :: Free Threading"
+RUST = frozenset({"maturin", "setuptools-rust", "puccinialin"})
+"""Build requirements that compile Rust."""
 LEGACY_BACKEND = "setuptools.build_meta:__legacy__"
 
 
@@ -102,7 +105,7 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
         raise UsageError(f"{path}: {str(error).splitlines()[0]}") from error
     return Project(
         folder=folder,
-        name=canonicalize_name(str(project.get("name", stated.get("Name", folder.name)))),
+        name=canonicalize_name(str(project.get("name", stated.get("Name", _plain(folder.name))))),
         version=str(project["version"]) if "version" in project else stated.get("Version"),
         backend=str(build_system.get("build-backend", LEGACY_BACKEND)),
         requires=requires,
@@ -116,6 +119,11 @@ def read(folder: Path, origin: Origin | None = None) -> Project:
     )
 
 
+def _plain(folder: str) -> str:
+    """Return a folder's name without what a distribution's name cannot have, such as spaces."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", folder).strip("-._") or "project"
+
+
 def _package_info(folder: Path) -> email.message.Message:
     """Return what an sdist's own metadata says, where it has one."""
     path = folder / "PKG-INFO"
@@ -126,6 +134,11 @@ def _package_info(folder: Path) -> email.message.Message:
 def needs_torch(described: Project) -> bool:
     """Return whether torch is among the build requirements: the project is compiled against its C++ API."""
     return any(canonicalize_name(Requirement(line).name) == "torch" for line in described.requires)
+
+
+def announces_rust(described: Project) -> bool:
+    """Return whether what compiles Rust is among the build requirements; hooks may call cargo without it."""
+    return not RUST.isdisjoint(canonicalize_name(Requirement(line).name) for line in described.requires)
 
 
 def kernel_targets(described: Project) -> tuple[str, ...]:
@@ -152,7 +165,7 @@ def source_epoch(described: Project) -> int:
         return int(stated)
     if described.origin:
         return max(described.origin.epoch, EARLIEST)
-    commit = process.succeeds(["git", "-C", described.folder, "log", "-1", "--format=%ct"])
+    commit = process.succeeds([*process.GIT, "-C", described.folder, "log", "-1", "--format=%ct"])
     return int(commit) if commit else EARLIEST
 
 

@@ -15,7 +15,7 @@ import armbuild
 from armbuild.host import process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from armbuild.wheel.repair import RepairedWheel
@@ -37,9 +37,9 @@ def revision(wheel: Path) -> str | None:
     None where no statement about these bytes lies beside it, or its sources were in no repository.
     """
     try:
-        said = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
-        digest = said["subject"][0]["digest"]["sha256"]
-        found = commit(said)
+        document = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
+        digest = document["subject"][0]["digest"]["sha256"]
+        found = commit(document)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return found if digest == sha256(wheel) else None
@@ -54,9 +54,9 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def commit(said: Mapping[str, Any]) -> str | None:
+def commit(document: Mapping[str, Any]) -> str | None:
     """Return the commit that a statement names, as ``revision`` does; LookupError, TypeError for none."""
-    source = said["predicate"]["buildDefinition"]["resolvedDependencies"][0]
+    source = document["predicate"]["buildDefinition"]["resolvedDependencies"][0]
     found = source.get("digest", {}).get("gitCommit")
     if not re.fullmatch("[0-9a-f]{40}", str(found)):
         return None
@@ -111,17 +111,38 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
     }
 
 
+def _without_filters(git: Sequence[str | Path]) -> list[str]:
+    """Return variables that empty the filters of a repository's own settings, which are programs to run."""
+    found = process.succeeds([*git, "config", "--null", "--show-scope", "--get-regexp", r"^filter\."]) or ""
+    fields = found.split("\0")
+    names = [
+        entry.partition("\n")[0]
+        for scope, entry in zip(fields[::2], fields[1::2], strict=False)
+        if scope not in {"system", "global"}
+    ]
+    pairs = [
+        variable
+        for number, name in enumerate(names)
+        for variable in (f"GIT_CONFIG_KEY_{number}={name}", f"GIT_CONFIG_VALUE_{number}=")
+    ]
+    return [f"GIT_CONFIG_COUNT={len(names)}", *pairs]
+
+
 def _source(repaired: RepairedWheel) -> dict[str, Any]:
     described = repaired.built.plan.project
     if described.origin:
         uri = described.origin.uri
         return {"name": "source", "uri": uri, "digest": {"sha256": described.origin.sha256}}
-    git: list[str | Path] = ["git", "-C", described.folder]
+    git: list[str | Path] = [*process.GIT, "-C", described.folder]
     commit = process.succeeds([*git, "rev-parse", "HEAD"])
     if commit is None:
         return {"name": "source", "uri": described.folder.as_uri()}
     remote = process.succeeds([*git, "config", "--get", "remote.origin.url"])
-    changed = process.succeeds([*git, "status", "--porcelain", "--untracked-files=no"])
+    if remote:
+        remote = re.sub(r"(?<=://)[^/@]*@", "", remote)  # CI systems clone with a token there
+    unfiltered = ["env", *_without_filters(git)]
+    question = ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"]
+    changed = process.succeeds([*unfiltered, *git, *question])
     return {
         "name": "source",
         "uri": f"git+{remote}" if remote else described.folder.as_uri(),

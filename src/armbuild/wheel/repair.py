@@ -69,13 +69,27 @@ def repair_wheel(built: BuiltWheel, work: Path) -> RepairedWheel:
     special = plan.variant if not pure else None
     read = wheelfile.read(path)
     version = f"{read.version}{'.' if '+' in read.version else '+'}{label}" if label else read.version
-    parts = {} if pure else {f"{sbom.FOLDER}/{sbom.NAME}": sbom.document(built, read.name, version)}
+    parts = _without_folders(path, built.folders)
+    if not pure:
+        parts[f"{sbom.FOLDER}/{sbom.NAME}"] = sbom.document(built, read.name, version)
     if special and plan.baseline:
         document = variant.document(special, variant.properties(Isa.from_target(plan.baseline)))
         parts[variant.MEMBER] = variant.dump(document)
     check_glibc(path, plan.settings.glibc)
     final = repack(path, out, label=label, epoch=plan.epoch, add=parts, variant_label=special)
     return RepairedWheel(built=built, path=final, pure=pure)
+
+
+def _without_folders(wheel: Path, folders: Mapping[str, str]) -> dict[str, bytes]:
+    """Return a back end's own bills of materials without this machine's folders, by path in .dist-info."""
+    found: dict[str, bytes] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.namelist():
+            if name := re.fullmatch(rf"[^/]+\.dist-info/({sbom.FOLDER}/[^/]+)", member):
+                found[name[1]] = archive.read(member)
+    for old, new in sorted(folders.items(), reverse=True):  # the longest first
+        found = {name: text.replace(old.encode(), new.encode()) for name, text in found.items()}
+    return found
 
 
 def check_glibc(wheel: Path, newest: str | None) -> None:

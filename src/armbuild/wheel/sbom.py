@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 import warnings
 from datetime import datetime, timezone
@@ -13,6 +14,7 @@ from packaging.utils import canonicalize_name
 from armbuild.errors import UsageError, packages_of
 
 with packages_of("build"):
+    from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.model.component import Component, ComponentScope, ComponentType
     from cyclonedx.model.tool import ToolRepository
@@ -20,6 +22,7 @@ with packages_of("build"):
     from packageurl import PackageURL
 
 if TYPE_CHECKING:
+    from armbuild.wheel.crates import Crate
     from armbuild.wheel.lanes.lane import BuiltWheel
 
 FOLDER = "sboms"
@@ -44,6 +47,7 @@ def document(built: BuiltWheel, name: str, version: str) -> bytes:
         )
         for part, what in built.static
     ]
+    parts += [crate(found) for found in built.crates]
     bom = Bom(components=parts, metadata=BomMetaData(component=whole, tools=tool(built.compiler)))
     bom.register_dependency(whole, [part for part in parts if part.scope is ComponentScope.REQUIRED])
     return (json.dumps(reproducible(bom, created=None), indent=1, sort_keys=True) + "\n").encode()
@@ -52,6 +56,21 @@ def document(built: BuiltWheel, name: str, version: str) -> bytes:
 def python_package(name: str, version: str) -> Component:
     """Return a Python distribution as a component; raises UsageError for a name that none can have."""
     return package(PackageURL("pypi", name=name, version=version), name, version)
+
+
+def crate(found: Crate) -> Component:
+    """Return a crate of Rust; one that only ran while the wheel was built is excluded from its scope."""
+    registry = found.source.startswith("registry+")
+    qualifiers = None if registry or not found.source else {"vcs_url": found.source}
+    part = package(
+        PackageURL("cargo", name=found.name, version=found.version, qualifiers=qualifiers),
+        found.name,
+        found.version,
+    )
+    part.scope = ComponentScope.REQUIRED if found.linked else ComponentScope.EXCLUDED
+    if re.fullmatch("[0-9a-f]{64}", found.sha256):
+        part.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=found.sha256))
+    return part
 
 
 def package(address: PackageURL, name: str, version: str) -> Component:

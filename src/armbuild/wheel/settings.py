@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -115,6 +116,9 @@ class Settings:
         (), "Build", "A Debian arm64 package to build with.", key="with", metavar="DEB", example="zlib1g-dev"
     )
     isolation: bool = _setting(True, "Build", "Install build requirements into a separate environment.")
+    sandbox: bool = _setting(
+        False, "Build", "Run the project's code in a sandbox of bubblewrap, without a network."
+    )
     lock: Path | None = _setting(  # noqa: RUF009 - a field
         None,
         "Build",
@@ -179,6 +183,12 @@ class Settings:
         (), "Test", "A package that the command needs.", metavar="REQUIREMENT", example="pytest"
     )
     smoke: bool = _setting(True, "Test", "Run the wheel on each CPU.")
+    require_proof: bool | None = _setting(
+        None,
+        "Test",
+        "Fail unless the wheel or the image ran; default: only where the variable `CI` is set.",
+        example="true",
+    )
     check_reproducible: bool = _setting(False, "Test", "Build twice, in two folders, and compare the bytes.")
     output: Path = _setting(  # noqa: RUF009 - a field
         Path("dist"),
@@ -196,6 +206,11 @@ class Settings:
         """Return the kernel targets that are switched on or off by name."""
         values = {name: getattr(self, name) for name in KERNELS}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def proof_required(self) -> bool:
+        """Return whether a wheel that is not run is an error."""
+        return proof_required(self.require_proof)
 
     def check(self) -> None:
         """Raise UsageError for a value that is none of the few that a setting has."""
@@ -293,6 +308,11 @@ def _plain_type(hint: Any) -> type:
 ALL = describe()
 KERNELS = tuple(setting.name for setting in ALL if setting.about.kernel)
 """The kernel targets that have an option; those without one (scalar, neon) are always in."""
+
+
+def proof_required(asked: bool | None) -> bool:
+    """Return whether what is built must be run: as asked, else where the variable ``CI`` is set."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false") if asked is None else asked
 
 
 def variable(key: str) -> str:

@@ -18,7 +18,7 @@ from armbuild.artifact import archives, symbols, variant, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
 from armbuild.target import arm64_root, qemu, target_packages
-from armbuild.wheel import cpus, user_tests
+from armbuild.wheel import cpus, sandbox, user_tests
 from armbuild.wheel.user_tests import UserTests
 from armbuild.wheel.verdict import TIMEOUT, CpuResult, Run, judge, judge_status
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.wheel.cpus import Cpu
+    from armbuild.wheel.sandbox import Sandbox
 
 EXTRAS = ("engine",)
 NO_TESTS = UserTests()
@@ -124,17 +125,16 @@ def smoke_test(
         folders = {name: work / "programs" / name for name in starts}
         for name, start in starts.items():
             user_tests.programs(folders[name], start, start[:-1], (own, site))
-        runs = {
-            name: _Test(
-                [user_tests.script(tests, folder, own)],
-                {**env, "PATH": f"{folder}:{env['PATH']}"},
-                functools.partial(judge_status, timeout=timeout),
-            )
-            for name, folder in folders.items()
-        }
+        runs = _user_tests(tests, folders, own, env, timeout)
     else:
         runs = _engine_tests(path, cores, starts, env)
-    results = _run_all(cores, runs, work=work, timeout=timeout, on_result=on_result)
+    box = None
+    if tests.sandbox:
+        shown = tests.project if "{project}" in tests.command else None
+        readable = [own, work / "programs", *((shown, *sandbox.repository(shown)) if shown else ())]
+        readable += [*sandbox.interpreters(interpreter), *((emulator,) if emulator else ())]
+        box = sandbox.make(work, readable=readable, writable=(work / "home", work / "run"), mirror=mirror)
+    results = _run_all(cores, runs, box, work=work, timeout=timeout, on_result=on_result)
     return SmokeReport(
         wheel=path.name,
         python=python,
@@ -151,6 +151,20 @@ class _Test:
     command: Sequence[str | Path]
     env: Mapping[str, str]
     judge: Callable[[Run, int], CpuResult]
+
+
+def _user_tests(
+    tests: UserTests, folders: Mapping[str, Path], own: Path, env: Mapping[str, str], timeout: float
+) -> dict[str, _Test]:
+    """Return the user's tests for each CPU, with the programs in its folder."""
+    return {
+        name: _Test(
+            [user_tests.script(tests, folder, own)],
+            {**env, "PATH": f"{folder}:{env['PATH']}"},
+            functools.partial(judge_status, timeout=timeout),
+        )
+        for name, folder in folders.items()
+    }
 
 
 def _engine_tests(
@@ -213,6 +227,7 @@ def kernel_targets(path: Path) -> frozenset[str] | None:
 def _run_all(
     cores: Sequence[Cpu],
     tests: Mapping[str, _Test],
+    box: Sandbox | None,
     *,
     work: Path,
     timeout: float,
@@ -225,7 +240,7 @@ def _run_all(
         while waiting or running:
             while waiting and len(running) < places:
                 cpu = waiting.pop(0)
-                running.append(_start(cpu, tests[cpu.name], work, timeout))
+                running.append(_start(cpu, tests[cpu.name], box, work, timeout))
             for run in list(running):
                 status = run.poll()
                 if status is not None:
@@ -239,12 +254,13 @@ def _run_all(
     return tuple(results[cpu.name] for cpu in cores)
 
 
-def _start(cpu: Cpu, test: _Test, work: Path, timeout: float) -> Run:
+def _start(cpu: Cpu, test: _Test, box: Sandbox | None, work: Path, timeout: float) -> Run:
     output, log = work / f"smoke-{cpu.name}.out", work / f"smoke-{cpu.name}.log"
     here = work / "run" / cpu.name  # empty: the wheel's modules are found where they are installed
     here.mkdir(parents=True)
+    command = box.command(test.command, here) if box else test.command
     running = process.start(
-        test.command, output=output, log=log, cwd=here, env=test.env, timeout=timeout, what="smoke"
+        command, output=output, log=log, cwd=here, env=test.env, timeout=timeout, what="smoke"
     )
     return Run(cpu=cpu, poll=running.poll, output=output, log=log, start=time.monotonic())
 

@@ -46,24 +46,40 @@ def mirror(project: Path, folder: Path, *, leave_out: Path | None = None, comple
         seen[name] = [stat.st_mtime_ns, stat.st_size, stat.st_mode]
         if known.get(name) == seen[name] and os.path.lexists(copy):
             continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.unlink(missing_ok=True)
+        _make_folder(copy.parent, target)
+        _remove(copy)
         if source.is_symlink():
             copy.symlink_to(source.readlink())
         else:
             shutil.copyfile(source, copy)
             shutil.copymode(source, copy)
     for name in known.keys() - seen.keys():
-        (target / name).unlink(missing_ok=True)
+        _make_folder((target / name).parent, target)
+        _remove(target / name)
     _link_history(project, target)
     manifest.write_text(json.dumps(seen))
     return target
 
 
+def _make_folder(folder: Path, top: Path) -> None:
+    """Make ``folder`` below ``top``, in place of a link that a build left there to anywhere."""
+    if folder != top:
+        _make_folder(folder.parent, top)
+        if folder.is_symlink() or not folder.is_dir():
+            folder.unlink(missing_ok=True)
+            folder.mkdir()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
 def _link_history(project: Path, target: Path) -> None:
     """Let back ends that compute the version from git see the history."""
     link = target / ".git"
-    link.unlink(missing_ok=True)
+    _remove(link)
     if (project / ".git").is_dir():
         link.symlink_to((project / ".git").resolve())  # which may be a link to the folder itself
     elif (project / ".git").is_file():  # a work tree or submodule: the file names the real folder
@@ -74,9 +90,11 @@ def _files(project: Path, *, complete: bool) -> list[str]:
     listed = None
     if (project / ".git").exists() and not complete:
         tracked = process.succeeds(
-            ["git", "-C", project, "ls-files", "-z", "--cached", "--recurse-submodules"]
+            [*process.GIT, "-C", project, "ls-files", "-z", "--cached", "--recurse-submodules"]
         )
-        others = process.succeeds(["git", "-C", project, "ls-files", "-z", "--others", "--exclude-standard"])
+        others = process.succeeds(
+            [*process.GIT, "-C", project, "ls-files", "-z", "--others", "--exclude-standard"]
+        )
         if tracked is not None and others is not None:
             listed = [name for name in {*tracked.split("\0"), *others.split("\0")} if name]
     names = listed if listed is not None else list(_walk(project, complete=complete))

@@ -41,6 +41,8 @@ class UserTests:
     """Requirements of the tests, installed beside the wheel."""
     project: Path | None = None
     """What ``{project}`` in ``command`` stands for."""
+    sandbox: bool = False
+    """Whether the wheel's code sees no network, and writes only into the test's own folder."""
 
     def __bool__(self) -> bool:
         return bool(self.imports or self.command)

@@ -260,6 +260,13 @@ def test_kernel_sections_are_guarded_by_their_targets_features(own_wheel):
         assert "floor armv8-a" in report.errors[0]
 
 
+def test_counters_may_use_lse_in_their_section_only(own_wheel):
+    ldadd = 0xF8210000
+    for section, ok in (("armllm_lse", True), (".text", False), ("armllm.neon", False)):
+        functions = [("a", "armllm.neon", [RET]), ("b", section, [ldadd, RET])]
+        assert audit(own_wheel(functions=functions, info={"targets": ["neon"]})).ok is ok
+
+
 def test_streaming_functions_need_sme_not_sve(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("f", ".text", [0xD503477F, 0x65820020, RET])]))  # smstart; fmul z

@@ -47,6 +47,30 @@ def test_floor_makes_it_a_check(capsys, wheel):
     assert run(capsys, wheel, "--floor", "armv8-a", "--guard", "*_dotprod=dotprod")[0] == 0
 
 
+def test_a_wheel_for_another_machine_fails_unless_that_is_asked_for(capsys, tmp_path):
+    """It was reported as passed: nothing in an x86-64 wheel contradicts itself."""
+    x86 = str(
+        make.make_wheel(
+            tmp_path,
+            {"demo/x.cpython-311-x86_64-linux-gnu.so": make.make_elf([("f", ".text", [RET])], machine=62)},
+            tag="cp311-cp311-linux_x86_64",
+        )
+    )
+    status, out, _ = run(capsys, x86)
+    assert status == 1
+    assert "linux_x86_64 is not for aarch64" in out
+    assert "demo/x.cpython-311-x86_64-linux-gnu.so is for x86_64, not for aarch64 (--platform" in out
+    status, out, _ = run(capsys, x86, "--platform", "x86_64")
+    assert "not for" not in out
+    status, _, err = run(capsys, x86, "--platform", "x68")
+    assert (status, "choose from" in err) == (2, True)
+
+
+def test_a_wheel_without_machine_code_is_for_every_platform(capsys, tmp_path):
+    pure = str(make.make_wheel(tmp_path, {"demo/a.py": b""}, tag="py3-none-any"))
+    assert run(capsys, pure, "--platform", "x86_64")[0] == run(capsys, pure)[0] == 0
+
+
 def test_json_keeps_its_schema(capsys, wheel):
     status, out, _ = run(capsys, wheel, wheel, "--floor", "armv8-a", "--json")
     assert status == 1
@@ -54,6 +78,12 @@ def test_json_keeps_its_schema(capsys, wheel):
     check(document, SCHEMA)
     assert len(document["reports"]) == 2
     assert document["reports"][0]["offences"][0]["function"] == "fast_dotprod"
+    assert "functions" not in document["reports"][0]["files"][0]
+    _, out, _ = run(capsys, wheel, "--json", "--indent", "2", "--verbose")
+    assert out.startswith('{\n  "schema"')
+    document = json.loads(out)
+    check(document, SCHEMA)
+    assert [item["function"] for item in document["reports"][0]["files"][0]["functions"]] == ["fast_dotprod"]
 
 
 def test_sarif_names_function_and_extension(capsys, wheel, tmp_path):

@@ -93,6 +93,16 @@ def test_text_explains_a_core(capsys):
         assert part in out
 
 
+def test_text_counts_ops_and_verbose_names_them(capsys):
+    _, short, _ = run(capsys, "--target", "neoverse-n1")
+    _, whole, _ = run(capsys, "--target", "neoverse-n1", "--verbose")
+    assert re.search(r"kernels:  neon +\d\d ops\n", short)
+    assert "rms_norm_f32" not in short
+    assert "rms_norm_f32" in whole
+    assert "crc32" in whole
+    assert len(short.splitlines()) < 30 < len(whole.splitlines())
+
+
 def test_text_says_why_no_better_kernel_is_used(capsys):
     _, out, _ = run(capsys, "--target", "neoverse-n1")
     assert "better: bf16 needs bf16" in out

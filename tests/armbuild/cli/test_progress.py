@@ -9,6 +9,7 @@ import time
 import pytest
 
 from armbuild.cli.progress import Progress
+from armbuild.host import process
 
 LONG = "[bold]" + "word " * 40 + ":smile:"
 
@@ -26,6 +27,27 @@ def test_in_a_pipe_a_step_is_one_plain_line(capsys, monkeypatch):
     assert re.fullmatch(r"  audit       \d+\.\d s  failed", lines[2])
     assert len(lines) == 3
     assert set(progress.seconds) == {"build", "audit"}
+
+
+def test_in_a_pipe_a_long_step_says_what_its_program_wrote_last(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(Progress, "every", 0.1)
+    script = "printf '[1/9] \\033[1mBuilding\\033[0m a.o\\n[2/9] Building b.o\\n'; sleep 1; echo end"
+    with Progress().step("build", "x"):
+        output = process.run(["sh", "-c", script], log=tmp_path / "log", what="it")
+    assert output.endswith("end\n")
+    assert "[2/9] Building b.o" in (tmp_path / "log").read_text()
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.fullmatch(r"  build       +\d+ s  \[2/9\] Building b\.o", line) for line in lines)
+    assert process.latest_line() == ""
+
+
+def test_a_step_that_was_interrupted_has_not_failed_and_quiet_says_nothing(capsys):
+    with pytest.raises(KeyboardInterrupt), Progress().step("build", "x"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.endswith("x: interrupted\n")
+    with Progress(quiet=True).step("build", "x"):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_the_time_of_a_name_adds_up(capsys):

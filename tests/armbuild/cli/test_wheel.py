@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
+from tests.armbuild.image import small
 
 import armbuild
 from armbuild import cli
@@ -127,6 +128,32 @@ def test_smoke_refuses_another_projects_wheel_and_unknown_cpus(capsys, tmp_path)
     assert "neoverse-v1" in err
 
 
+def test_an_image_has_its_own_sandbox(capsys, tmp_path):
+    image = str(small.write(tmp_path, {"a": "1"}))
+    for option in ("--engine=podman", "--unsafe-no-sandbox"):
+        status, _, err = run(capsys, "smoke", image, "--sandbox", option)
+        assert (status, "--sandbox and" in err) == (2, True)
+
+
+def test_help_shows_brackets_and_breaks_no_name_at_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    _, out, _ = run(capsys, "audit", "--help")
+    assert "[tool.armbuild.audit]" in out
+    _, out, _ = run(capsys, "wheel", "--help")
+    shown = set(re.findall(r"[\w./-]+", out))
+    assert {"container", "podman", "sccache", "--config-settings"} <= shown
+
+
+def test_shells_complete_the_names_of_commands(capsys, monkeypatch):
+    monkeypatch.setenv("_ARMBUILD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "armbuild au")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == ["audit"]
+
+
 def test_the_version_is_printed(capsys):
     status, out, _ = run(capsys, "--version")
     assert (status, out) == (0, f"armbuild {armbuild.version()}\n")
@@ -143,6 +170,22 @@ def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
     assert status == 1
     assert not facts["ok"]
     assert facts["command"] == "pip install 'armllm[build]'"
+
+
+@pytest.mark.network
+def test_doctor_asks_the_archives_and_fails_where_one_does_not_answer(capsys, monkeypatch, tmp_path):
+    """It said that QEMU "will be fetched" from an archive that nobody had asked."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ARMBUILD_MIRROR", "http://127.0.0.1:9/debian")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    status, out, _ = run(capsys, "doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert status == 1
+    assert not findings["Debian archive"]["ok"]
+    assert "127.0.0.1:9/debian/dists/trixie/InRelease: " in findings["Debian archive"]["found"]
+    assert "127.0.0.1" in findings["Python index"]["found"]
+    assert "will be fetched" not in findings["QEMU"]["found"]
 
 
 def test_doctor_names_what_the_container_lane_lacks_and_asks_for_nothing(capsys, monkeypatch):

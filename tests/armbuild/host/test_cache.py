@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import stat
 import time
 from pathlib import Path
 
@@ -238,10 +239,25 @@ def test_files_are_moved_all_or_none(tmp_path, monkeypatch):
     assert not any(file.exists() for file in files)
 
 
-@pytest.mark.parametrize("name", ["a b", "it's", "a:b", 'a"b', "a;b", "a$b", "a\\b"])
-def test_a_cache_whose_path_compilers_split_is_told_before_they_start(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["a b", "a:b", "it's", 'say "a"', "a;b", "a$b"])
+def test_a_cache_whose_path_build_tools_split_is_reached_by_a_link_that_stays_the_same(
+    tmp_path, monkeypatch, name
+):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / name))
-    with pytest.raises(MissingError, match="set ARMBUILD_CACHE_DIR to a folder without"):
-        cache.check_for_compilers()
+    link = cache.root()
+    assert not cache.SPLIT.search(str(link))
+    assert link.readlink() == tmp_path / name
+    assert stat.S_IMODE(link.parent.stat().st_mode) == 0o700
+    assert cache.root() == link
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / f"{name} other"))
+    assert cache.root() != link
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "a-b_c.d+é"))
-    cache.check_for_compilers()
+    assert cache.root() == tmp_path / "a-b_c.d+é"
+
+
+def test_a_folder_for_the_link_that_others_can_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "a b"))
+    monkeypatch.setattr(cache, "LINKS", tmp_path)
+    (tmp_path / f"armbuild-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(MissingError, match="is not private: set ARMBUILD_CACHE_DIR"):
+        cache.root()

@@ -253,3 +253,34 @@ def test_what_a_killed_run_left_in_its_folder_ends_and_nothing_else(tmp_path):
 def test_no_network_is_something_missing_here(tmp_path, said):
     with pytest.raises(MissingError, match="failed: no answer from the network"):
         process.run(["sh", "-c", f"echo '{said}' >&2; exit 1"], log=tmp_path / "log", what="fetching")
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        (
+            "W: Failed to fetch http://a.example/x  Temporary failure resolving 'a.example'\nE: Some\n",
+            r"answer from a\.example: Temporary failure resolving 'a\.example'\n",
+        ),
+        (
+            "E: Failed to fetch http://a.example:80/pool/x.deb  Could not connect to a.example:80\n",
+            r"answer from a\.example:80: Could not connect to a\.example:80\n",
+        ),
+    ],
+)
+def test_an_archive_that_does_not_answer_apt_is_named(tmp_path, said, named):
+    with pytest.raises(MissingError, match=named):
+        process.run(["sh", "-c", 'echo "$0" >&2; exit 100', said], log=tmp_path / "log", what="it")
+
+
+def test_a_host_that_does_not_answer_is_named_with_the_last_reason(tmp_path):
+    said = (
+        "error: Request failed after 3 retries in 8.4s\n"
+        "  cause: Failed to fetch: http://index.example/simple/x/\n"
+        "  cause: error sending request for url (http://index.example/simple/x/)\n"
+        "  cause: tcp connect error\n  cause: Connection refused (os error 111)\n"
+    )
+    with pytest.raises(
+        MissingError, match=r"answer from index\.example: Connection refused \(os error 111\)\n"
+    ):
+        process.run(["sh", "-c", 'echo "$0" >&2; exit 2', said], log=tmp_path / "log", what="it")

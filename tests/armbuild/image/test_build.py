@@ -87,7 +87,9 @@ def a_wheel(folder, *, name=NAME, **files):
 def a_build(tmp_path, wheel, name="x.tar", **options):
     work = tmp_path / f"work-{Path(name).stem}"
     work.mkdir()
-    return build.build(plan.plan(tmp_path, wheels=[wheel], output=tmp_path / name, **options), work)
+    return build.build_image(
+        plan.plan_image(tmp_path, plan.ImageSettings(wheels=[wheel], output=tmp_path / name, **options)), work
+    )
 
 
 def layers_of(built):
@@ -238,7 +240,7 @@ def test_a_bases_own_version_of_a_package_is_hidden_below_ours(tmp_path, world):
     built = a_build(tmp_path, a_wheel(tmp_path / "1"), base=str(archive))
     assert built.platforms["arm64"].image.layers[1].comment == "base: without its own numpy"
     with reader.open_image(built.archive.path) as image:
-        unpack.unpack(image, image.manifest("arm64"), tmp_path / "tree")
+        unpack.into_folder(image, image.manifest("arm64"), tmp_path / "tree")
     top = tmp_path / "tree" / site
     there = {path.relative_to(top).as_posix() for path in top.rglob("*.*")}
     assert not {"numpy/gone.py", "numpy-1.dist-info"} & there

@@ -181,7 +181,7 @@ def test_of_torchs_programs_only_the_one_that_it_asks_for_stays(tmp_path, monkey
 @pytest.mark.parametrize("name", ["/etc/cron.d/x", "../x", "X", "", "a b", "x"])
 def test_a_package_whose_name_is_a_path_is_refused(tmp_path, monkeypatch, name):
     fields = {"Package": name, "Version": "1", "Architecture": "arm64"}
-    monkeypatch.setattr(root.debian, "control", lambda _file: fields)
+    monkeypatch.setattr(root.deb_files, "control", lambda _file: fields)
     with pytest.raises(BuildError, match="not a Debian package's name"):
         root._record(tmp_path / "tree", tmp_path / "x.deb", "bookworm")
     assert not list(tmp_path.iterdir())

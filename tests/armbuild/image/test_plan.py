@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 
-from armbuild.errors import ArmbuildError, MissingError, UsageError
-from armbuild.image import engines, model, plan, reference
-from armbuild.wheel import provenance
+from armbuild.cli import docker
+from armbuild.cli.progress import Progress
+from armbuild.errors import ArmbuildError, CheckFailed, MissingError, UsageError
+from armbuild.image import engines, model, plan, reference, smoke
+from armbuild.wheel import cpus, provenance
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 ENTRY = {plan.ENTRY_POINT: b"", "armllm/build_info.json": b"{}"}
@@ -38,8 +41,12 @@ def a_model(folder, **changes):
     return folder
 
 
+def planned(folder, **settings):
+    return plan.plan_image(folder, plan.ImageSettings(**settings))
+
+
 def test_a_wheel_decides_version_python_names_and_layers(tmp_path):
-    made = plan.plan(
+    made = planned(
         tmp_path,
         wheels=[a_wheel(tmp_path)],
         output=tmp_path / "x.tar",
@@ -55,9 +62,9 @@ def test_a_wheel_decides_version_python_names_and_layers(tmp_path):
 
 def test_a_given_wheels_commit_is_the_one_that_its_provenance_file_says(tmp_path, monkeypatch):
     wheel = a_wheel(tmp_path)
-    assert plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision is None
+    assert planned(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision is None
     monkeypatch.setattr(provenance, "revision", lambda path: "a" * 40 if path == wheel else None)
-    assert plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision == "a" * 40
+    assert planned(tmp_path, wheels=[wheel], output=tmp_path / "x.tar").revision == "a" * 40
 
 
 def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_told(tmp_path, monkeypatch):
@@ -65,19 +72,19 @@ def test_the_image_is_dated_by_what_is_in_the_wheel_or_as_told(tmp_path, monkeyp
     path = a_wheel(tmp_path)
     with zipfile.ZipFile(path) as archive:
         newest = max(item.date_time for item in archive.infolist())
-    made = plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar")
+    made = planned(tmp_path, wheels=[path], output=tmp_path / "x.tar")
     assert made.epoch > 315532800 - 1
     assert newest[0] >= 1980
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    assert plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar").epoch == 1700000000
+    assert planned(tmp_path, wheels=[path], output=tmp_path / "x.tar").epoch == 1700000000
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
     with pytest.raises(UsageError, match="SOURCE_DATE_EPOCH=yesterday"):
-        plan.plan(tmp_path, wheels=[path], output=tmp_path / "x.tar")
+        planned(tmp_path, wheels=[path], output=tmp_path / "x.tar")
 
 
 def test_two_platforms_take_a_wheel_each(tmp_path):
     both = [a_wheel(tmp_path), a_wheel(tmp_path, AMD64)]
-    made = plan.plan(tmp_path, platform="linux/arm64,linux/amd64", wheels=both, output=tmp_path / "x.tar")
+    made = planned(tmp_path, platform="linux/arm64,linux/amd64", wheels=both, output=tmp_path / "x.tar")
     assert {name: path.name for name, path in made.wheels.items()} == {"arm64": NAME, "amd64": AMD64}
 
 
@@ -106,6 +113,7 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"platform": "linux/amd64"}, "is for linux/arm64, which --platform linux/amd64 does not name"),
         ({"platform": "linux/arm64,linux/amd64"}, "needs a --wheel for x86-64"),
         ({"push": True}, "--push needs --tag"),
+        ({"cpus": ["max"], "require_proof": False}, "--no-require-proof that it is not run"),
         ({"index": "no-such-folder"}, "neither an address"),
         ({"index": ""}, "neither an address"),
         ({"index": "ftp://x.example/simple"}, "neither an address"),
@@ -121,9 +129,67 @@ def test_a_choice_that_cannot_be_honoured_is_refused_before_anything_is_built(
     monkeypatch.chdir(tmp_path)
     options = {key: tmp_path / value if key == "with_model" else value for key, value in options.items()}
     with pytest.raises(UsageError) as caught:
-        plan.plan(tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", **options)
+        planned(tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", **options)
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_ci", "elsewhere"),
+    [
+        ({}, cpus.default_cpus(), ()),
+        ({"require_proof": True}, cpus.default_cpus(), cpus.default_cpus()),
+        ({"require_proof": False}, (), ()),
+        ({"cpus": ["max", "neoverse-n1", "max"]}, ("max", "neoverse-n1"), ("max", "neoverse-n1")),
+    ],
+)
+def test_an_image_is_served_from_in_ci_or_where_somebody_asks_for_it(
+    tmp_path, monkeypatch, settings, in_ci, elsewhere
+):
+    for value, cores in (("true", in_ci), ("false", elsewhere)):
+        monkeypatch.setenv("CI", value)
+        made = planned(tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", **settings)
+        assert made.cpus == cores
+    with pytest.raises(UsageError, match="only linux/arm64 can be proven"):
+        plan._cores(plan.ImageSettings(platform="linux/amd64", require_proof=True), ("amd64",))
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "said"),
+    [
+        (MissingError("no bubblewrap\nget it so"), MissingError, "not proven: no bubblewrap (--no-require"),
+        (False, CheckFailed, "smoke: max: it crashed"),
+        (True, None, ""),
+    ],
+)
+def test_only_an_image_that_served_reaches_its_place(tmp_path, monkeypatch, report, error, said):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    output = tmp_path / "out/x.tar"
+    made = planned(tmp_path, wheels=[a_wheel(tmp_path)], output=output, cpus=["max"])
+
+    def serve(path, names, _work, **_options):
+        assert (path.read_text(), names, output.exists()) == ("image", ("max",), False)
+        if isinstance(report, Exception):
+            raise report
+        result = smoke.Result(
+            cpu="max", passed=report, reason="it crashed" * (not report), surroundings="", seconds=1.0
+        )
+        return smoke.Report(image=str(path), digest="", labels={}, results=(result,))
+
+    def write(image, _work, **_options):
+        image.output.parent.mkdir()
+        image.output.write_text("image")
+        image.output.with_name(f"{image.output.name}.provenance.json").write_text("{}")
+        return object()
+
+    monkeypatch.setattr(smoke, "smoke_test", serve)
+    monkeypatch.setattr("armbuild.image.build.build_image", write)
+    monkeypatch.setattr(docker, "_report", lambda *_arguments, **_options: {"ok": True})
+    (work := tmp_path / "work").mkdir()
+    with pytest.raises(error, match=re.escape(said)) if error else contextlib.nullcontext():
+        assert docker._build(made, work, Progress(quiet=True), None)["smoke"][0]["cpu"] == "max"
+    there = sorted(path.name for path in output.parent.iterdir()) if output.parent.exists() else []
+    assert there == ([] if error else ["x.tar", "x.tar.provenance.json"])
 
 
 MODULE = "thing/_core.cpython-311-aarch64-linux-gnu.so"
@@ -142,7 +208,7 @@ MODULE = "thing/_core.cpython-311-aarch64-linux-gnu.so"
 )
 def test_a_wheel_that_cannot_go_into_the_image_is_refused_in_a_line(tmp_path, tags, files, reason):
     with pytest.raises(UsageError) as caught:
-        plan.plan(
+        planned(
             tmp_path, wheels=[a_wheel(tmp_path, f"armllm-0.1.0-{tags}.whl", files)], output=tmp_path / "x.tar"
         )
     assert reason in str(caught.value)
@@ -154,28 +220,28 @@ def test_a_device_is_not_replaced_by_the_archive(tmp_path, kind):
     place = tmp_path / "x.tar"
     os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/null")
     with pytest.raises(UsageError, match=r"--output .*x\.tar: there is something that is no file"):
-        plan.plan(tmp_path, wheels=[a_wheel(tmp_path)], output=place)
+        planned(tmp_path, wheels=[a_wheel(tmp_path)], output=place)
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_build(tmp_path):
     path = a_wheel(tmp_path)
     with pytest.raises(UsageError, match="a folder"):
-        plan.plan(tmp_path, wheels=[path], output=tmp_path)
+        planned(tmp_path, wheels=[path], output=tmp_path)
     with pytest.raises(UsageError, match=re.escape(f"--output {path}/x.tar: {path} is not a folder")):
-        plan.plan(tmp_path, wheels=[path], output=path / "x.tar")
+        planned(tmp_path, wheels=[path], output=path / "x.tar")
     with pytest.raises(UsageError, match=r"--output /proc/x\.tar: /proc cannot be written to"):
-        plan.plan(tmp_path, wheels=[path], output=Path("/proc/x.tar"))
+        planned(tmp_path, wheels=[path], output=Path("/proc/x.tar"))
 
 
 def test_an_engine_that_is_absent_or_silent_is_named(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(MissingError, match="podman is not installed"):
-        plan._check_builder("podman", ("arm64",), wheels=False, only_oci={})
+        plan._check_builder(plan.ImageSettings(builder="podman"), ("arm64",))
     podman = tmp_path / "bin/podman"
     podman.write_text("#!/bin/sh\nexit 125\n")
     podman.chmod(0o755)
-    made = plan.plan(
+    made = planned(
         tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", tag="r.example/x", push=True
     )
     with pytest.raises(MissingError, match="skopeo"):
@@ -226,9 +292,9 @@ def test_a_folder_of_wheels_must_have_torch_for_one_of_the_platforms(tmp_path):
     wheel = a_wheel(tmp_path)
     (tmp_path / "torch-2.13.0-cp312-cp312-manylinux_2_28_aarch64.whl").touch()
     with pytest.raises(UsageError, match="no wheel of torch"):
-        plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
+        planned(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
     (tmp_path / "torch-2.13.0-cp311-cp311-manylinux_2_28_aarch64.whl").touch()
-    made = plan.plan(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
+    made = planned(tmp_path, wheels=[wheel], output=tmp_path / "x.tar", index=str(tmp_path))
     assert made.index == str(tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_each_platform_of_an_index_is_found(tmp_path):
         root.mkdir()
         with reader.open_image(written.path) as image:
             manifest = image.manifest(name)
-            unpack.unpack(image, manifest, root)
+            unpack.into_folder(image, manifest, root)
         assert manifest.digest == written.manifests[name]
         assert (root / "file").read_text() == name
     with reader.open_image(written.path) as image, image.open(reader.blob_name(written.digest)) as index:
@@ -136,7 +136,7 @@ def test_a_layout_folder_and_a_saved_image_are_read_too(tmp_path):
         root = tmp_path / f"root{number}"
         root.mkdir()
         with reader.open_image(place) as image:
-            unpack.unpack(image, image.manifest("arm64"), root)
+            unpack.into_folder(image, image.manifest("arm64"), root)
         assert (root / "a").read_text() == "1"
 
 

@@ -12,8 +12,8 @@ from tests.armbuild.image import small
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
-from armbuild.host import process
-from armbuild.image import bubblewrap, client, sandbox, seccomp
+from armbuild.host import bubblewrap, process, seccomp
+from armbuild.image import client, sandbox
 from armbuild.image.sandbox import Sandbox
 
 ENVIRONMENT = {"PATH": "/bin", "LD_PRELOAD": "/lib/tcmalloc.so", "NO_PROXY": "localhost,127.0.0.1"}
@@ -34,7 +34,8 @@ def test_without_a_sandbox_values_with_commas_reach_the_emulated_program_whole(t
     unprotected = sandbox.make_unprotected(tmp_path, Path("/q"))
     command, outer = unprotected.command(["/usr/bin/python3"], ENVIRONMENT, "neoverse-n1")
     inner = [command[index + 1] for index, word in enumerate(command) if word == "-E"]
-    assert inner == ["PATH=/bin", "LD_PRELOAD=/lib/tcmalloc.so"]  # QEMU cuts what follows -E at commas
+    own = f"ARMLLM_EMULATOR=/q -L {tmp_path} -cpu neoverse-n1"  # by which the image starts its processes
+    assert inner == ["PATH=/bin", "LD_PRELOAD=/lib/tcmalloc.so", own]  # QEMU cuts what follows -E at commas
     assert outer == {"NO_PROXY": "localhost,127.0.0.1"}
     assert "without a sandbox" in unprotected.describe()
     with pytest.raises(MissingError, match="--engine podman"):
@@ -45,7 +46,8 @@ def test_the_images_variables_reach_its_program_and_none_that_starts_it(tmp_path
     command, outer = box(tmp_path).command(["/usr/bin/python3"], ENVIRONMENT, "neoverse-n1")
     options = command[: command.index("/dev/qemu-aarch64", command.index("--seccomp"))]
     values = {options[at + 1]: options[at + 2] for at, word in enumerate(options) if word == "--setenv"}
-    assert values == ENVIRONMENT
+    own = {"ARMLLM_EMULATOR": "/dev/qemu-aarch64 -cpu neoverse-n1"}  # by which the image starts its processes
+    assert values == {**ENVIRONMENT, **own}
     assert set(outer) == {"PATH"}
     assert "--clearenv" in options
 
@@ -130,7 +132,7 @@ def test_a_machine_without_a_filter_of_system_calls_has_no_sandbox():
 def test_a_server_is_reached_in_its_own_network_and_ends_when_asked(tmp_path):
     """The root is this machine's own, read-only, for its Python."""
     (tmp_path / "filter").write_bytes(seccomp.program(platform.machine()))
-    there = box(Path("/"), emulator=None, work=tmp_path, bwrap=bubblewrap.find())
+    there = box(Path("/"), emulator=None, work=tmp_path, bwrap=bubblewrap.find(instead=""))
     python = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"))
     command, outer = there.command([python, "-c", SERVER], {}, None)
     log = tmp_path / "log"

@@ -15,7 +15,7 @@ def laid(path, tmp_path):
     root = tmp_path / "root"
     root.mkdir()
     with reader.open_image(path) as image:
-        unpack.unpack(image, image.manifest("arm64"), root)
+        unpack.into_folder(image, image.manifest("arm64"), root)
     return root
 
 

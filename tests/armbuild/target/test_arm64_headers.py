@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from armbuild.errors import MissingError
-from armbuild.host import pythons
+from armbuild.host import containers, pythons
 from armbuild.target import arm64_headers
 
 ENGINE = """\
@@ -34,7 +34,7 @@ def machine(tmp_path, monkeypatch):
         (programs / "podman").chmod(0o755)
         return replace(pythons.find(), version="3.12", include=None)
 
-    monkeypatch.setattr(arm64_headers, "ENGINES", ("podman",))
+    monkeypatch.setattr(containers, "ENGINES", ("podman",))
     return make
 
 

@@ -77,3 +77,22 @@ def test_serving_on_arm_brings_a_cpu_torch_and_no_cuda_package(python):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^torch==2\.10\.\d+$", done.stdout, re.MULTILINE)
     assert not re.findall(r"^.*(?:nvidia|cuda|triton|cupy).*$", done.stdout, re.MULTILINE)
+
+
+def test_a_folder_with_the_name_of_a_requirement_is_not_installed(tmp_path, monkeypatch):
+    """Most checkouts have a folder ``build``."""
+    commands = []
+    monkeypatch.setattr(target_packages.process, "run", lambda command, **_: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").mkdir()
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.touch()
+    packages = ["build", "./build", wheel, "y @ file:///z.whl"]
+    target_packages.install(packages, "3.11", tmp_path / "site", log=tmp_path / "log")
+    (command,) = commands
+    assert command[command.index("--") + 1 :] == [
+        "build",
+        str(tmp_path / "build"),
+        str(wheel),
+        "y @ file:///z.whl",
+    ]

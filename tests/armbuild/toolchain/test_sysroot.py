@@ -28,7 +28,7 @@ def fake_archive(monkeypatch, *, without=()):
         )
 
     monkeypatch.setattr(sysroot.debian, "download", download)
-    monkeypatch.setattr(sysroot.debian, "unpack", unpack)
+    monkeypatch.setattr(sysroot.debian.deb_files, "unpack", unpack)
     monkeypatch.setattr(sysroot.debian, "archive", lambda _mirror: debian.Archive(uri="http://x"))
     return asked
 

@@ -35,6 +35,7 @@ def test_gccs_cpu_options_become_zigs(given, expected):
         "-static-libgcc",
         "-Wl,--exclude-libs,ALL",
         "-Wl,-Bsymbolic-functions",
+        "--target=aarch64-unknown-linux-gnu",
     ],
 )
 def test_what_zigs_driver_refuses_is_dropped(dropped):

@@ -1,5 +1,6 @@
 """The project's own back end, run without a compiler: what it says, and where that goes."""
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,14 +24,14 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
 
 
-def run(folder, code, described=PROJECT):
+def run(folder, code, described=PROJECT, hooks=None):
     (folder / "own.py").write_text(code)
     (folder / "pyproject.toml").write_text(described)
     project = SimpleNamespace(requires=(), folder=folder)
     plan = SimpleNamespace(lane="cross", settings=Settings(isolation=False), project=project)
     python = SimpleNamespace(version="3.11", executable=Path(sys.executable))
     return backend.build_wheel(
-        plan, python, folder, folder / "out", settings={}, hooks={}, log=folder / "log"
+        plan, python, folder, folder / "out", settings={}, hooks=hooks or {}, log=folder / "log"
     )[0]
 
 
@@ -57,3 +58,11 @@ def test_a_back_end_that_breaks_the_rules_is_blamed_in_a_line(tmp_path, code, de
         run(tmp_path, code, described)
     assert str(caught.value).splitlines()[1:] == [f"  log: {tmp_path / 'log'}"]
     assert (tmp_path / "log").is_file()
+
+
+def test_programs_of_the_target_are_found_before_this_machines(tmp_path):
+    code = f"import os\nprint(os.environ['PATH'])\n{BACKEND}"
+    run(tmp_path, code, hooks={"PATH": "/target/bin"})
+    (said,) = {line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("/target")}
+    assert said.split(os.pathsep)[0] == "/target/bin"
+    assert said.endswith(os.environ["PATH"])

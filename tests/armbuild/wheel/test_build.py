@@ -1,6 +1,7 @@
 """Whole builds of small projects, one per back end; the wheels are imported under emulation."""
 
 import re
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, 
     assert "manylinux" in wheel.name
     assert wheelfile.mismatches(wheelfile.read(wheel)) == []
     assert under_emulation(wheel, code, tmp_path) == said
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("project", ["setuptools", "meson"])
+def test_folders_may_have_spaces_colons_and_quotes(tmp_path, monkeypatch, project):
+    odd = tmp_path / "it's: a folder"
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(odd / "ca che"))
+    (odd / "out: put").mkdir(parents=True)
+    copied = shutil.copytree(PROJECTS / project, odd / "my 'project")
+    assert "manylinux" in make(copied, odd / "out: put").name
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from tests.armbuild import wheels
 from armbuild.cli import wheel as cli
 from armbuild.errors import BuildError, CheckFailed, MissingError
 from armbuild.wheel import pipeline
+from armbuild.wheel.settings import Settings
 
 
 def a_plan(*versions, missing=(("3.10", "none here"),), **settings):
@@ -19,7 +20,7 @@ def a_plan(*versions, missing=(("3.10", "none here"),), **settings):
         variant=None,
         cpus=("max",),
         tests=("import thing",),
-        settings=SimpleNamespace(**{"provenance": False, "check_reproducible": False, **settings}),
+        settings=Settings(**{"provenance": False, **settings}),
     )
 
 
@@ -123,11 +124,17 @@ def test_a_gate_that_refuses_the_wheel_leaves_the_output_folder_empty(steps, tmp
     assert not (tmp_path / "dist").exists()
 
 
-def test_a_wheel_that_cannot_be_run_here_is_kept_and_says_why(steps, tmp_path):
+def test_a_wheel_that_cannot_be_run_here_fails_in_ci_and_is_kept_elsewhere(steps, tmp_path, monkeypatch):
     def cannot(*_arguments, **_options):
         raise MissingError("no QEMU")
 
     steps("smoke_test", cannot)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(MissingError, match=r"^not proven: no QEMU \(--no-require-proof") as caught:
+        one_wheel(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "dist").exists()
+    monkeypatch.setenv("CI", "false")
     result = one_wheel(tmp_path)
     assert (result.verdict, result.not_proven_because) == ("audited, not proven", "no QEMU")
     assert result.path.is_file()

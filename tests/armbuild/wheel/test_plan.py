@@ -8,7 +8,7 @@ from tests.armbuild import plans
 import armisa
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import pythons
-from armbuild.wheel.project import KERNEL_TABLE
+from armbuild.wheel.project import KERNEL_TABLE, announces_rust
 from armbuild.wheel.settings import KERNELS
 
 ROOT = Path(__file__).parents[3]
@@ -124,12 +124,15 @@ def test_what_extends_torch_is_compiled_with_gcc_unless_another_is_named(tmp_pat
         planned(tmp_path, toolchain="zig")
 
 
-def test_a_project_in_rust_is_refused_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("requirement", "rust"),
+    [("maturin>=1,<2", True), ("Setuptools_Rust", True), ("puccinialin", True), ("rustworkx-like", False)],
+)
+def test_a_project_announces_rust_by_what_it_needs_to_be_built(tmp_path, requirement, rust):
     (tmp_path / "pyproject.toml").write_text(
-        '[build-system]\nrequires = ["maturin"]\n[project]\nname = "x"\n'
+        f'[build-system]\nrequires = ["{requirement}"]\n[project]\nname = "x"\n'
     )
-    with pytest.raises(MissingError, match="needs Rust"):
-        planned(tmp_path)
+    assert announces_rust(planned(tmp_path).project) is rust
 
 
 def test_the_plan_names_the_pythons_that_cannot_be_had_and_tells_the_free_threaded_one_by_its_tag():

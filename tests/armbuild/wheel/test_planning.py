@@ -120,3 +120,21 @@ def test_all_includes_the_free_threaded_python_where_the_project_says_that_it_su
     assert [python.version for python in found] == tried
     _, missing = find_interpreters(read, ["all"], fake_find("3.13", "3.14"))
     assert [version for version, _ in missing] == tried[2:]
+
+
+def test_a_wheel_without_a_test_is_refused_where_it_must_be_run(monkeypatch, tmp_path):
+    def plan(**settings):
+        return planned(PROJECT, output=tmp_path, compile_cache="none", lane="cross", **settings)
+
+    monkeypatch.setenv("CI", "true")
+    for settings, reason in (
+        ({}, "in CI a wheel must be run .*: no test of fixture-setuptools was named: say --import NAME"),
+        ({"require_proof": True}, "--require-proof: no test of fixture-setuptools was named"),
+        ({"require_proof": True, "smoke": False}, "--no-smoke that it is not"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            plan(**settings)
+    assert plan(smoke=False).cpus == plan(require_proof=False).cpus == ()
+    assert plan(imports=("fixture_setuptools",)).cpus
+    monkeypatch.setenv("CI", "0")
+    assert plan().cpus == ()

@@ -73,8 +73,17 @@ def test_the_source_is_the_sdist_with_its_hash_or_the_commit_with_its_state(buil
     ).stdout.strip()
     assert source_of(tree)["digest"] == {"gitCommit": head}
     assert source_of(tree)["annotations"] == {"uncommitted_changes": False}
+    marker = tmp_path / "ran"
+    for words in (
+        ["config", "remote.origin.url", "https://token:hunter2@example.org/x.git"],
+        ["config", "filter.a=b.clean", f"touch {marker}; cat"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    (folder / ".gitattributes").write_text("* filter=a=b\n")
     (folder / "x").write_text("changed")
+    assert source_of(tree)["uri"] == "git+https://example.org/x.git"
     assert source_of(tree)["annotations"] == {"uncommitted_changes": True}
+    assert not marker.exists()  # a program that the repository's own settings name
 
 
 def test_a_revision_is_read_back_for_the_very_bytes_only(tmp_path):

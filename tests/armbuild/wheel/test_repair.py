@@ -94,3 +94,14 @@ def test_a_wheel_that_needs_a_newer_glibc_than_asked_is_refused_with_both(tmp_pa
         (tmp_path / "x-1-py3-none-any.whl", "2.17"),
     ):
         repair.check_glibc(wheel, newest)
+
+
+def test_a_back_ends_own_bill_of_materials_names_no_folder_of_this_machine(tmp_path):
+    bill = (
+        b'{"bom-ref": "path+file:///home/x/.cache/builds/thing-1/source#thing", "of": "/home/x/.cache/zig"}'
+    )
+    path = wheels.write(tmp_path, files={"thing-1.0.dist-info/sboms/thing.cyclonedx.json": bill})
+    folders = {"/home/x/.cache": "/cache", "/home/x/.cache/builds/thing-1": "/build"}
+    assert repair._without_folders(path, folders) == {
+        "sboms/thing.cyclonedx.json": b'{"bom-ref": "path+file:///build/source#thing", "of": "/cache/zig"}'
+    }

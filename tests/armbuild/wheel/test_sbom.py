@@ -9,6 +9,7 @@ from tests.armbuild import wheels
 from tests.armbuild.plans import planned
 
 from armbuild.wheel import sbom
+from armbuild.wheel.crates import Crate
 from armbuild.wheel.lanes.cross import ZIG_RUNTIME
 from armbuild.wheel.lanes.lane import BuiltWheel
 
@@ -58,3 +59,17 @@ def test_equal_parts_give_equal_bytes_and_other_parts_another_number(built):
     other = sbom.document(replace(built, tools={}), "thing", "1.0")
     numbers = {json.loads(text)["serialNumber"] for text in (other, sbom.document(built, "thing", "1.0"))}
     assert len(numbers) == 2
+
+
+def test_crates_are_listed_with_where_they_come_from(built):
+    registry = Crate(
+        name="memchr", version="2.8.0", linked=True, source="registry+https://x", sha256="ab" * 32
+    )
+    git = Crate(name="thing", version="1.0.0", linked=False, source="git+https://example.org/thing#0123")
+    text = sbom.document(replace(built, crates=(registry, git)), "thing", "1.0")
+    parts = {part["name"]: part for part in json.loads(text)["components"]}
+    assert parts["memchr"]["purl"] == "pkg:cargo/memchr@2.8.0"
+    assert parts["memchr"]["hashes"] == [{"alg": "SHA-256", "content": "ab" * 32}]
+    assert (parts["memchr"]["scope"], parts["thing"]["scope"]) == ("required", "excluded")
+    assert "vcs_url=git%2Bhttps" in parts["thing"]["purl"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text.decode()) is None

@@ -91,7 +91,8 @@ def test_the_schema_describes_what_is_accepted():
 
 
 def test_the_reference_page_is_the_one_that_the_settings_give():
-    assert settings.reference() in (ROOT / "docs/wheel.md").read_text()
+    assert (ROOT / "docs/wheel.md").read_text().count(settings.reference()) == 1
+    assert (ROOT / "docs/wheel.md").read_text().count("## Options") == 1
 
 
 def test_every_setting_has_a_group_and_an_example_that_it_accepts():
@@ -128,7 +129,7 @@ def test_a_setting_that_is_added_in_one_place_is_found_in_all(monkeypatch):
     done = CliRunner().invoke(app, ["--colour", "blue"])
     assert done.exit_code == 0, done.output
     assert load(seen).colour == "blue"
-    assert "red|blue" in CliRunner().invoke(app, ["--help"]).output
+    assert "red | blue" in CliRunner().invoke(app, ["--help"]).output
     assert load(table={"colour": "red"}, environ={"ARMBUILD_COLOUR": "blue"}).colour == "blue"
     with pytest.raises(UsageError, match="--colour green: there are red and blue"):
         WithColour(colour="green").check()

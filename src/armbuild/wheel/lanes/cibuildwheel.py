@@ -11,13 +11,13 @@ import difflib
 import importlib.util
 import os
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import UsageError
-from armbuild.host import pythons
+from armbuild.host import containers, pythons
+from armbuild.host.containers import ENGINES
 from armbuild.host.pythons import HostPython
 from armbuild.toolchain import compile_cache, host_clang
 from armbuild.wheel.plan import STATIC
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 COMMAND = ("-m", "cibuildwheel", "--platform", "linux", "--archs", "aarch64")
 """The arguments of ``python``; ``--output-dir`` follows."""
-ENGINES = ("docker", "podman")
 DOCKER_SOCKET = Path("/var/run/docker.sock")
 PLATFORM = "linux/arm64"
 DEFAULT_IMAGE = "manylinux_2_28"
@@ -220,7 +219,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _installed(environ: Mapping[str, str]) -> str:
     """Return docker where its daemon can be talked to, else podman, which needs none, else what is there."""
-    there = [name for name in ENGINES if shutil.which(name)]
+    there = containers.installed()
     if there == list(ENGINES) and not (environ.get("DOCKER_HOST") or DOCKER_SOCKET.exists()):
         return "podman"
     return there[0] if there else ENGINES[0]

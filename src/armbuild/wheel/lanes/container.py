@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
-from armbuild.host import isolation, process
+from armbuild.host import containers, isolation, process
 from armbuild.target import arm64_headers
 from armbuild.toolchain import compile_cache, host_clang
 from armbuild.wheel import hints, source
@@ -118,6 +118,11 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
 
 
 def _check_settings(settings: Settings, packages: Sequence[str]) -> None:
+    if settings.sandbox:
+        raise UsageError(
+            "--sandbox is for the cross and the native lane: here the project's code runs in a container, "
+            "with a network"
+        )
     if not settings.isolation:
         raise UsageError(
             "--no-isolation: in the container lane this is cibuildwheel's: "
@@ -229,7 +234,7 @@ def check(container: Container, *, asked: str | None) -> None:
     if importlib.util.find_spec("cibuildwheel") is None:
         raise MissingError("cibuildwheel is not installed: pip install 'armllm[build]'")
     if shutil.which(engine) is None:
-        others = "neither docker nor podman is" if not _installed() else f"{engine} is not"
+        others = "neither docker nor podman is" if not containers.installed() else f"{engine} is not"
         raise MissingError(
             f"no container engine: {others} installed: `apt-get install podman`, or --lane cross, "
             "which needs none"
@@ -246,10 +251,6 @@ def check(container: Container, *, asked: str | None) -> None:
         )
     if asked:
         _check_image(engine, asked)
-
-
-def _installed() -> list[str]:
-    return [name for name in cibuildwheel.ENGINES if shutil.which(name)]
 
 
 def _check_image(engine: str, image: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -12,7 +14,7 @@ from packaging.version import Version
 from armbuild.errors import BuildError, UsageError
 from armbuild.host import cache, process
 from armbuild.target import arm64_root, qemu
-from armbuild.toolchain import compile_cache, compilers, crossenv, sysroot, torch_stub
+from armbuild.toolchain import compile_cache, compilers, crossenv, rust, sysroot, torch_stub
 from armbuild.wheel import hints, project
 from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
@@ -22,7 +24,6 @@ from armbuild.wheel.plan import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from armbuild.host import isolation
     from armbuild.host.pythons import HostPython
@@ -45,6 +46,10 @@ ZIG_RUNTIME = (
     ("compiler-rt", "the compiler's own functions, as zig brings them"),
 )
 """What `zig c++` links statically into every shared object that needs it."""
+ASKED_FOR_RUST = "build/asked-for-rust"
+"""What a call of cargo or rustc leaves in a build's folder, where the project did not announce Rust."""
+RUST_STAMP = "rust"
+"""The file that then says so to all later builds there."""
 
 
 def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
@@ -52,7 +57,6 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
     settings, described = draft.settings, draft.project
     refuse_container_settings(settings, "cross")
     pythons, missing = find_interpreters(described, settings.python, find)
-    hints.check_languages(described.name, described.requires)
     extends_torch = project.needs_torch(described)
     if settings.toolchain == "zig" and extends_torch:
         raise UsageError(
@@ -66,34 +70,52 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
         missing=missing,
         toolchain=toolchain,
         flags=draft.baseline_flags("zig" if toolchain == "zig" else "gcc"),
-        compile_cache=compile_cache.find(settings.compile_cache),
+        compile_cache=compile_cache.find("none" if settings.sandbox else settings.compile_cache),
     )
 
 
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     """Build with the project's own back end; QEMU is fetched for one whose checks run on the target."""
-    cache.check_for_compilers()
 
     def setup(folder: Path) -> Setup:
         return prepare(plan, python, folder, mirror=mirror)
 
     def attempt(
-        hooks: local.Hooks, first: Setup, folder: Path, log: Path
+        hooks: local.Hooks, current: Setup, folder: Path, log: Path
     ) -> tuple[Path, isolation.BuildEnvironment]:
         try:
-            return hooks(first)
+            built = hooks(current)
         except BuildError as error:
             text = log.read_text(errors="replace")
-            if crossenv.emulator().exists() or not hints.NO_EMULATOR.search(text):
+            if not (_asked_for_rust(folder) or _bring_emulator(text, mirror)):
                 raise with_hint(error, text, log) from error
-        qemu.find(("max",), mirror=mirror)
-        if arm64_root.cached(mirror) is None:
-            arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
-        second = setup(folder)
-        local.forget_other_world(folder, second)
-        return hooks(second)
+        else:
+            if not _asked_for_rust(folder):
+                return built
+        following = setup(folder)
+        local.forget_other_world(folder, following)
+        return attempt(hooks, following, folder, log)
 
-    return local.build(plan, python, work, watcher=watcher, prepare=setup, attempt=attempt)
+    return local.build(plan, python, work, mirror=mirror, watcher=watcher, prepare=setup, attempt=attempt)
+
+
+def _bring_emulator(text: str, mirror: str | None) -> bool:
+    """Fetch QEMU if a log's ``text`` asks for it and it is not there yet."""
+    if crossenv.emulator().exists() or not hints.NO_EMULATOR.search(text):
+        return False
+    qemu.find(("max",), mirror=mirror)
+    if arm64_root.cached(mirror) is None:
+        arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
+    return True
+
+
+def _asked_for_rust(folder: Path) -> bool:
+    """Return whether a build without Rust called it; from then on, builds in ``folder`` have it."""
+    if not (folder / ASKED_FOR_RUST).exists():
+        return False
+    (folder / ASKED_FOR_RUST).unlink()
+    (folder / RUST_STAMP).touch()
+    return True
 
 
 def with_hint(error: BuildError, text: str, log: Path) -> BuildError:
@@ -117,23 +139,51 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         mirror=mirror,
     )
     environment = tools.environment(meson=backend_family(plan.project.backend) == "meson")
+    found = _rust(plan, folder, mirror)
+    if found:
+        environment |= found.environment(
+            tools.bin,
+            tools.folder / "sysconfig",
+            python.version,
+            build=folder / "build",
+            home=local.cargo_home(plan, folder),
+            baseline=plan.baseline_flags("zig"),
+            prefix_map=prefix_map(plan, folder),
+        )
+        if plan.settings.sandbox:
+            environment["CARGO_NET_OFFLINE"] = "true"
+    else:
+        environment["PATH"] = str(rust.ask(folder / ASKED_FOR_RUST))
     torch = torch_stub.split(plan.project.requires)[1]
     if torch:
         environment = _with_torch(environment, torch, python, folder)
-    zig_cache = cache.root() / "zig"
+    name = f"runtime-{compiler.description.replace(' ', '-')}-{GLIBC}"
+    if plan.settings.sandbox:  # whose code may not write what other builds link
+        zig_cache, runtime = folder / local.ZIG_CACHE, cache.root() / "zig-copied" / name
+        build_runtime, ready = _copy_runtime, zig_cache.is_dir()
+    else:
+        zig_cache = cache.root() / "zig"
+        runtime = zig_cache / name
+        build_runtime, ready = _build_runtime, runtime.is_dir()
     own = {"ZIG_GLOBAL_CACHE_DIR": str(zig_cache), "ZIG_LOCAL_CACHE_DIR": str(zig_cache)}
-    runtime = zig_cache / f"runtime-{compiler.description.replace(' ', '-')}-{GLIBC}"
-    ready = plan.toolchain != "zig" or runtime.is_dir()
+    ready = ready or plan.toolchain != "zig"
     return Setup(
         environment=environment | own,
         settings=settings(plan, folder, meson_arguments=[f"--cross-file={tools.cross_file}"]),
-        compiler=compiler.description,
+        compiler=f"{compiler.description}, {found.description}" if found else compiler.description,
         headers=tools.headers_source,
-        runtime=None if ready else functools.partial(_build_runtime, runtime, tools, own),
+        runtime=None if ready else functools.partial(build_runtime, runtime, tools, own),
         world=str(tools.tools) if plan.project.is_armllm else "",
-        static=ZIG_RUNTIME if plan.toolchain == "zig" else (),
+        static=(*(ZIG_RUNTIME if plan.toolchain == "zig" else ()), *(rust.STATIC if found else ())),
+        rust=found,
         libraries=tools.sysroot.libraries if tools.sysroot else (),
     )
+
+
+def _rust(plan: Plan, folder: Path, mirror: str | None) -> rust.Rust | None:
+    """Return Rust for a project that announces it, or that has called it before."""
+    wanted = project.announces_rust(plan.project) or (folder / RUST_STAMP).exists()
+    return rust.find(mirror) if wanted else None
 
 
 def _with_torch(
@@ -165,3 +215,17 @@ def _build_runtime(
         )
 
     cache.fill(marker, fill)
+
+
+def _copy_runtime(
+    marker: Path, tools: crossenv.CrossEnvironment, environment: dict[str, str], log: Path
+) -> None:
+    """Give a build a copy of zig's cache, in which nothing but the runtime was ever compiled."""
+    original = marker.with_name(f"{marker.name}-cache")
+    shared = dict.fromkeys(environment, str(original))
+    _build_runtime(marker, tools, shared, log)
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(original, folder, dirs_exist_ok=True)
+
+    cache.fill(Path(environment["ZIG_LOCAL_CACHE_DIR"]), fill)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.host.pythons import HostPython
+    from armbuild.wheel.crates import Crate
     from armbuild.wheel.plan import Plan
 
 
@@ -30,6 +31,10 @@ class BuiltWheel:
     """The packages of the build environment, with their versions."""
     static: tuple[tuple[str, str], ...] = ()
     """Runtime libraries that the compiler links statically, each with what it is."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Folders of this machine, each with what stands for it in the wheel."""
+    crates: tuple[Crate, ...] = ()
+    """The crates of Rust that were compiled."""
     cached: Mapping[str, int] | None = None
     """Hits and misses of the compile cache, where there is one."""
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from armbuild.errors import UsageError
 from armbuild.host import cache, process
-from armbuild.wheel import backend, source
+from armbuild.toolchain import compilers, rust
+from armbuild.wheel import backend, crates, sandbox, source
 from armbuild.wheel.lanes.lane import BuiltWheel
-from armbuild.wheel.lanes.setup import backend_family
+from armbuild.wheel.lanes.setup import backend_family, prefix_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from armbuild.wheel.lanes.lane import Watcher
     from armbuild.wheel.lanes.setup import Setup
     from armbuild.wheel.plan import Plan
+    from armbuild.wheel.sandbox import Sandbox
     from armbuild.wheel.settings import Settings
 
     Prepare = Callable[[Path], Setup]
@@ -30,6 +32,15 @@ if TYPE_CHECKING:
     """Run the back end's hooks; returns the wheel and the environment that made it."""
     Attempt = Callable[[Hooks, Setup, Path, Path], tuple[Path, isolation.BuildEnvironment]]
     """How a lane runs the hooks: with the setup, the build folder and the log."""
+
+
+ZIG_CACHE = "zig"
+"""Where zig writes in a build's own folder, in a sandbox."""
+
+
+def cargo_home(plan: Plan, folder: Path) -> Path:
+    """Return where cargo keeps crates: in a sandbox, in the build's own folder."""
+    return folder / "build/cargo-home" if plan.settings.sandbox else rust.home()
 
 
 def refuse_container_settings(settings: Settings, lane: str) -> None:
@@ -44,6 +55,7 @@ def build(
     python: HostPython,
     work: Path,
     *,
+    mirror: str | None,
     watcher: Watcher,
     prepare: Prepare,
     attempt: Attempt = lambda hooks, setup, _folder, _log: hooks(setup),
@@ -60,12 +72,7 @@ def build(
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_world(folder, setup)
-        complete = plan.project.origin is not None
-        sources = source.mirror(
-            plan.project.folder, folder, leave_out=plan.settings.output, complete=complete
-        )
-        if backend_family(plan.project.backend) == "other":  # compiles inside its own tree
-            shutil.rmtree(sources / "build/lib", ignore_errors=True)
+        sources = _sources(plan, folder)
         (out := work / f"built-{python.version}").mkdir()
         if setup.runtime and source.has_cxx(sources):
             with watcher.step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
@@ -76,10 +83,13 @@ def build(
             cached = objects.environment(counts, cross=plan.lane == "cross", environ=os.environ)
 
         def hooks(current: Setup) -> tuple[Path, isolation.BuildEnvironment]:
+            nonlocal setup  # the last one made the wheel
+            setup = current
             variables = {"SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
             variables |= {**current.environment, **cached}
+            box = _sandbox(plan, python, folder, out, current, mirror=mirror)
             return backend.build_wheel(
-                plan, python, sources, out, settings=current.settings, hooks=variables, log=log
+                plan, python, sources, out, settings=current.settings, hooks=variables, log=log, box=box
             )
 
         with (
@@ -95,9 +105,41 @@ def build(
         headers=setup.headers,
         libraries=setup.libraries,
         tools=environment.installed(),
-        static=setup.static if source.has_cxx(sources) else (),
+        static=setup.static if setup.rust or source.has_cxx(sources) else (),
+        folders=prefix_map(plan, folder),
+        crates=crates.read(sources, folder / "build" / rust.CRATES) if setup.rust else (),
         cached=figures,
     )
+
+
+def _sources(plan: Plan, folder: Path) -> Path:
+    """Return a copy of the project, without what its back end would take from an older build."""
+    complete = plan.project.origin is not None
+    sources = source.mirror(plan.project.folder, folder, leave_out=plan.settings.output, complete=complete)
+    if backend_family(plan.project.backend) == "other" and not (sources / "build").is_symlink():
+        shutil.rmtree(sources / "build/lib", ignore_errors=True)
+    return sources
+
+
+def _sandbox(
+    plan: Plan, python: HostPython, folder: Path, out: Path, setup: Setup, *, mirror: str | None
+) -> Sandbox | None:
+    """Return the sandbox of a build, None without --sandbox.
+
+    The build writes its copy of the sources, its objects and its wheel.
+    """
+    if not plan.settings.sandbox:
+        return None
+    readable = [*sandbox.interpreters(python.executable), *sandbox.running()]
+    readable += sandbox.repository(plan.project.folder)
+    if setup.rust:
+        readable.append(setup.rust.folder)
+    if plan.toolchain == "zig":
+        readable.append(compilers.zig().parent)
+    if python.include:
+        readable.append(python.include)
+    writable = [folder / "source", folder / "build", folder / ZIG_CACHE, out]
+    return sandbox.make(out.parent, readable=readable, writable=writable, mirror=mirror)
 
 
 def forget_other_world(folder: Path, setup: Setup) -> None:

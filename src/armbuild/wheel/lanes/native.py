@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
 from armbuild.target import arm64_headers
-from armbuild.toolchain import compile_cache
+from armbuild.toolchain import compile_cache, rust
 from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
 from armbuild.wheel.lanes.local import refuse_container_settings
@@ -49,16 +49,17 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
         pythons=pythons,
         missing=missing,
         flags=draft.baseline_flags("gcc"),
-        compile_cache=compile_cache.find(settings.compile_cache),
+        compile_cache=compile_cache.find("none" if settings.sandbox else settings.compile_cache),
     )
 
 
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     """Build with the project's own back end and this machine's compiler."""
-    del mirror  # everything is this machine's own
-    return local.build(
-        plan, python, work, watcher=watcher, prepare=lambda folder: prepare(plan, python, folder)
-    )
+
+    def setup(folder: Path) -> Setup:
+        return prepare(plan, python, folder)
+
+    return local.build(plan, python, work, mirror=mirror, watcher=watcher, prepare=setup)
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
@@ -81,6 +82,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
             "CFLAGS": " ".join([own["CFLAGS"], *flags]).strip(),
             "CXXFLAGS": " ".join([own["CXXFLAGS"], *flags]).strip(),
             "LDFLAGS": " ".join([own["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
+            **rust.baseline(plan.baseline_flags("zig")),
         },
         settings=settings(plan, folder),
         static=(("libstdc++", "GCC's C++ library"),) if runtime else (),

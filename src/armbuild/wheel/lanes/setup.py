@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.toolchain.rust import Rust
     from armbuild.wheel.plan import Plan
 
 Settings = dict[str, "str | list[str]"]
@@ -33,6 +34,8 @@ class Setup:
     """Folders with libraries of the target that a wheel may have to bundle."""
     static: tuple[tuple[str, str], ...] = ()
     """Runtime libraries that the compiler puts into C++ code, each with what it is."""
+    rust: Rust | None = None
+    """The Rust that the back end finds."""
     runtime: Callable[[Path], None] | None = None
     """Builds the compiler's own C++ runtime, with a log; None where that is there already."""
 
@@ -77,4 +80,5 @@ def _own_settings(plan: Plan, folder: Path, meson_arguments: Sequence[str]) -> S
 
 def prefix_map(plan: Plan, folder: Path) -> dict[str, str]:
     """Return the folders that must not show in the wheel, so that its bytes don't depend on them."""
-    return {str(cache.root()): "/cache", str(folder): "/build", str(plan.project.folder): "/build/source"}
+    names = {cache.root(): "/cache", folder: "/build", plan.project.folder: "/build/source"}
+    return {str(place): name for path, name in names.items() for place in (path, path.resolve())}

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 SUITES = ("bookworm", "trixie")
 ISOLATED = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-    "--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv",
+    "--die-with-parent", "--new-session", "--cap-drop", "ALL",
 )  # fmt: skip
 """What every sandbox has: namespaces but for the network's, and no rights, although root should start it."""
-INSTEAD = "use --engine podman, or --unsafe-no-sandbox for an image that you trust as your own programs"
 
 
-def find(*, mirror: str | None = None) -> tuple[str, ...]:
+def find(*, instead: str, mirror: str | None = None) -> tuple[str, ...]:
     """Return the command line that begins a bwrap which works here, downloaded if the system has none.
 
-    Raises MissingError with the reason when none can be had or this machine allows no namespaces.
+    Raises MissingError with the reason, and with what to do ``instead``, when none can be had or this machine
+    allows no namespaces.
     """
     installed = shutil.which("bwrap")
     command: tuple[str, ...] = (installed,) if installed else ()
@@ -36,10 +36,10 @@ def find(*, mirror: str | None = None) -> tuple[str, ...]:
         try:
             command = _fetched(mirror)
         except MissingError as error:
-            advice = f"apt-get install bubblewrap, or {INSTEAD}"
+            advice = f"apt-get install bubblewrap, or {instead}"
             raise MissingError(f"no sandbox: {reason}; {str(error).splitlines()[0]}\n  {advice}") from error
         if reason := _refusal(command):
-            raise MissingError(f"this machine allows no sandbox: {reason}\n  {INSTEAD}")
+            raise MissingError(f"this machine allows no sandbox: {reason}\n  {instead}")
     return command
 
 
@@ -64,8 +64,8 @@ def _refusal(command: Sequence[str]) -> str:
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    said = asked.stderr.decode(errors="replace").strip().splitlines()
-    return "" if asked.returncode == 0 else (said[-1] if said else f"bwrap ends with {asked.returncode}")
+    lines = asked.stderr.decode(errors="replace").strip().splitlines()
+    return "" if asked.returncode == 0 else (lines[-1] if lines else f"bwrap ends with {asked.returncode}")
 
 
 def _fetched(mirror: str | None) -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""Which crates of Rust are in a wheel: those that were compiled, with what Cargo.lock says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LOCK = "Cargo.lock"
+LARGEST = 16 << 20
+"""Bytes of a Cargo.lock that is read; that of a project with 1000 crates has 0.3 MB."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Crate:
+    """One package of Cargo's."""
+
+    name: str
+    version: str
+    linked: bool
+    """It was compiled for the target; else only for what runs while building."""
+    source: str = ""
+    """Where the lock file says that it comes from; empty for the project's own."""
+    sha256: str = ""
+    """Its checksum in the lock file."""
+
+
+def read(sources: Path, record: Path) -> tuple[Crate, ...]:
+    """Return the crates in ``record`` (lines "target NAME VERSION" or "host ..."), by name and version.
+
+    The lock files in ``sources`` tell where each comes from. What they do not name is of an older build.
+    """
+    compiled: dict[tuple[str, str], bool] = {}
+    text = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
+    for line in text.splitlines():
+        kind, name, version = [*line.split(" "), "", ""][:3]
+        if name and version:
+            compiled[name, version] = compiled.get((name, version), False) or kind == "target"
+    locked = {(package["name"], package["version"]): package for package in _locked(sources)}
+    return tuple(
+        Crate(
+            name=name,
+            version=version,
+            linked=linked,
+            source=str(locked.get((name, version), {}).get("source", "")),
+            sha256=str(locked.get((name, version), {}).get("checksum", "")),
+        )
+        for (name, version), linked in sorted(compiled.items())
+        if (name, version) in locked or not locked
+    )
+
+
+def _locked(sources: Path) -> Iterator[dict[str, Any]]:
+    """Yield the packages of all lock files, those of the project's own last, which count."""
+    paths = sorted(sources.rglob(LOCK), key=lambda path: (-len(path.parts), path))
+    for path in paths:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            continue
+        with contextlib.suppress(ValueError):  # of a vendored crate's tests, say: cargo reads its own
+            packages = tomllib.loads(path.read_text(encoding="utf-8")).get("package", [])
+            for package in packages if isinstance(packages, list) else ():
+                if isinstance(package, dict) and {"name", "version"} <= package.keys():
+                    yield package

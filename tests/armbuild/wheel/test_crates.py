@@ -1,0 +1,59 @@
+from armbuild.wheel import crates
+
+LOCK = """\
+version = 4
+[[package]]
+name = "memchr"
+version = "2.8.0"
+source = "registry+https://github.com/rust-lang/crates.io-index"
+checksum = "{digest}"
+[[package]]
+name = "unused"
+version = "1.0.0"
+"""
+DIGEST = "ab" * 32
+
+
+def read(folder, record):
+    (folder / "crates").write_text(record)
+    return crates.read(folder / "source", folder / "crates")
+
+
+def test_what_was_compiled_is_listed_with_what_the_lock_file_says(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/Cargo.lock").write_text(LOCK.format(digest=DIGEST))
+    found = read(tmp_path, "host memchr 2.8.0\ntarget memchr 2.8.0\nhost unused 1.0.0\nbroken\n")
+    assert [(crate.name, crate.version, crate.linked, crate.sha256) for crate in found] == [
+        ("memchr", "2.8.0", True, DIGEST),
+        ("unused", "1.0.0", False, ""),
+    ]
+    assert found[0].source.startswith("registry+")
+
+
+def test_the_projects_own_lock_file_counts_before_a_vendored_crates(tmp_path):
+    for folder, digest in (("source", DIGEST), ("source/vendor/memchr", "cd" * 32)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "Cargo.lock").write_text(LOCK.format(digest=digest))
+    assert read(tmp_path, "target memchr 2.8.0\n")[0].sha256 == DIGEST
+
+
+def test_lock_files_that_are_none_are_passed_over(tmp_path):
+    (tmp_path / "source/a").mkdir(parents=True)
+    (tmp_path / "source/Cargo.lock").write_text("[[package\n")
+    (tmp_path / "source/a/Cargo.lock").symlink_to("/etc/passwd")
+    (tmp_path / "source/b.lock").write_bytes(b"\xff")
+    assert [crate.name for crate in read(tmp_path, "target x 1\n")] == ["x"]
+    (tmp_path / "source/Cargo.lock").write_text('package = ["x"]\n')
+    assert read(tmp_path, "target x 1\n")[0].source == ""
+
+
+def test_what_an_older_build_compiled_is_not_listed(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/Cargo.lock").write_text(LOCK.format(digest=DIGEST))
+    assert [crate.version for crate in read(tmp_path, "target memchr 2.7.0\ntarget memchr 2.8.0\n")] == [
+        "2.8.0"
+    ]
+
+
+def test_without_rust_there_are_no_crates(tmp_path):
+    assert crates.read(tmp_path, tmp_path / "crates") == ()
