@@ -11,48 +11,93 @@ from typing import TYPE_CHECKING, Any
 from armllm.environment import ask_for_huge_pages, limit_spinning
 
 if TYPE_CHECKING:
-    from armllm.engine.async_llm import AsyncLLM
-    from armllm.engine.llm import LLM
+    from armllm.api.async_llm import AsyncLLM
+    from armllm.api.async_llm_engine import AsyncLLMEngine
+    from armllm.api.llm import LLM
+    from armllm.api.llm_engine import LLMEngine
+    from armllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from armllm.inputs import PromptType, TextPrompt, TokensPrompt
     from armllm.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
+        EmbeddingOutput,
         EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
         RequestOutput,
+        RequestStateStats,
+        ScoringOutput,
         ScoringRequestOutput,
     )
     from armllm.sampling_params import (
+        BeamSearchParams,
         PoolingParams,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
     )
+    from armllm.utils import FlexibleArgumentParser
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "FlexibleArgumentParser",
+    "LLMEngine",
+    "PoolingOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
+    "RequestStateStats",
     "SamplingParams",
+    "ScoringOutput",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 _HOMES = {
-    "LLM": "armllm.engine.llm",
-    "AsyncLLM": "armllm.engine.async_llm",
+    "AsyncEngineArgs": "armllm.engine.arg_utils",
+    "AsyncLLM": "armllm.api.async_llm",
+    "AsyncLLMEngine": "armllm.api.async_llm_engine",
+    "BeamSearchParams": "armllm.sampling_params",
+    "ClassificationOutput": "armllm.outputs",
+    "ClassificationRequestOutput": "armllm.outputs",
     "CompletionOutput": "armllm.outputs",
+    "EmbeddingOutput": "armllm.outputs",
     "EmbeddingRequestOutput": "armllm.outputs",
+    "EngineArgs": "armllm.engine.arg_utils",
+    "FlexibleArgumentParser": "armllm.utils",
+    "LLM": "armllm.api.llm",
+    "LLMEngine": "armllm.api.llm_engine",
+    "PoolingOutput": "armllm.outputs",
     "PoolingParams": "armllm.sampling_params",
+    "PoolingRequestOutput": "armllm.outputs",
+    "PromptType": "armllm.inputs",
     "RequestOutput": "armllm.outputs",
     "RequestOutputKind": "armllm.sampling_params",
+    "RequestStateStats": "armllm.outputs",
     "SamplingParams": "armllm.sampling_params",
+    "ScoringOutput": "armllm.outputs",
     "ScoringRequestOutput": "armllm.outputs",
     "StructuredOutputsParams": "armllm.sampling_params",
+    "TextPrompt": "armllm.inputs",
+    "TokensPrompt": "armllm.inputs",
 }
 
 

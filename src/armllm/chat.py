@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -18,11 +19,10 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from armllm.errors import CheckpointError, RequestError
+from armllm.errors import CheckpointError, NoChatTemplateError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from jinja2.parser import Parser
 
@@ -111,6 +111,16 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def read_template(template: str | Path, option: str = "chat_template") -> str:
+    """The source of a template: a file's content, or ``template`` itself where it looks like one."""
+    if isinstance(template, str) and "{" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{option} {template}: {error}") from None
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Looks at the clock wherever a template looks something up, as all do that take long."""
 
@@ -166,7 +176,7 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
         named = {entry["name"]: entry["template"] for entry in found}
         found = (named.get("tool_use") if tools else None) or named.get("default")
     if not isinstance(found, str):
-        raise RequestError(
+        raise NoChatTemplateError(
             f"{folder} has no chat template: give one (chat_template, or --chat-template of a server), or ask"
             " for plain completions"
         )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +20,22 @@ if TYPE_CHECKING:
     from armllm.engine.placement import Placement
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+PACKAGES = (
+    "armllm",
+    "huggingface-hub",
+    "jinja2",
+    "llguidance",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvicorn",
+)
+VARIABLES = ("ARMLLM_", "CPU_", "GOMP_", "HF_", "HUGGINGFACE_", "LD_PRELOAD", "MALLOC_", "OMP_", "VLLM_")
+SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD")
 SERVER_PACKAGES = ("starlette", "uvicorn", "httptools", "pydantic", "prometheus_client")
 
 
@@ -36,6 +55,28 @@ def examine() -> list[Finding]:
     if found[-1].status != "error":
         found += [_threads(), _openmp()]
     return [*found, _allocator(), _memory(), _pages(), _server()]
+
+
+def describe_environment() -> dict[str, dict[str, str]]:
+    """What a report of a problem should have: sections of names and values, without secrets."""
+    found = importlib.metadata.distributions()
+    versions = {one.metadata["Name"]: one.version for one in found if one.metadata["Name"]}
+    return {
+        "system": {
+            "platform": platform.platform(),
+            "machine": platform.machine(),
+            "libc": " ".join(platform.libc_ver()),
+            "python": sys.version.replace("\n", " "),
+            "cpus": f"{os.cpu_count()}, {len(os.sched_getaffinity(0))} for this process",
+        },
+        "packages": {name: versions[name] for name in PACKAGES if name in versions},
+        "findings": {one.name: f"{one.status}: {one.found}" for one in examine()},
+        "variables": {
+            name: "(set)" if SECRET.search(name) else value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLES)
+        },
+    }
 
 
 def _packages() -> Finding:

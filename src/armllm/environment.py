@@ -12,6 +12,7 @@ import platform
 from armllm.errors import RequestError
 
 GIB = 1 << 30
+STEP_SECONDS = 60.0
 
 # About 100 microseconds of waiting at a barrier before a thread sleeps; x86's pause is far longer than Arm's
 # yield. That covers what lies between a decode's parallel parts. libgomp's own default is milliseconds: on a
@@ -51,8 +52,20 @@ def kv_cache_bytes() -> int | None:
 
 
 def threads_binding() -> str:
-    """ARMLLM_OMP_THREADS_BIND or VLLM_CPU_OMP_THREADS_BIND: auto, nobind, or a list of CPUs."""
+    """ARMLLM_OMP_THREADS_BIND or VLLM_CPU_OMP_THREADS_BIND: auto, nobind, or lists of CPUs."""
     return _read("OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")[1].lower() or "auto"
+
+
+def step_seconds() -> float:
+    """ARMLLM_ or VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: how long a rank may keep the others waiting."""
+    name, text = _read("EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS")
+    try:
+        seconds = float(text or STEP_SECONDS)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 1e6:
+        raise RequestError(f"{name} must be a number of seconds, such as 300, not {text!r}")
+    return seconds
 
 
 def reserved_cpus() -> int:

@@ -17,10 +17,20 @@ class CheckpointError(ArmllmError):
     """The model folder is incomplete, damaged, or of a kind that the engine does not run."""
 
 
+class HubUnreachableError(CheckpointError):
+    """The Hugging Face hub does not answer, and the model is not in the cache."""
+
+    status = 3
+
+
 class RequestError(ArmllmError):
     """A prompt, a sampling parameter or an engine option that can't be honoured."""
 
     status = 2
+
+
+class NoChatTemplateError(RequestError):
+    """A conversation for a model that has no chat template."""
 
 
 class MemoryLimitError(ArmllmError):

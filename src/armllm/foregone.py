@@ -2,37 +2,143 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-ONE_PROCESS = "the engine is one process with as many threads as the CPU has cores"
-MEMORY = "there is no GPU; VLLM_CPU_KVCACHE_SPACE says how many GiB the KV cache gets"
-BOTH = "every model generates and embeds"
-NOTHING_COMPILED = "nothing is compiled here"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-# option -> the values that ask for what is done anyway, and why there are no others
-FOREGONE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tensor_parallel_size": ((1,), ONE_PROCESS),
-    "pipeline_parallel_size": ((1,), ONE_PROCESS),
-    "data_parallel_size": ((1,), ONE_PROCESS),
-    "distributed_executor_backend": (("mp", "uni", None), ONE_PROCESS),
-    "device": (("cpu", "auto"), "this engine runs on CPUs"),
-    "load_format": (("auto", "safetensors"), "only safetensors files are read"),
-    "tokenizer_mode": (("auto", "hf"), "only tokenizer.json is read"),
-    "task": (("auto", "generate", "embed"), BOTH),
-    "runner": (("auto", "generate", "pooling"), BOTH),
-    "cpu_offload_gb": ((0, None), MEMORY),
-    "swap_space": ((0, None), MEMORY),
-    "gpu_memory_utilization": ((None,), MEMORY),
-    "enable_chunked_prefill": ((True, None), "prompts are always chunked"),
-    "enforce_eager": ((True, False), NOTHING_COMPILED),
-    "trust_remote_code": ((True, False), "no code of a checkpoint is ever run"),
-    "disable_log_stats": ((True, False), "/metrics has them"),
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+# what vllm's parser also calls them
+SHORT_NAMES = {
+    "-pp": "pipeline_parallel_size",
+    "-pcp": "prefill_context_parallel_size",
+    "-dcp": "decode_context_parallel_size",
+    "-dp": "data_parallel_size",
+    "-dpn": "data_parallel_rank",
+    "-dpr": "data_parallel_start_rank",
+    "-dpl": "data_parallel_size_local",
+    "-dpa": "data_parallel_address",
+    "-dpp": "data_parallel_rpc_port",
+    "-dpb": "data_parallel_backend",
+    "-dph": "data_parallel_hybrid_lb",
+    "-dpe": "data_parallel_external_lb",
+    "-dpm": "data_parallel_multi_port_external_lb",
+    "-ep": "enable_expert_parallel",
+    "-n": "nnodes",
+    "-r": "node_rank",
+    "-asc": "api_server_count",
+    "-O": "optimization_level",
+    "-ac": "attention_config",
+    "-cc": "compilation_config",
+    "-dc": "diffusion_config",
+    "-sc": "speculative_config",
 }
 
 
-def refusal(name: str, value: Any) -> str | None:
-    """What to say of a value that can't be honoured; None for one that can."""
-    accepted, reason = FOREGONE[name]
-    if value in accepted:
+@dataclasses.dataclass(frozen=True)
+class Foregone:
+    """One option. accepted: the values that ask for what is done anyway; reason: why there are no others.
+
+    without_effect: others are accepted too, with a warning. server: a flag of `armllm serve` only.
+    """
+
+    name: str
+    accepted: tuple[Any, ...]
+    reason: str
+    without_effect: bool
+    server: bool
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is ``--name`` and ``--no-name`` on a command line, without a value."""
+        return bool(self.accepted) and all(isinstance(value, bool) for value in self.accepted)
+
+    def refusal(self, value: Any) -> str | None:
+        """What to say of a value that can't be honoured; None for one that can. May log one warning."""
+        if value is None or value == {} or any(_equal(value, one) for one in self.accepted):
+            return None
+        if self.without_effect:
+            _warn_once(self.name, self.reason)
+            return None
+        if not self.accepted:
+            return f"is not supported: {self.reason}"
+        values = " or ".join(repr(one) for one in self.accepted)
+        return f"can only be {values} here, not {value!r:.80}: {self.reason}"
+
+
+def _equal(value: Any, accepted: Any) -> bool:
+    """Whether they are the same: ``False`` is not 0, and a set is as good as a list."""
+    if isinstance(value, (set, tuple)):
+        value = list(value)
+    return bool(value == accepted) and isinstance(value, bool) == isinstance(accepted, bool)
+
+
+@functools.cache
+def _warn_once(name: str, reason: str) -> None:
+    logger.warning("%s has no effect on a CPU: %s", name, reason)
+
+
+@functools.cache
+def foregone_options() -> dict[str, Foregone]:
+    """All such options by name."""
+    groups = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["group"]
+    return {
+        name: Foregone(
+            name,
+            tuple(accepted),
+            group["reason"],
+            without_effect=group.get("without_effect", False),
+            server=group.get("server", False),
+        )
+        for group in groups
+        for name, accepted in group["options"].items()
+    }
+
+
+def find_flag(argument: str) -> Foregone | None:
+    """The option that an argument of a command line names, as ``--name``, ``--no-name`` or ``-sc.method``."""
+    name = argument.partition("=")[0].partition(".")[0]
+    if name not in SHORT_NAMES and name.startswith("-O") and name[2:].isdigit():
+        name = "-O"
+    if name in SHORT_NAMES:
+        return foregone_options()[SHORT_NAMES[name]]
+    if not name.startswith("--"):
         return None
-    return f"can only be {' or '.join(map(repr, accepted))} here, not {value!r}: {reason}"
+    plain = name[2:].replace("-", "_")
+    options = foregone_options()
+    switch = options.get(plain.removeprefix("no_"))
+    return options.get(plain) or (switch if switch is not None and switch.is_switch else None)
+
+
+def read_flag(option: Foregone, arguments: Sequence[str]) -> tuple[Any, int]:
+    """The value that a command line gives the option at its start, and how many arguments that takes."""
+    name, equals, text = arguments[0].partition("=")
+    if option.is_switch:
+        return not name.startswith("--no-"), 1
+    if name.startswith("-O") and name != "-O":
+        return _value(name[2:]), 1
+    if equals:
+        return _value(text), 1
+    if len(arguments) == 1 or arguments[1].startswith("--"):
+        return True, 1  # vllm's parser misses a value; it is refused, or warned about, all the same
+    return _value(arguments[1]), 2
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None if text == "None" else text

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from armllm.errors import ArmllmError
 
 
@@ -42,6 +44,28 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@dataclasses.dataclass(slots=True)
+class RequestStateStats:
+    """When a request went through the engine, and what it took. Names are vLLM's.
+
+    ``arrival_time`` is a wall-clock time, the others are seconds of `time.monotonic`; 0 where it has not
+    happened yet. The first and last token may be those of different sequences of the request.
+    """
+
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Seconds from the arrival to the first token; 0 before there is one."""
+        return self.first_token_ts - self.queued_ts if self.first_token_ts else 0.0
+
+
 @dataclasses.dataclass
 class RequestOutput:
     """A request and its completions. `RequestOutputKind` says which ones, and how much of each.
@@ -49,6 +73,7 @@ class RequestOutput:
     - num_cached_tokens: number of prompt tokens that came from the prefix cache.
     - prompt_logprobs: for each token of the prompt, this token and the likeliest ones, if the request asks
       for them. The first token follows nothing and has None.
+    - metrics: when the request was queued, scheduled and answered.
     - error: why the request could not be answered; `LLM` and `AsyncLLM` raise it.
     """
 
@@ -59,8 +84,16 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    metrics: RequestStateStats | None = None
     embedding: list[float] | None = None
     error: ArmllmError | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolingOutput:
+    """What the model's states of a prompt were pooled into: ``data[hidden_size]``, fp32."""
+
+    data: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +102,22 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
+    @property
+    def hidden_size(self) -> int:
+        """The length of the vector."""
+        return len(self.embedding)
+
 
 @dataclasses.dataclass(frozen=True)
-class EmbeddingRequestOutput:
-    """The result of `LLM.embed` for one prompt."""
+class ClassificationOutput:
+    """The probability of each class."""
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: EmbeddingOutput
-    num_cached_tokens: int
-    finished: bool = True
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.probs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +127,28 @@ class ScoringOutput:
     score: float
 
 
+Output = TypeVar("Output")
+
+
 @dataclasses.dataclass(frozen=True)
-class ScoringRequestOutput:
-    """The result of `LLM.score` for one pair; the token ids are those of the first text, then the second."""
+class PoolingRequestOutput(Generic[Output]):
+    """The result of a request that pools a prompt's states: `LLM.encode` and its relatives."""
 
     request_id: str
+    outputs: Output
     prompt_token_ids: list[int]
-    outputs: ScoringOutput
+    num_cached_tokens: int = 0
     finished: bool = True
+    prompt: str | None = None
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The result of `LLM.embed` for one prompt."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The result of a classification of one prompt."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The result of `LLM.score` for one pair; the token ids are those of the first text, then the second."""

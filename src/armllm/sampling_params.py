@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import math
@@ -14,7 +15,23 @@ GREEDY_TEMPERATURE = 1e-5
 # Beyond these, logits in fp32 would overflow; a distribution is flat, or one-hot, long before.
 MOST, LEAST = 1e6, 1e-6
 SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
+NO_CLASSES = (
+    "a classification needs a model with a classification head; every model here generates and embeds"
+)
 POOLINGS = ("last", "mean", "cls")
+# parameters of vLLM's that this engine does not have -> the value that asks for what is done anyway
+NEUTRAL: dict[str, Any] = {
+    "spaces_between_special_tokens": True,
+    "flat_logprobs": False,
+    "skip_clone": False,
+    "extra_args": None,
+    "logits_processors": None,
+    "truncate_prompt_tokens": None,
+    "stream_interval": None,
+    "thinking_token_budget": None,
+    "repetition_detection": None,
+    "skip_reading_prefix_cache": None,
+}
 
 
 class RequestOutputKind(enum.Enum):
@@ -104,6 +121,8 @@ class SamplingParams:
     - structured_outputs: the form that the output must have.
     - output_kind: what the outputs of a stream hold; `LLM.generate` always returns finished outputs.
 
+    vLLM's other parameters are accepted with the values of `NEUTRAL`.
+
     Raises RequestError (a ValueError) that names the parameter which is out of range.
     """
 
@@ -131,8 +150,21 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    spaces_between_special_tokens: dataclasses.InitVar[Any] = True
+    flat_logprobs: dataclasses.InitVar[Any] = False
+    skip_clone: dataclasses.InitVar[Any] = False
+    extra_args: dataclasses.InitVar[Any] = None
+    logits_processors: dataclasses.InitVar[Any] = None
+    truncate_prompt_tokens: dataclasses.InitVar[Any] = None
+    stream_interval: dataclasses.InitVar[Any] = None
+    thinking_token_budget: dataclasses.InitVar[Any] = None
+    repetition_detection: dataclasses.InitVar[Any] = None
+    skip_reading_prefix_cache: dataclasses.InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *foreign: Any) -> None:
+        for (name, neutral), value in zip(NEUTRAL.items(), foreign, strict=True):
+            if value is not neutral and (value or neutral):
+                raise RequestError(f"{name} can only be {neutral!r} here, not {value!r:.80}")
         if self.seed == -1:  # vLLM's other way to say none
             self.seed = None
         self.stop = [self.stop] if isinstance(self.stop, str) else _as_list("stop", self.stop)
@@ -200,6 +232,10 @@ class SamplingParams:
                 _check_integer("logit_bias", token_id, low=0)
                 _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
 
+    def clone(self) -> SamplingParams:
+        """Return a copy that shares no list or dict with this one."""
+        return copy.deepcopy(self)
+
     @property
     def greedy(self) -> bool:
         """Whether each step takes the likeliest token and draws none."""
@@ -249,20 +285,73 @@ class PoolingParams:
     - dimensions: cuts the vector to this many leading numbers before it is normalised, for models that are
       trained for it (Kusupati et al. 2022).
 
+    - use_activation: vLLM's name of normalize; it wins if it is set.
+    - task: None or "embed".
+
     Raises RequestError that names the parameter which is out of range.
     """
 
     pooling: str | None = None
     normalize: bool = True
     dimensions: int | None = None
+    use_activation: bool | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
+        if self.use_activation is not None:
+            self.normalize = self.use_activation
+        check_pooling_task(self.task)
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise RequestError(f"pooling must be one of {', '.join(POOLINGS)}, not {self.pooling!r}")
         if not isinstance(self.normalize, bool):
             raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
         if self.dimensions is not None:
             _check_integer("dimensions", self.dimensions, low=1)
+
+    def clone(self) -> PoolingParams:
+        """Return a copy."""
+        return copy.copy(self)
+
+
+@dataclasses.dataclass(kw_only=True)
+class BeamSearchParams:
+    """How `LLM.beam_search` searches. Names and defaults are vLLM's.
+
+    - beam_width: number of beams, and of sequences that are returned.
+    - max_tokens: output tokens at most.
+    - ignore_eos: the checkpoint's end tokens do not end a beam.
+    - temperature: 0; beams are compared by the model's own probabilities.
+    - length_penalty: the exponent of the length by which a beam's log-probability is divided.
+    - skip_special_tokens: leaves special tokens out of the text.
+
+    Raises RequestError that names the parameter which is out of range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_integer("beam_width", self.beam_width, low=1)
+        _check_integer("max_tokens", self.max_tokens, low=1)
+        _check_number("length_penalty", self.length_penalty, low=-10.0, high=10.0)
+        if self.temperature != 0:
+            raise RequestError(f"temperature of a beam search can only be 0 here, not {self.temperature!r}")
+        if self.include_stop_str_in_output or self.structured_outputs is not None:
+            raise RequestError("a beam search has no stop strings and no structured_outputs here")
+
+
+def check_pooling_task(task: str | None) -> None:
+    """Refuse what vLLM makes of a prompt and this engine does not; RequestError says why."""
+    if task in ("classify", "token_classify", "score"):
+        raise RequestError(f"task {task!r}: {NO_CLASSES}")
+    if task not in (None, "embed"):
+        raise RequestError(f"task can only be 'embed' here, not {task!r:.80}")
 
 
 def _as_list(name: str, values: Any) -> list[Any]:

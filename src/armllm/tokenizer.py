@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer.json, read by the `tokenizers` library."""
+"""The checkpoint's tokenizer, read by the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from armllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer
+from armllm.checkpoint.byte_pairs import has_byte_pairs, read_byte_pairs
 from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.tokenizer_limits import check_size, check_tokenizer, is_library_error
 from armllm.errors import CheckpointError, RequestError
@@ -30,6 +30,8 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         if folder.suffix == ".gguf" and folder.is_file():
+            from armllm.checkpoint.gguf_tokenizer import read_gguf_tokenizer  # noqa: PLC0415 - imports torch
+
             self._tokenizer, self.settings = read_gguf_tokenizer(folder)
         else:
             self._tokenizer, self.settings = _read_folder(folder)
@@ -87,8 +89,10 @@ class Tokenizer:
 def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     path = folder / "tokenizer.json"
     if not path.is_file():
+        if has_byte_pairs(folder):
+            return read_byte_pairs(folder)
         raise CheckpointError(
-            f"{folder} has no tokenizer.json; other tokenizer files are not read"
+            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; other files are not read"
             " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
         )
     check_size(path)

@@ -45,7 +45,7 @@ def one_thread():
 @pytest.fixture
 def reference_kernels(monkeypatch):
     """The plain torch kernels instead of the extension."""
-    for name in reference.__all__:
+    for name in kernels.__all__:
         monkeypatch.setattr(kernels, name, getattr(reference, name))
 
 

@@ -99,7 +99,7 @@ def test_templates_are_found_wherever_checkpoints_keep_them(base, tmp_path, plac
     assert llm.chat(CONVERSATION, params, use_tqdm=False)[0].prompt == "plain"
     with_tools = llm.chat(CONVERSATION, params, use_tqdm=False, tools=TOOLS)[0].prompt
     assert with_tools == ("tools" if place == "named" else "plain")
-    assert llm.chat(CONVERSATION, params, use_tqdm=False, chat_template="mine")[0].prompt == "mine"
+    assert llm.chat(CONVERSATION, params, use_tqdm=False, chat_template="{{ 'mine' }}")[0].prompt == "mine"
 
 
 def test_without_a_template_chat_is_refused(base):

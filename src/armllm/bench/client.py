@@ -97,8 +97,8 @@ async def ask(
     client: httpx2.AsyncClient, target: Target, body: dict[str, Any], prompt_length: int
 ) -> Outcome:
     """One streamed request."""
-    outcome = Outcome(prompt_length)
     started = time.perf_counter()
+    outcome = Outcome(prompt_length, started=started)
     last, counted = started, None
     try:
         async for event in _events(client, target.url, body):

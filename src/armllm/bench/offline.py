@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from armllm.bench.summary import percentile
 from armllm.errors import RequestError
+from armllm.progress import progress
 from armllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from armllm.api.llm import LLM
     from armllm.bench.dataset import BenchRequest
-    from armllm.engine.llm import LLM
     from armllm.outputs import RequestOutput
 
 
@@ -42,7 +44,7 @@ def measure_throughput(llm: LLM, requests: Sequence[BenchRequest]) -> dict[str, 
 
     Tokens are counted in the answers: a sequence that reaches the model's length ends before ``output_len``.
     """
-    elapsed, answers = _run(llm, requests)
+    elapsed, answers = _run(llm, requests, show=progress.visible and sys.stderr.isatty())
     inputs = sum(len(answer.prompt_token_ids) for answer in answers)
     outputs = sum(len(completion.token_ids) for answer in answers for completion in answer.outputs)
     return {
@@ -57,7 +59,9 @@ def measure_throughput(llm: LLM, requests: Sequence[BenchRequest]) -> dict[str, 
     }
 
 
-def _run(llm: LLM, requests: Sequence[BenchRequest]) -> tuple[float, list[RequestOutput]]:
+def _run(
+    llm: LLM, requests: Sequence[BenchRequest], *, show: bool = False
+) -> tuple[float, list[RequestOutput]]:
     """Return the seconds that the batch took, and its answers."""
     params = [
         SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
@@ -65,5 +69,5 @@ def _run(llm: LLM, requests: Sequence[BenchRequest]) -> tuple[float, list[Reques
     ]
     prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
     started = time.perf_counter()
-    answers = llm.generate(prompts, params, use_tqdm=False)
+    answers = llm.generate(prompts, params, use_tqdm=show)
     return time.perf_counter() - started, answers

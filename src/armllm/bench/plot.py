@@ -27,7 +27,7 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
         axes.plot(x, y, marker="o")
         for result, across, up in zip(points, x, y, strict=True):
             axes.annotate(
-                f"{result['request_rate']}/s", (across, up), xytext=(5, -11), textcoords="offset points"
+                _rate(result["request_rate"]), (across, up), xytext=(5, -11), textcoords="offset points"
             )
         axes.set_xlabel(label)
         axes.set_ylabel("output tokens/s")
@@ -40,3 +40,7 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
             figure.savefig(path, dpi=150)
             written.append(path)
     return written
+
+
+def _rate(rate: float | str) -> str:
+    return "all at once" if rate == "inf" else f"{rate:g} requests/s"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 class Outcome:
     """One request as its client saw it; times in seconds.
 
-    ttft: until the first token. intervals: between the events after it. latency: until the end.
-    ``error`` is set where there was no answer.
+    started: on any clock. ttft: until the first token. intervals: between the events after it. latency: until
+    the end. ``error`` is set where there was no answer.
     """
 
     prompt_tokens: int
@@ -24,6 +26,7 @@ class Outcome:
     intervals: list[float] = dataclasses.field(default_factory=list)
     latency: float = 0.0
     error: str | None = None
+    started: float = 0.0
 
     @property
     def tpot(self) -> float | None:
@@ -42,6 +45,25 @@ def percentile(values: Sequence[float], rank: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def peak_tokens_per_second(outcomes: Sequence[Outcome]) -> float:
+    """The most tokens in one whole second since the first request; an event has its share of the answer."""
+    begin = min((outcome.started for outcome in outcomes), default=0.0)
+    seconds: defaultdict[int, float] = defaultdict(float)
+    for outcome in outcomes:
+        times = itertools.accumulate(outcome.intervals, initial=outcome.started + outcome.ttft)
+        share = outcome.output_tokens / (len(outcome.intervals) + 1)
+        for time in times:
+            seconds[int(time - begin)] += share
+    return max(seconds.values(), default=0.0)
+
+
+def peak_concurrency(outcomes: Sequence[Outcome]) -> int:
+    """The most requests that ran at the same time."""
+    changes = [(outcome.started, 1) for outcome in outcomes]
+    changes += [(outcome.started + outcome.latency, -1) for outcome in outcomes]
+    return max(itertools.accumulate(change for _, change in sorted(changes)), default=0)
+
+
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
@@ -52,9 +74,11 @@ def summarize(
     *,
     metrics: Sequence[str] = METRICS,
     percentiles: Sequence[float] = (99,),
+    max_concurrency: int | None = None,
 ) -> dict[str, Any]:
     """Figures of one run at one request rate (requests per second; inf is all at once).
 
+    max_concurrency: how many requests were allowed to run at a time; None: all.
     Of each of ``metrics`` the mean, the median and the ``percentiles`` (0 to 100), in milliseconds; None
     where nothing could be measured, as between the events of answers that come in one.
     """
@@ -63,6 +87,7 @@ def summarize(
     outputs = sum(outcome.output_tokens for outcome in good)
     result: dict[str, Any] = {
         "request_rate": rate if rate != float("inf") else "inf",
+        "max_concurrency": max_concurrency,
         "duration": seconds,
         "completed": len(good),
         "failed": len(outcomes) - len(good),
@@ -70,6 +95,8 @@ def summarize(
         "total_output_tokens": outputs,
         "request_throughput": len(good) / seconds,
         "output_throughput": outputs / seconds,
+        "max_output_tokens_per_s": peak_tokens_per_second(good),
+        "max_concurrent_requests": peak_concurrency(good),
         "total_token_throughput": (inputs + outputs) / seconds,
     }
     series = {
@@ -103,16 +130,20 @@ def _line(label: str, value: float | str | None) -> str:
 
 def as_text(result: dict[str, Any]) -> str:
     """The figures for people and for scripts that read vLLM's report: its lines, in its order."""
+    limit = result["max_concurrency"]
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         _line("Successful requests:", result["completed"]),
         _line("Failed requests:", result["failed"]),
+        *([_line("Maximum request concurrency:", limit)] if limit is not None else []),
         _line("Request rate configured (RPS):", result["request_rate"]),
         _line("Benchmark duration (s):", result["duration"]),
         _line("Total input tokens:", result["total_input_tokens"]),
         _line("Total generated tokens:", result["total_output_tokens"]),
         _line("Request throughput (req/s):", result["request_throughput"]),
         _line("Output token throughput (tok/s):", result["output_throughput"]),
+        _line("Peak output token throughput (tok/s):", result["max_output_tokens_per_s"]),
+        _line("Peak concurrent requests:", float(result["max_concurrent_requests"])),
         _line("Total token throughput (tok/s):", result["total_token_throughput"]),
     ]
     for name, (short, heading) in HEADINGS.items():

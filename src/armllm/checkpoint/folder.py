@@ -121,7 +121,7 @@ def _unlisted_files(folder: Path) -> list[str]:
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickles:
         raise CheckpointError(
-            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened and are"
-            " never read; convert them with transformers: from_pretrained, then save_pretrained"
+            f"{folder} has only pickled weights ({pickles[0]}), which can run code when opened;"
+            f" `armllm convert {folder} -o FOLDER` writes them as safetensors"
         )
     raise CheckpointError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
 import functools
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from armllm.errors import CheckpointError
+from armllm.errors import CheckpointError, HubUnreachableError
+from armllm.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model")
+TOKENIZER_FILES = ("*.json", "*.model", "merges.txt")
+WANTED = (*TOKENIZER_FILES, "*.safetensors", "*.jinja")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def resolve_model(source: str, what: str = "model") -> Path:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """How a name is looked up on the Hugging Face hub.
+
+    - revision: a branch, tag or commit; default: main.
+    - cache_dir: the folder of downloads; default: ``$HF_HOME/hub``.
+    - token: for private and gated models; default: HF_TOKEN, or what ``hf auth login`` stored.
+    - patterns: which files are wanted.
+    """
+
+    revision: str | None = None
+    cache_dir: str | None = None
+    token: str | bool | None = dataclasses.field(default=None, repr=False)
+    patterns: tuple[str, ...] = WANTED
+
+
+def resolve_model(source: str, what: str = "model", options: HubOptions = HubOptions()) -> Path:
     """The folder or .gguf file that ``source`` names; one on the Hugging Face hub is downloaded if need be.
 
     What is in the hub's cache already is found without a network. CheckpointError says in one line what
@@ -39,7 +62,7 @@ def resolve_model(source: str, what: str = "model") -> Path:
             f"{what} {source!r} is not a folder; give the path of a checkpoint,"
             " or a hub name such as org/name"
         )
-    return _download(source, what)
+    return _download(source, what, options)
 
 
 def _unreadable(path: Path) -> Iterator[Path]:
@@ -52,18 +75,69 @@ def _unreadable(path: Path) -> Iterator[Path]:
 
 
 @functools.lru_cache(maxsize=8)
-def _download(name: str, what: str) -> Path:
+def _download(name: str, what: str, options: HubOptions) -> Path:
     # here, because importing it takes a third of a second
     import huggingface_hub  # noqa: PLC0415
 
-    try:
+    def fetch(*, local_files_only: bool) -> Path:
         folder: str = huggingface_hub.snapshot_download(
-            name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+            name,
+            revision=options.revision,
+            cache_dir=options.cache_dir,
+            token=options.token or None,
+            allow_patterns=list(options.patterns),
+            ignore_patterns=list(UNWANTED),
+            local_files_only=local_files_only,
         )
+        return Path(folder)
+
+    try:
+        with progress.step(f"downloading {name}"):
+            return fetch(local_files_only=False)
     except Exception as error:  # noqa: BLE001 - it raises its own, httpx's, OSError and ValueError
-        line = str(error).strip().split("\n", 1)[0]
-        raise CheckpointError(
-            f"{what} {name!r} is not a folder here, and the hub did not give it"
-            f" ({type(error).__name__}: {line})"
-        ) from None
-    return Path(folder)
+        if getattr(error, "errno", None) not in NO_ROOM:  # then what is there is half a model
+            with contextlib.suppress(Exception):  # a cache that can't be written may have all that is needed
+                return fetch(local_files_only=True)
+        kind = HubUnreachableError if _no_answer(error) else CheckpointError
+        reason = _reason(error, name, options)
+        raise kind(f"{what} {name!r} is not a folder here, and the hub did not give it: {reason}") from None
+
+
+def _no_answer(error: BaseException) -> str | None:
+    """Which host did not answer and why; None where something else went wrong."""
+    from huggingface_hub import constants  # noqa: PLC0415 - as above
+
+    causes: list[BaseException] = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    names = {one.__name__ for cause in causes for one in type(cause).__mro__}  # of any HTTP client
+    if not names & {"NetworkError", "TimeoutException", "ConnectionError", "gaierror"}:
+        return None
+    host, reason = urlsplit(constants.ENDPOINT).netloc, re.sub(r"^\[Errno -?\d+\] ", "", str(causes[-1]))
+    return f"no answer from {host}: {reason:.200}"
+
+
+def _reason(error: Exception, name: str, options: HubOptions) -> str:
+    """What went wrong and what to do about it."""
+    from huggingface_hub import constants, errors  # noqa: PLC0415 - as above
+
+    cache = options.cache_dir or constants.HF_HUB_CACHE
+    line = str(error).strip().split("\n", 1)[0]
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    command = f"hf download {name}" + (f" --revision {options.revision}" if options.revision else "")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"it has no revision {options.revision or 'main'!r}"
+    if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError) or status in {401, 403}:
+        return "there is no such model, or it needs a token that may read it: set HF_TOKEN"
+    if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EROFS, errno.EPERM, *NO_ROOM}:
+        return (
+            f"{os.strerror(error.errno)}: {error.filename or cache}; mount a folder there, or set HF_HOME or"
+            " --download-dir to another"
+        )
+    if constants.HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE is set, and {cache} does not have it; `{command}` downloads it there"
+    cause = _no_answer(error) or f"{type(error).__name__}: {line:.200}"
+    return (
+        f"{cause}; without a network, run `{command}` on another machine,"
+        f" copy its folder to {cache}, and set HF_HUB_OFFLINE=1"
+    )

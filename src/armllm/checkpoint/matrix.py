@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from armllm.kernels import PackedWeight
 
@@ -64,6 +64,16 @@ class IntegerWeight:
         if (self.input_scale, self.input_zero) != (other.input_scale, other.input_zero):
             return False
         return self._form() == other._form()
+
+    def rows(self, take: Callable[[Tensor], Tensor]) -> IntegerWeight:
+        """The rows that ``take`` takes of a tensor of all."""
+        return dataclasses.replace(
+            self,
+            q=take(self.q),
+            scales=take(self.scales),
+            zeros=None if self.zeros is None else take(self.zeros),
+            offsets=None if self.offsets is None else take(self.offsets),
+        )
 
     def _form(self) -> tuple[int, int, bool, bool]:
         return self.bits, self.num_groups, self.zeros is None, self.offsets is None

@@ -11,9 +11,11 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint.patterns import repeats_groups
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_BYTES = 64 << 20  # of tokenizer.json; Gemma 3's has 33 MB
@@ -45,6 +47,7 @@ def check_tokenizer(tokenizer: Any, path: Path) -> dict[str, int]:
         raise CheckpointError(
             f"{path} has a token of {longest:,} characters; one of more than {LONGEST_TOKEN:,} is not taken"
         )
+    _check_patterns(tokenizer, path)
     growth = _part_growth(tokenizer.normalizer) * _part_growth(tokenizer.pre_tokenizer)
     for name, times in (("normalizer", growth), ("decoder", _part_growth(tokenizer.decoder))):
         if times > MOST_GROWTH:
@@ -75,6 +78,30 @@ def check_tokenizer(tokenizer: Any, path: Path) -> dict[str, int]:
 def _part_growth(part: Any) -> int:
     """Of one of a tokenizer's parts, None for one that it has not."""
     return 1 if part is None else _growth(json.loads(part.__getstate__()))
+
+
+def _check_patterns(tokenizer: Any, path: Path) -> None:
+    """Refuse a pattern whose time doubles with each character of a text."""
+    for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        for pattern in [] if part is None else _patterns(json.loads(part.__getstate__())):
+            if repeats_groups(pattern):
+                raise CheckpointError(
+                    f"{path}: the pattern {pattern!r:.200} repeats a group that varies, which may take"
+                    " time without bound"
+                )
+
+
+def _patterns(step: Any) -> Iterator[str]:
+    """The regular expressions of a step and of those within it."""
+    if isinstance(step, dict):
+        for key, value in step.items():
+            if key == "Regex" and isinstance(value, str):
+                yield value
+            else:
+                yield from _patterns(value)
+    elif isinstance(step, list):
+        for one in step:
+            yield from _patterns(one)
 
 
 def _growth(step: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.errors import CheckpointError
+from armllm.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,16 @@ if TYPE_CHECKING:
     from armllm.checkpoint.matrix import IntegerWeight, PackedMatrix
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.tensors import Tensors
+
+    class OwnRows(Protocol):
+        """Which rows of a product's matrices this process computes (`layers.ranks.Cut`)."""
+
+        def num_rows(self, count: int) -> int:
+            """How many of ``count`` rows."""
+
+        def take(self, whole: Tensor) -> Tensor:
+            """These rows, copied."""
+
 
 FLOATING = ("F32", "F16", "BF16")
 READABLE = (*FLOATING, *BLOCKS)  # GGUF's blocks come as fp32
@@ -87,10 +98,12 @@ class Weights(abc.ABC):
     """Tensors of one checkpoint in one dtype, by names under a prefix.
 
     quantization: how matrices of linear layers are stored, or are to be; None: in floating point. watch:
-    called with the full name of each part of a product and its inputs, whenever the model computes it.
+    called with the full name of each part of a product and its inputs, whenever the model computes it. own:
+    matrices come with these rows only; None: with all.
     """
 
     watch: Callable[[str, Tensor], None] | None = None
+    own: OwnRows | None = None
 
     def __init__(
         self, checkpoint: Tensors, dtype: torch.dtype, quantization: WeightFormat | None = None
@@ -108,6 +121,12 @@ class Weights(abc.ABC):
         scoped = copy.copy(self)
         scoped.prefix = prefix
         return scoped
+
+    def cut(self, own: OwnRows) -> Weights:
+        """The same tensors, of which `concatenate` and `matrices` give these rows only."""
+        found = copy.copy(self)
+        found.own = own
+        return found
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
@@ -283,10 +302,11 @@ class LoadingWeights(Weights):
         return self._read(name, shape).to(self.dtype)
 
     def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        sizes = [shape[0] for shape in shapes]
+        sizes = [shape[0] if self.own is None else self.own.num_rows(shape[0]) for shape in shapes]
         whole = torch.empty((sum(sizes), *shapes[0][1:]), dtype=self.dtype)
         for part, name, shape in zip(torch.split(whole, sizes), names, shapes, strict=True):
-            part.copy_(self._read(name, shape))
+            tensor = self._read(name, shape)
+            part.copy_(tensor if self.own is None else self.own.take(tensor))
         return whole
 
     def matrices(
@@ -304,6 +324,7 @@ class LoadingWeights(Weights):
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, mapped from its file."""
+        progress.update(self.prefix + name)
         return self.checkpoint.read(self.prefix + name)
 
     def check_idle_biases(self, names: Iterable[str]) -> None:

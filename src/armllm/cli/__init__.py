@@ -16,8 +16,24 @@ from typing import Annotated
 import typer
 
 import armllm
-from armllm.cli import bench, chat, doctor, info, pack, quantize, run, serve
+from armllm.cli import (
+    bench,
+    chat,
+    collect_env,
+    complete,
+    convert,
+    doctor,
+    info,
+    pack,
+    quantize,
+    run,
+    run_batch,
+    serve,
+)
+from armllm.cli.options import Quiet  # noqa: TC001 - typer evaluates annotations
 from armllm.errors import ArmllmError
+from armllm.progress import progress
+from armllm.utils import dashed
 
 try:  # typer carries its own click since 0.26
     from typer._click.exceptions import ClickException
@@ -39,9 +55,9 @@ EXTRAS = {
 app = typer.Typer(
     name="armllm",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # rich takes [brackets] for markup, and cuts names to fit its tables
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 
@@ -56,17 +72,32 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run large language models on Arm CPUs."""
 
 
-for module in (run, chat, serve, bench, info, quantize, pack, doctor):
+for module in (
+    run,
+    chat,
+    complete,
+    serve,
+    run_batch,
+    bench,
+    info,
+    convert,
+    quantize,
+    pack,
+    doctor,
+    collect_env,
+):
     module.register(app)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = [dashed(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+    progress.visible = True
     try:
         status = app(arguments, prog_name="armllm", standalone_mode=False)
         if status == INTERRUPTED:
@@ -77,19 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
         if "--verbose" in arguments:
             traceback.print_exc()
         message, status = _explain(error)
-        print(f"armllm: error: {message}", file=sys.stderr)
+        kind = "" if status == INTERRUPTED else "error: "
+        print(f"armllm: {kind}{message}", file=sys.stderr)
         if "--json" in arguments:
             print(json.dumps({"schema": 1, "error": message, "status": status}))
         return status
+    finally:
+        progress.visible = False
     return status if isinstance(status, int) else 0
-
-
-def dashed(argument: str) -> str:
-    """``--max_model_len`` as ``--max-model-len``: guides write both."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

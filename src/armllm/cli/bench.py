@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armllm.cli.options import AsJson, Verbose, only, takes_engine_options
+from armllm.cli import bench_runs
+from armllm.cli.options import AsJson, EngineCommand, Verbose, only, takes_engine_options
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,11 +42,55 @@ BATCH_OUTPUT_LEN = 128
 SLOWEST = 1e-9  # requests per second
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DataSet:
+    """What the options of a command say of its requests."""
+
+    name: str
+    path: str | None
+    count: int
+    input_len: int
+    output_len: int | None
+    range_ratio: float
+    seed: int
+
+    def requests(
+        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int
+    ) -> Sequence[BenchRequest]:
+        from armllm.bench import dataset  # noqa: PLC0415 - --help should not wait for it
+
+        if self.name == "sharegpt":
+            if self.path is None:
+                raise RequestError("--dataset-name sharegpt needs --dataset-path")
+            return dataset.sharegpt_requests(
+                self.path,
+                self.count,
+                tokenizer=tokenizer,
+                output_len=self.output_len,
+                max_model_len=max_model_len,
+                seed=self.seed,
+            )
+        only("--dataset-name", self.name, ("random",), "other data sets are not known")
+        only("--dataset-path", self.path, (None,), "random prompts come from no file")
+        return dataset.random_requests(
+            self.count,
+            input_len=self.input_len,
+            output_len=self.output_len or BATCH_OUTPUT_LEN,
+            range_ratio=self.range_ratio,
+            vocab_size=vocab_size,
+            seed=self.seed,
+        )
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    bench = typer.Typer(help="Measure the engine, or a server under load.", no_args_is_help=True)
-    for command in (latency, throughput, serve):
-        bench.command()(command)
+    bench = typer.Typer(
+        help="Measure the engine, or a server under load.", no_args_is_help=True, rich_markup_mode=None
+    )
+    for command in (latency, throughput):
+        bench.command(cls=EngineCommand)(command)
+    bench.command()(serve)
+    bench_runs.register(bench)
     app.add_typer(bench, name="bench")
 
 
@@ -62,9 +108,9 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Measure how long one batch takes from the first to the last token."""
+    from armllm.api.llm import LLM  # noqa: PLC0415
     from armllm.bench.dataset import random_requests  # noqa: PLC0415 - --help should not wait for torch
     from armllm.bench.offline import measure_latency  # noqa: PLC0415
-    from armllm.engine.llm import LLM  # noqa: PLC0415
 
     llm = LLM(model, **{"enable_prefix_caching": False, **engine})
     requests = random_requests(
@@ -102,21 +148,23 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
 ) -> None:
     """Measure how many tokens the engine does when all requests are there at once."""
     only("--backend", backend, ("vllm",), "this engine is measured")
+    from armllm.api.llm import LLM  # noqa: PLC0415
     from armllm.bench.offline import measure_throughput  # noqa: PLC0415 - --help should not wait for torch
-    from armllm.engine.llm import LLM  # noqa: PLC0415
 
     llm = LLM(model, **engine)
-    requests = _requests(
-        dataset_name,
-        dataset_path,
-        num_prompts,
-        tokenizer=llm.get_tokenizer(),
-        vocab_size=llm.llm_engine.processor.vocab_size,
-        max_model_len=llm.llm_engine.runner.max_model_len,
+    data_set = _DataSet(
+        name=dataset_name,
+        path=dataset_path,
+        count=num_prompts,
         input_len=input_len,
         output_len=output_len,
         range_ratio=random_range_ratio,
         seed=engine.get("seed", 0),
+    )
+    requests = data_set.requests(
+        llm.get_tokenizer(),
+        vocab_size=llm.llm_engine.processor.vocab_size,
+        max_model_len=llm.llm_engine.runner.max_model_len,
     )
     result = measure_throughput(llm, requests)
     _write(output_json, result)
@@ -142,7 +190,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     endpoint: Annotated[str | None, typer.Option(help="Path to ask; the backend's own by default.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name; default: the server's first.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder with tokenizer.json; default: where the server's model is.")
+        str | None, typer.Option(help="Folder with a tokenizer, or a name on the hub; default: the server's.")
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
     dataset_name: DatasetName = "random",
@@ -201,17 +249,19 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     url = base_url or f"http://{host}:{port}"
     found = client.find_model(url, api_key, patience=ready_check_timeout_sec)
     client_tokenizer = _tokenizer(tokenizer or model or found.get("root") or found["id"])
-    requests = _requests(
-        dataset_name,
-        dataset_path,
-        num_prompts,
-        tokenizer=client_tokenizer,
-        vocab_size=client_tokenizer.vocab_size,
-        max_model_len=found.get("max_model_len") or sys.maxsize,
+    data_set = _DataSet(
+        name=dataset_name,
+        path=dataset_path,
+        count=num_prompts,
         input_len=input_len,
         output_len=output_len,
         range_ratio=random_range_ratio,
         seed=seed,
+    )
+    requests = data_set.requests(
+        client_tokenizer,
+        vocab_size=client_tokenizer.vocab_size,
+        max_model_len=found.get("max_model_len") or sys.maxsize,
     )
     target = client.Target(
         url,
@@ -240,7 +290,14 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         )
         outcomes, seconds = asyncio.run(run)
         _report_errors([outcome.error for outcome in outcomes])
-        return summary.summarize(outcomes, seconds, rate, metrics=metrics, percentiles=percentiles)
+        return summary.summarize(
+            outcomes,
+            seconds,
+            rate,
+            metrics=metrics,
+            percentiles=percentiles,
+            max_concurrency=max_concurrency,
+        )
 
     if num_warmups:
         measure(float("inf"), num_warmups)
@@ -267,48 +324,11 @@ def _report_errors(found: list[str | None]) -> None:
         _tell(f"{len(errors)} requests failed, the first with: {errors[0]}")
 
 
-def _requests(  # what the options of two commands say of a data set
-    name: str,
-    path: str | None,
-    count: int,
-    *,
-    tokenizer: Tokenizer,
-    vocab_size: int,
-    max_model_len: int,
-    input_len: int,
-    output_len: int | None,
-    range_ratio: float,
-    seed: int,
-) -> Sequence[BenchRequest]:
-    from armllm.bench import dataset  # noqa: PLC0415 - --help should not wait for it
-
-    if name == "sharegpt":
-        if path is None:
-            raise RequestError("--dataset-name sharegpt needs --dataset-path")
-        return dataset.sharegpt_requests(
-            path, count, tokenizer=tokenizer, output_len=output_len, max_model_len=max_model_len, seed=seed
-        )
-    only("--dataset-name", name, ("random",), "other data sets are not known")
-    only("--dataset-path", path, (None,), "random prompts come from no file")
-    return dataset.random_requests(
-        count,
-        input_len=input_len,
-        output_len=output_len or BATCH_OUTPUT_LEN,
-        range_ratio=range_ratio,
-        vocab_size=vocab_size,
-        seed=seed,
-    )
-
-
 def _tokenizer(source: str) -> Tokenizer:
+    from armllm.checkpoint.hub import TOKENIZER_FILES, HubOptions, resolve_model  # noqa: PLC0415 - as below
     from armllm.tokenizer import Tokenizer  # noqa: PLC0415 - --help should not wait for it
 
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        raise RequestError(
-            f"--tokenizer: {source} is no folder here; give one with the model's tokenizer.json"
-        )
-    return Tokenizer(folder)
+    return Tokenizer(resolve_model(source, "--tokenizer", HubOptions(patterns=TOKENIZER_FILES)))
 
 
 def _metrics(text: str, *, plotted: bool) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armllm.cli.options import Verbose, only, takes_engine_options
+from armllm.cli.options import EngineCommand, Verbose, only, takes_engine_options
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,9 +18,16 @@ if TYPE_CHECKING:
     from armllm.cli.conversation import LocalModel, RemoteModel
 
 
+COMMANDS = {
+    "/help": "list the commands",
+    "/reset": "forget the conversation; the system prompt stays",
+    "/exit": "end, as an empty line and Ctrl-D do",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="chat")(chat_command)
+    app.command(name="chat", cls=EngineCommand)(chat_command)
 
 
 @takes_engine_options
@@ -39,6 +47,12 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
         str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
     ] = None,
     system_prompt: Annotated[str | None, typer.Option(help="The system message of the conversation.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            help="File with another chat template than the checkpoint's, or its text; not with --url."
+        ),
+    ] = None,
     quick: Annotated[
         str | None, typer.Option("--quick", "-q", help="Send one message, print the answer and end.")
     ] = None,
@@ -49,34 +63,20 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Talk to a model; an empty line or Ctrl-D ends, Ctrl-C stops an answer."""
+    """Talk to a model. An empty line or Ctrl-D ends, Ctrl-C stops an answer, /help lists commands."""
     changes: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
         changes["temperature"] = temperature
     if quantization is not None:
         engine["quantization"] = quantization
-    speaker = _speaker(model, url, model_name, api_key, engine=engine, changes=changes)
-    messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    for text in [quick] if quick is not None else _lines():
-        messages.append({"role": "user", "content": text})
-        answer = ""
-        try:
-            with contextlib.closing(speaker.answer(messages)) as pieces:
-                for piece in pieces:
-                    print(piece, end="", flush=True)
-                    answer += piece
-            print()
-        except KeyboardInterrupt:
-            print(" [stopped]")
-            if quick is not None:
-                raise
-        except RequestError as error:  # such as a conversation that has become too long
-            if quick is not None:
-                raise
-            print(f"armllm: {error}", file=sys.stderr)
-            messages.pop()
-            continue
-        messages.append({"role": "assistant", "content": answer})
+    speaker = _speaker(model, url, model_name, api_key, chat_template, engine=engine, changes=changes)
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    if quick is not None:
+        for piece in speaker.answer([*system, {"role": "user", "content": quick}]):
+            print(piece, end="", flush=True)
+        print()
+    else:
+        _talk(speaker, system)
 
 
 def _speaker(
@@ -84,6 +84,7 @@ def _speaker(
     url: str | None,
     model_name: str | None,
     api_key: str | None,
+    chat_template: str | None,
     *,
     engine: dict[str, Any],
     changes: dict[str, Any],
@@ -94,22 +95,70 @@ def _speaker(
         only("--model-name", model_name, (None,), "it goes with --url")
         if model is None:
             raise RequestError("say which MODEL to talk to, or --url of a server")
-        return LocalModel(model, engine, changes)
+        from armllm.chat import read_template  # noqa: PLC0415
+
+        template = None if chat_template is None else read_template(chat_template, "--chat-template")
+        return LocalModel(model, engine, changes, template)
     only("MODEL beside --url", model, (None,), "the server has its own; --model-name chooses")
+    only("--chat-template", chat_template, (None,), "with --url the template is the server's")
     for name in engine:
         raise RequestError(f"--{name.replace('_', '-')} cannot go with --url: the engine is the server's")
     return RemoteModel(url, model_name, api_key, changes)
 
 
-def _lines() -> Iterator[str]:
-    """What the user types, up to an empty line or the end of the input."""
+def _talk(speaker: LocalModel | RemoteModel, system: list[dict[str, str]]) -> None:
+    """One conversation after the other, until the user ends."""
     if sys.stdin.isatty():
-        import readline  # noqa: F401, PLC0415 - gives input() a history
+        print("/help lists the commands.", file=sys.stderr)
+    messages = list(system)
+    for line in typed_lines():
+        if line in COMMANDS:
+            if line == "/exit":
+                return
+            if line == "/reset":
+                messages = list(system)
+                print("The conversation is empty.", file=sys.stderr)
+            else:
+                print("\n".join(f"{name:8}{text}" for name, text in COMMANDS.items()), file=sys.stderr)
+        elif re.fullmatch(r"/\w+", line):
+            print(f"armllm: {line} is no command; /help lists them", file=sys.stderr)
+        else:
+            _answer(speaker, messages, line)
+
+
+def _answer(speaker: LocalModel | RemoteModel, messages: list[dict[str, str]], text: str) -> None:
+    """Print the answer to a message; both join ``messages`` unless it failed."""
+    question = {"role": "user", "content": text}
+    answer = ""
+    try:
+        with contextlib.closing(speaker.answer([*messages, question])) as pieces:
+            for piece in pieces:
+                print(piece, end="", flush=True)
+                answer += piece
+        print()
+    except KeyboardInterrupt:
+        print(" [stopped]")
+    except RequestError as error:  # such as a conversation that has become too long
+        print(f"armllm: {error}", file=sys.stderr)
+        return
+    messages += [question, {"role": "assistant", "content": answer}]
+
+
+def typed_lines() -> Iterator[str]:
+    """What the user types, up to an empty line or the end of the input; Ctrl-C drops a line."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401, PLC0415 - gives input() line editing and a history
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "")
+            line = input("> " if interactive else "")
         except EOFError:
             return
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            print("\n(an empty line or Ctrl-D ends)", file=sys.stderr)
+            continue
         if not line.strip():
             return
-        yield line
+        yield line.strip() if line.lstrip().startswith("/") else line

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
 Messages = list[dict[str, str]]
 ANSWER_SECONDS = 600.0  # between two pieces of an answer
 
 
 class LocalModel:
-    """A model that is loaded here. ``changes`` are sampling parameters other than the checkpoint's."""
+    """A model that is loaded here. ``changes`` are sampling parameters other than the checkpoint's.
 
-    def __init__(self, model: str, engine: dict[str, Any], changes: dict[str, Any]) -> None:
+    chat_template: the source of a template instead of the checkpoint's.
+    """
+
+    def __init__(
+        self, model: str, engine: dict[str, Any], changes: dict[str, Any], chat_template: str | None = None
+    ) -> None:
+        from armllm.api.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
         from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415
-        from armllm.engine.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
         from armllm.sampling_params import RequestOutputKind  # noqa: PLC0415
 
         llm = LLM(model, **{"max_num_seqs": 1, **engine})
         self.engine, self.tokenizer = llm.llm_engine, llm.get_tokenizer()
         self.template = ChatTemplate(
-            find_template(self.tokenizer.folder, self.tokenizer.settings, tools=False),
+            chat_template or find_template(self.tokenizer.folder, self.tokenizer.settings, tools=False),
             self.tokenizer.special_texts(),
         )
         self.params = dataclasses.replace(
@@ -39,10 +47,28 @@ class LocalModel:
         self.engine.add_request("chat", prompt, self.params)
         try:
             while self.engine.has_unfinished_requests():
-                for output in self.engine.step():
+                with _interrupt_delayed():
+                    outputs = self.engine.step()
+                for output in outputs:
                     yield from (completion.text for completion in output.outputs)
         finally:
             self.engine.abort(["chat"])
+
+
+@contextlib.contextmanager
+def _interrupt_delayed() -> Iterator[None]:
+    """Ctrl-C takes effect at the end: a step that stops half way would leave the engine in no valid state."""
+    if threading.current_thread() is not threading.main_thread():  # only it gets signals
+        yield
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 class RemoteModel:
@@ -56,19 +82,35 @@ class RemoteModel:
 
         base = url.rstrip("/").removesuffix("/v1")
         name = name or client.find_model(base, api_key)["id"]
-        self.target = client.Target(
-            base, "/v1/chat/completions", model=name, api_key=api_key, ignore_eos=False
-        )
+        self.name, self.base = name, base
+        self.headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self.changes = {key: value for key, value in changes.items() if value is not None}
+        self.num_tokens = 0  # of the last answer, once it has ended
 
     def answer(self, messages: Messages) -> Generator[str]:
         """The pieces of an answer as they come; closing the iterator hangs up, which ends the request."""
+        for choice in self._stream("/v1/chat/completions", {"messages": messages}):
+            yield choice["delta"].get("content") or ""
+
+    def complete(self, prompt: str) -> Generator[str]:
+        """The pieces of a completion as they come; closing the iterator ends the request."""
+        for choice in self._stream("/v1/completions", {"prompt": prompt}):
+            yield choice["text"]
+
+    def _stream(self, path: str, prompt: dict[str, Any]) -> Generator[dict[str, Any]]:
         import httpx2  # noqa: PLC0415 - an extra, looked for above
 
-        body = {"model": self.target.model, "messages": messages, "stream": True, **self.changes}
+        url = self.base + path
+        body = {
+            "model": self.name,
+            **prompt,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.changes,
+        }
         try:
             with httpx2.stream(
-                "POST", self.target.url, json=body, headers=self.target.headers, timeout=ANSWER_SECONDS
+                "POST", url, json=body, headers=self.headers, timeout=ANSWER_SECONDS
             ) as answer:
                 if answer.status_code != httpx2.codes.OK:
                     raise RequestError(_reason(answer.read(), answer.status_code))
@@ -79,9 +121,11 @@ class RemoteModel:
                     event = json.loads(data)
                     if "error" in event:
                         raise RequestError(str(event["error"].get("message", event["error"]))[:200])
-                    yield from (choice["delta"].get("content") or "" for choice in event["choices"])
+                    if event.get("usage"):
+                        self.num_tokens = event["usage"]["completion_tokens"]
+                    yield from event["choices"]
         except httpx2.HTTPError as error:
-            raise RequestError(f"{self.target.url}: {error or type(error).__name__}") from None
+            raise RequestError(f"{url}: {error or type(error).__name__}") from None
 
 
 def _reason(body: bytes, status: int) -> str:

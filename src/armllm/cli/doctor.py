@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from armllm.cli.options import AsJson, Verbose  # noqa: TC001 - typer evaluates annotations
+from armllm.cli.options import AsJson, Verbose, styled
 
 if TYPE_CHECKING:
     import typer
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor_command(as_json: AsJson = False, verbose: Verbose = False) -> int:  # noqa: ARG001 - main() looks for it
-    """Tell what the engine finds here, and what would make it faster; status 1 if something is missing."""
+    """Show what would make the engine faster here; status 1 if something is missing."""
     from armllm.doctor import examine  # noqa: PLC0415 - torch takes seconds, --help should not
 
     findings = examine()
@@ -30,7 +30,8 @@ def doctor_command(as_json: AsJson = False, verbose: Verbose = False) -> int:  #
     else:
         width = max(len(one.name) for one in findings)
         for one in findings:
-            print(f"{one.status:<5} {one.name:<{width}}  {one.found}")
+            status = styled(f"{one.status:<5}", one.status)
+            print(f"{status} {one.name:<{width}}  {one.found}")
             if one.advice:
                 print(f"{'':<5} {'':<{width}}  -> {one.advice}")
     return int(any(one.status == "error" for one in findings))

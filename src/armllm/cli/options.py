@@ -4,36 +4,63 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
-from armllm.foregone import FOREGONE, refusal
+from armllm.foregone import find_flag, read_flag
+from armllm.progress import progress
+from armllm.utils import human_readable_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face checkpoint, or a name on the hub.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")]
 
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+def _hide_progress(quiet: bool) -> None:
+    if quiet:
+        progress.visible = False
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Show no progress on stderr.", callback=_hide_progress, is_eager=True),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")]
 
 
 def count(text: str | int) -> int:
-    """A number that may end in k, m, g (thousands) or K, M, G (1024s), as vLLM writes them."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", str(text))
-    if match is None or ("." in match.group(1) and match.group(2) not in ("k", "m", "g")):
-        raise typer.BadParameter(f"{text!r} is not a number such as 4096, 4k or 4K")
-    return int(float(match.group(1)) * _SUFFIXES.get(match.group(2), 1))
+    """A number as vLLM writes them: 4096, 4k or 4K."""
+    try:
+        return human_readable_int(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _engine(  # noqa: PLR0917 - a list of options
     tokenizer: Annotated[
         str | None, typer.Option(help="Take the tokenizer from here.", rich_help_panel="Engine")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel="Engine")
+    ] = None,
+    tokenizer_revision: Annotated[
+        str | None, typer.Option(help="The same for --tokenizer.", rich_help_panel="Engine")
+    ] = None,
+    download_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder of downloads; default: $HF_HOME/hub.", rich_help_panel="Engine"),
+    ] = None,
+    hf_token: Annotated[
+        str | None,
+        typer.Option(help="Token for private models; better in HF_TOKEN.", rich_help_panel="Engine"),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Engine")
@@ -67,12 +94,18 @@ def _engine(  # noqa: PLR0917 - a list of options
         ),
     ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option(help="Sequences per step at most.", rich_help_panel="Engine")
-    ] = 256,
+        int | None,
+        typer.Option(help="Sequences per step at most: 256, or 128 in a server.", rich_help_panel="Engine"),
+    ] = None,
     max_num_batched_tokens: Annotated[
-        int,
-        typer.Option(help="Tokens per step at most.", rich_help_panel="Engine", parser=count, metavar="N"),
-    ] = 2048,
+        int | None,
+        typer.Option(
+            help="Tokens per step at most: 4096, or 2048 in a server.",
+            rich_help_panel="Engine",
+            parser=count,
+            metavar="N",
+        ),
+    ] = None,
     kv_cache_dtype: Annotated[
         str,
         typer.Option(
@@ -93,28 +126,53 @@ def _engine(  # noqa: PLR0917 - a list of options
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Keep what prompts begin with for the next.", rich_help_panel="Engine")
     ] = True,
+    max_logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server.",
+            rich_help_panel="Engine",
+        ),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel-size",
+            "-tp",
+            help="Processes that compute the model together: one per NUMA node.",
+            rich_help_panel="Engine",
+        ),
+    ] = 1,
     scheduling_policy: Annotated[
         str,
         typer.Option(help="fcfs, or priority: lower numbers first.", rich_help_panel="Engine"),
     ] = "fcfs",
-    tensor_parallel_size: Annotated[int, typer.Option("--tensor-parallel-size", "-tp", hidden=True)] = 1,
-    pipeline_parallel_size: Annotated[int, typer.Option("--pipeline-parallel-size", "-pp", hidden=True)] = 1,
-    data_parallel_size: Annotated[int, typer.Option("--data-parallel-size", "-dp", hidden=True)] = 1,
-    distributed_executor_backend: Annotated[str, typer.Option(hidden=True)] = "mp",
-    device: Annotated[str, typer.Option(hidden=True)] = "cpu",
-    load_format: Annotated[str, typer.Option(hidden=True)] = "auto",
-    tokenizer_mode: Annotated[str, typer.Option(hidden=True)] = "auto",
-    task: Annotated[str, typer.Option(hidden=True)] = "auto",
-    runner: Annotated[str, typer.Option(hidden=True)] = "auto",
-    cpu_offload_gb: Annotated[float, typer.Option(hidden=True)] = 0.0,
-    swap_space: Annotated[float, typer.Option(hidden=True)] = 0.0,
-    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
-    enable_chunked_prefill: Annotated[bool, typer.Option(hidden=True)] = True,
-    enforce_eager: Annotated[bool, typer.Option(hidden=True)] = True,
-    trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,
-    disable_log_stats: Annotated[bool, typer.Option("--disable-log-stats", hidden=True)] = False,
 ) -> None:
-    """Hold the options; `takes_engine_options` hands them to a command. Those of `FOREGONE` are not shown."""
+    """Hold the options; `takes_engine_options` hands them to a command."""
+
+
+class EngineCommand(TyperCommand):
+    """A command with the engine's options: it looks at those that only vLLM has before click does."""
+
+    server = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take them out; RequestError says why a value can't be honoured."""
+        own = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        remaining: list[str] = []
+        position = 0
+        while position < len(args):
+            argument = args[position]
+            option = None if argument.partition("=")[0] in own else find_flag(argument)
+            if argument == "--" or option is None or (option.server and not self.server):
+                end = len(args) if argument == "--" else position + 1
+                remaining += args[position:end]
+                position = end
+                continue
+            value, taken = read_flag(option, args[position:])
+            if (refused := option.refusal(value)) is not None:
+                raise RequestError(f"--{option.name.replace('_', '-')} {refused}")
+            position += taken
+        return super().parse_args(ctx, remaining)
 
 
 _ENGINE = inspect.signature(_engine, eval_str=True).parameters
@@ -131,9 +189,6 @@ def takes_engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> Any:
         options = {name: arguments.pop(name) for name in shared}
-        for name in FOREGONE:
-            if name in options and (refused := refusal(name, options.pop(name))) is not None:
-                raise RequestError(f"--{name.replace('_', '-')} {refused}")
         changed = {name: value for name, value in options.items() if value != shared[name].default}
         return command(**arguments, engine=changed)
 
@@ -149,3 +204,10 @@ def only(option: str, value: Any, accepted: tuple[Any, ...], reason: str) -> Non
     if value not in accepted:
         shown = " or ".join(str(one) for one in accepted)
         raise RequestError(f"{option} must be {shown}, not {value}: {reason}")
+
+
+def styled(text: str, status: str) -> str:
+    """``text`` in the colour of a verdict (ok, warn, error), on a terminal whose user wants colours."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return typer.style(text, fg={"ok": "green", "warn": "yellow", "error": "red"}[status])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path  # noqa: TC003 - typer evaluates annotations
 from typing import Annotated
 
 import typer
 
 from armllm.checkpoint.scheme import SCHEMES
-from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+from armllm.cli.options import AsJson, Model, Quiet, Verbose  # noqa: TC001 - typer evaluates annotations
 
 
 def register(app: typer.Typer) -> None:
@@ -33,9 +32,10 @@ def pack_command(  # noqa: PLR0917 - a list of options
         typer.Option("--calibrate", help="A text by which --quantization scales inputs first."),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Write a model's quantized weights as a CPU's kernels want them, in a folder that loads by mapping."""
+    """Pack quantized weights for a CPU's kernels. The result is a folder that loads by mapping."""
     from armllm.convert.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = pack_checkpoint(
@@ -44,7 +44,6 @@ def pack_command(  # noqa: PLR0917 - a list of options
         target=target,
         quantization=quantization,
         calibration=calibration,
-        progress=lambda line: print(line, file=sys.stderr),
     )
     if as_json:
         facts = {"folder": str(written.folder), "target": written.target, "matrices": written.matrices}

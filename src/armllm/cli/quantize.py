@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path  # noqa: TC003 - typer evaluates annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from armllm.checkpoint.scheme import SCHEMES
-from armllm.cli.options import AsJson, Model, Verbose  # noqa: TC001 - typer evaluates annotations
+from armllm.cli.options import AsJson, Model, Quiet, Verbose  # noqa: TC001 - typer evaluates annotations
 
 if TYPE_CHECKING:
     from armllm.convert.write import Written
@@ -30,13 +29,17 @@ def quantize_command(  # noqa: PLR0917 - a list of options
         typer.Option(help="A text of the kind that the model will see, by which inputs are scaled first."),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Round the weights of a checkpoint, and write it as compressed-tensors."""
+    """Round the weights of a checkpoint. The result is a folder in the compressed-tensors format."""
     from armllm.convert.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = quantize_checkpoint(
-        model, output, scheme, calibrate, progress=lambda line: print(line, file=sys.stderr)
+        model,
+        output,
+        scheme,
+        calibrate,
     )
     if as_json:
         facts = {"folder": str(written.folder), "matrices": written.matrices}

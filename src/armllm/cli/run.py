@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from armllm.cli.options import AsJson, Model, Verbose, takes_engine_options
+from armllm.cli.options import AsJson, EngineCommand, Model, Verbose, takes_engine_options
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="run")(run_command)
+    app.command(name="run", cls=EngineCommand)(run_command)
 
 
 @takes_engine_options
@@ -36,7 +36,7 @@ def run_command(  # noqa: PLR0917 - typer reads options from parameters
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Complete one prompt."""
-    from armllm.engine.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
+    from armllm.api.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
     from armllm.sampling_params import SamplingParams  # noqa: PLC0415
 
     text = sys.stdin.read() if prompt == "-" else prompt

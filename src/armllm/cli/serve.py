@@ -4,20 +4,59 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from armllm.cli.options import Verbose, only, takes_engine_options
+from armllm.cli.options import EngineCommand, Verbose, only, takes_engine_options
 from armllm.errors import RequestError
+from armllm.utils import with_config
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 
+class ServeCommand(EngineCommand):
+    """With the flags of ``vllm serve``, ``--config FILE.yaml``, and lists as argparse writes them."""
+
+    server = True
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Write the file's options and the lists as click takes them."""
+        several = [parameter for parameter in self.params if getattr(parameter, "multiple", False)]
+        lists = {flag for parameter in several for flag in parameter.opts}
+
+        def repeat(flag: str, values: list[Any]) -> list[str]:
+            if flag in lists:
+                return [f"{flag}={value}" for value in values]
+            return [f"{flag}={json.dumps(values)}"]
+
+        model_first = bool(args) and not args[0].startswith("-")
+        if model_first:  # else the last value of a list might be the model
+            args = [args[0], *_repeated(args[1:], lists)]
+        args = with_config(args, repeat)
+        if model_first:  # before that of the file
+            args = [one for one in args if not one.startswith("--model=")]
+        return super().parse_args(ctx, args)
+
+
+def _repeated(args: list[str], lists: set[str]) -> list[str]:
+    """``--flag A B`` as ``--flag A --flag B``."""
+    result: list[str] = []
+    flag, count = "", 0
+    for argument in args:
+        if argument.startswith("-"):
+            flag, count = argument, 0
+        elif flag in lists:
+            count += 1
+            if count > 1:
+                result.append(flag)
+        result.append(argument)
+    return result
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(name="serve")(serve_command)
+    app.command(name="serve", cls=ServeCommand)(serve_command)
 
 
 @takes_engine_options
@@ -62,6 +101,14 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     reasoning_parser: Annotated[
         str | None, typer.Option(help="Split off what the model thinks: deepseek_r1 or qwen3.")
     ] = None,
+    root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
+    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None,
+    ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None,
+    ssl_ca_certs: Annotated[str | None, typer.Option(help="Who signs the clients' certificates.")] = None,
+    ssl_cert_reqs: Annotated[
+        int, typer.Option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
+    ] = 0,
+    ssl_ciphers: Annotated[str | None, typer.Option(help="Ciphers, in OpenSSL's form.")] = None,
     uvicorn_log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS) + ".")] = "info",
     disable_uvicorn_access_log: Annotated[
         bool, typer.Option("--disable-uvicorn-access-log", help="No line per request.")
@@ -76,9 +123,12 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     disable_log_requests: Annotated[
         bool, typer.Option("--disable-log-requests", help="The default; for guides that say so.")
     ] = False,
+    disable_log_stats: Annotated[
+        bool, typer.Option("--disable-log-stats", help="No line every 10 s on throughput and queues.")
+    ] = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Serve a model over HTTP, as OpenAI and vLLM do; --help lists flags, vLLM's names are understood."""
+    """Serve a model over HTTP. API and flags are OpenAI's and vLLM's; --config FILE.yaml has flags too."""
     only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
     if uvicorn_log_level not in LOG_LEVELS:
         raise RequestError(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")
@@ -88,18 +138,29 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         raise RequestError(f"give one MODEL: {ctx.command_path} MODEL [OPTIONS]")
     name = model_tag or model or ""
 
+    from armllm.chat import read_template  # noqa: PLC0415
     from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
     from armllm.server.service import ServerOptions  # noqa: PLC0415
+    from armllm.server.tls import tls_context  # noqa: PLC0415
 
     options = ServerOptions(
         served_model_names=tuple(served_model_name or [name]),
         api_keys=_keys(api_key),
-        chat_template=_template(chat_template),
+        chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
         neutral_sampling=generation_config == "vllm",
         enable_auto_tool_choice=enable_auto_tool_choice,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         log_requests=enable_log_requests,
+        log_stats=not disable_log_stats,
+        root_path=root_path,
+        tls=tls_context(
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
+            ssl_ca_certs=ssl_ca_certs,
+            ssl_cert_reqs=ssl_cert_reqs,
+            ssl_ciphers=ssl_ciphers,
+        ),
         allowed_origins=_texts("--allowed-origins", allowed_origins),
         allowed_hosts=(*_texts("--allowed-hosts", allowed_hosts), *([host] if host else [])),
     )
@@ -121,16 +182,6 @@ def _keys(values: list[str] | None) -> tuple[str, ...]:
     if values and not all(key.strip() for key in values):
         raise RequestError("--api-key must not be empty")
     return tuple(key for key in keys if key)
-
-
-def _template(template: str | None) -> str | None:
-    """A file's content; what looks like a template is one."""
-    if template is None or "{" in template:
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--chat-template {template}: {error}") from None
 
 
 def _texts(option: str, text: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,21 +19,24 @@ from armllm import kernels
 from armllm.checkpoint.folder import Checkpoint
 from armllm.checkpoint.weights import LoadingWeights
 from armllm.convert.folding import Fold, ScaledCheckpoint, find_folds
+from armllm.engine.loading import WeightSource
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.models import check_model, read_model_config
+from armllm.progress import progress
 from armllm.quant.round_to_nearest import RoundToNearest
 from armllm.quant.rounding import from_float
+from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from armllm.checkpoint.config import ModelConfig
     from armllm.checkpoint.scheme import Scheme
     from armllm.checkpoint.tensors import Tensors
+    from armllm.checkpoint.weights import WeightFormat
+    from armllm.engine.config import EngineConfig
     from armllm.models import Model
-    from armllm.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 LENGTH, SEQUENCES = 512, 16  # tokens of a piece of text, and how many pieces are taken
@@ -133,7 +137,25 @@ def calibrated(
     pieces = read_pieces(text, tokenizer, config.max_model_len)
     checkpoint = Checkpoint(folder)
     _, inventory = check_model(architecture, config, checkpoint, dtype, RoundToNearest(scheme))
-    return calibrate(architecture, config, checkpoint, inventory.schemes, pieces, dtype=dtype)
+    with progress.step(f"calibrating on {sum(map(len, pieces))} tokens"):
+        return calibrate(architecture, config, checkpoint, inventory.schemes, pieces, dtype=dtype)
+
+
+class CalibratedSource(WeightSource):
+    """The engine's source with tensors scaled to suit the text of its option ``calibration``."""
+
+    def tensors(self) -> ScaledCheckpoint:
+        """The scaled tensors. The model runs over the text here, after everything else was checked."""
+        config = self.config
+        text, tokenizer = Path(str(config.calibration)), Tokenizer(config.tokenizer_folder)
+        scheme, dtype = str(config.quantization), config.torch_dtype
+        scaled, _ = calibrated(config.model_folder, scheme, text, tokenizer, dtype)
+        return scaled
+
+
+def source_of(config: EngineConfig, stored: WeightFormat | None) -> WeightSource:
+    """The source that the engine's options ask for; ``stored``: how the checkpoint has its matrices."""
+    return (WeightSource if config.calibration is None else CalibratedSource)(config, stored)
 
 
 @torch.inference_mode()
@@ -241,6 +263,6 @@ def _show(model: Model, pieces: list[list[int]], longest: int, dtype: torch.dtyp
             block_tables=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
             query_start_loc=torch.tensor([0, count], dtype=torch.int32),
             seq_lens=torch.tensor([count], dtype=torch.int32),
-            total_lens=torch.full((count,), count),
         )
-        model(torch.tensor(piece), positions, metadata, positions)
+        places = model.places(positions, torch.full((count,), count))
+        model(torch.tensor(piece), places, metadata, rows=None)

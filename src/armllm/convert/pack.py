@@ -23,6 +23,7 @@ from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import cpu_computes_bfloat16
 from armllm.models import check_model, read_model_config
+from armllm.progress import progress
 from armllm.quant.digest import digest_file
 from armllm.quant.formats import choose_format
 from armllm.quant.integers import IntegerFormat, pack
@@ -30,7 +31,6 @@ from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, St
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -63,7 +63,6 @@ def pack_checkpoint(
     target: str = NATIVE,
     quantization: str | None = None,
     calibration: Path | None = None,
-    progress: Callable[[str], object] = str,
 ) -> PackedFolder:
     """Write ``model``, a folder or GGUF file, to the new folder ``output``, packed for ``target``'s kernels.
 
@@ -88,14 +87,14 @@ def pack_checkpoint(
             raise RequestError("--calibrate needs a --quantization to calibrate")
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(path, quantization, calibration, Tokenizer(path), dtype)
-        progress(str(report))
+        progress.line(str(report))
     _, inventory = check_model(architecture, config, source, torch.bfloat16, form)
     if not isinstance(form, IntegerFormat) or not inventory.schemes:
         raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
     _check_products(inventory, path)
-    with derived_folder(None if path.is_file() else path, output) as work:
+    with derived_folder(None if path.is_file() else path, output) as work, progress.step("packing"):
         writer = _Writer(work / SINGLE, source, form, targets)
-        writer.write(inventory, progress)
+        writer.write(inventory)
         manifest = {
             "target": targets["4"] if target == NATIVE else target,
             "layouts": {bits: kernels.weight_layouts()[name] for bits, name in targets.items()},
@@ -171,7 +170,7 @@ class _Writer:
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._columns: dict[str, Tensor] = {}
 
-    def write(self, inventory: Inventory, progress: Callable[[str], object]) -> None:
+    def write(self, inventory: Inventory) -> None:
         """All that a model takes."""
         names = [product.prefix + next(iter(product.parts)) for product in inventory.products]
         # a product may become as many matrices as it has parts, each with columns
@@ -182,8 +181,8 @@ class _Writer:
             file.truncate(room)
             file.seek(room)
             for number, product in enumerate(inventory.products, 1):
+                progress.update(f"{number} of {len(names)}: {names[number - 1]}")
                 self._write_product(file, product)
-                progress(f"{number} of {len(names)}: {names[number - 1]}")
             for name in sorted(inventory.dense):
                 tensor, dtype = self.source.read(name), self.source.describe(name)[0]
                 if dtype in BLOCKS:  # an embedding of 4 to 8 bits, say: bfloat16 holds as many

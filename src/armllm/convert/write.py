@@ -19,12 +19,12 @@ from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import cpu_computes_bfloat16
 from armllm.models import check_model, read_model_config
+from armllm.progress import progress
 from armllm.quant.bit_packing import pack_signed
 from armllm.quant.round_to_nearest import LEFT_ALONE, RoundToNearest, rounded
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -48,7 +48,6 @@ def quantize_checkpoint(
     output: Path,
     scheme: str,
     calibrate: Path | None = None,
-    progress: Callable[[str], object] = str,
 ) -> Written:
     """Write ``model`` to the new folder ``output`` with its linear layers rounded as ``scheme`` says.
 
@@ -73,9 +72,9 @@ def quantize_checkpoint(
     if calibrate is not None:
         dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
         source, report = calibrated(folder, scheme, calibrate, Tokenizer(folder), dtype)
-        progress(str(report))
-    with derived_folder(folder, output) as work:
-        before, now = _write_files(source, schemes, work, progress)
+        progress.line(str(report))
+    with derived_folder(folder, output) as work, progress.step("quantizing"):
+        before, now = _write_files(source, schemes, work)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = describe(next(iter(schemes.values())), checkpoint)
         (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -137,9 +136,7 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
     }
 
 
-def _write_files(
-    checkpoint: Tensors, schemes: dict[str, Scheme], work: Path, progress: Callable[[str], object]
-) -> tuple[int, int]:
+def _write_files(checkpoint: Tensors, schemes: dict[str, Scheme], work: Path) -> tuple[int, int]:
     """One file for each that was there, maybe an index; the bytes of all tensors before and now."""
     before = now = 0
     homes: dict[str, list[str]] = {}
@@ -149,6 +146,7 @@ def _write_files(
     for number, (file_name, names) in enumerate(sorted(homes.items()), 1):
         tensors: dict[str, Tensor] = {}
         for name in names:
+            progress.update(f"file {number} of {len(homes)}: {name}")
             stored = checkpoint.read(name)
             before += stored.nbytes
             scheme = schemes.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
@@ -157,7 +155,6 @@ def _write_files(
         (work / file_name).chmod(0o644)  # it was made for the owner alone
         now += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file_name)
-        progress(f"{number} of {len(homes)}: {file_name}")
     if list(homes) != [SINGLE]:
         index = {"metadata": {"total_size": now}, "weight_map": weight_map}
         (work / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
+import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.checkpoint.hub import resolve_model
+from armllm.checkpoint.folder import open_checkpoint
+from armllm.checkpoint.hub import HubOptions, resolve_model
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
 from armllm.errors import RequestError
-from armllm.foregone import FOREGONE, refusal
-from armllm.layers.linear import cpu_computes_bfloat16
+from armllm.foregone import foregone_options
+from armllm.layers.linear import cpu_computes_bfloat16, cpu_computes_float16
 from armllm.quant.formats import METHODS
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {
     "float32": torch.float32,
@@ -24,6 +31,12 @@ DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
+# Offline, larger steps take less time in all; a server's are short, so that nobody waits long for a token.
+USAGES = {
+    "offline": {"max_num_seqs": 256, "max_num_batched_tokens": 4096},
+    "server": {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_logprobs": 20},
+}
+MOST_RANKS = 64  # kMostRanks of the kernels
 ALLOWED = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto", "int8")}
 
 
@@ -33,8 +46,12 @@ class EngineConfig:
 
     - model: a folder with a Hugging Face checkpoint, a GGUF file, or a name on the hub.
     - tokenizer: another folder with a tokenizer.json.
+    - revision, tokenizer_revision: a branch, tag or commit on the hub; default: main.
+    - download_dir: where downloads are kept; default: ``$HF_HOME/hub``.
+    - hf_token: for private and gated models; default: HF_TOKEN, or what ``hf auth login`` stored.
     - skip_tokenizer_init: prompts and outputs are token ids only, without text.
-    - dtype: "float32", "bfloat16", "float16", or "auto": bfloat16 where the CPU computes in it, else float32.
+    - dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's 16-bit type where the CPU has
+      products in it, else bfloat16 where it has those, else float32. A log line says which, and why.
     - quantization: rounds weights while loading: "int8", "int8-g32", "int8-g64", "int8-g128", "int4",
       "int4-g32", "int4-g64", "int4-g128" or "int4-channelwise". For a quantized checkpoint it may be the
       name of its method.
@@ -45,13 +62,21 @@ class EngineConfig:
     - kv_cache_dtype: "auto" stores keys and values in ``dtype``, "int8" in half of the memory or a quarter.
     - block_size: tokens per block of the KV cache.
     - num_gpu_blocks_override: the number of blocks.
-    - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step.
+    - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step; default: 256 and 4096
+      for `LLM`, 128 and 2048 for `AsyncLLM` and the server.
     - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
+    - max_logprobs: the most log-probabilities per token that a request may ask for; default: 20 for
+      `AsyncLLM` and the server, for `LLM` -1, which is no limit.
+    - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
     """
 
     model: str
     tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    download_dir: str | None = None
+    hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
     quantization: str | None = None
@@ -65,30 +90,29 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    tensor_parallel_size: int = 1
+    max_logprobs: int = -1
 
     @classmethod
-    def of(cls, model: str | Path, options: dict[str, Any]) -> EngineConfig:
-        """The options for a model.
+    def of(cls, model: str | Path, options: dict[str, Any], usage: str = "offline") -> EngineConfig:
+        """The options for a model; None is the default. ``usage`` is a key of `USAGES`.
 
-        TypeError names one that does not exist, also where vLLM has it; RequestError one of vLLM's that is
-        taken here with other values only.
+        TypeError names one that does not exist; RequestError one of vLLM's that is taken here with other
+        values only.
         """
         known = [field.name for field in dataclasses.fields(cls)]
-        for name, value in options.items():
-            if name in FOREGONE:
-                if (refused := refusal(name, value)) is not None:
-                    raise RequestError(f"{name} {refused}")
-            elif name not in known:
+        options = dict(options)
+        for name in options.keys() - set(known):
+            option = foregone_options().get(name)
+            if option is None or option.server:
                 raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
-        engine_options = {name: value for name, value in options.items() if name not in FOREGONE}
-        return cls(model=str(model), **engine_options)
+            if (refused := option.refusal(options.pop(name))) is not None:
+                raise RequestError(f"{name} {refused}")
+        set_ones = {name: value for name, value in options.items() if value is not None}
+        return cls(model=str(model), **{**USAGES[usage], **set_ones})
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            self._check_positive(name, getattr(self, name))
-        for name in ("max_model_len", "num_gpu_blocks_override"):
-            if getattr(self, name) is not None:
-                self._check_positive(name, getattr(self, name))
+        self._check_numbers()
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise RequestError(f"seed must be an integer, not {self.seed!r}")
         for name in ("skip_tokenizer_init", "enable_prefix_caching"):
@@ -102,7 +126,23 @@ class EngineConfig:
             raise RequestError(
                 "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
             )
-        self.torch_dtype  # noqa: B018 - refuse an unknown one now
+        self._check_dtype()
+
+    def _check_numbers(self) -> None:
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            self._check_positive(name, getattr(self, name))
+        unlimited = {"max_model_len": None, "num_gpu_blocks_override": None, "max_logprobs": -1}
+        for name, value in unlimited.items():
+            if getattr(self, name) != value:
+                self._check_positive(name, getattr(self, name))
+        if self.tensor_parallel_size > MOST_RANKS:
+            raise RequestError(f"tensor_parallel_size must be at most {MOST_RANKS}")
+
+    def _check_dtype(self) -> None:
+        if self.dtype != "auto" and self._dtype_name not in DTYPES:
+            raise RequestError(
+                f"dtype {str(self.dtype)!r} is not supported, only auto, float32, bfloat16 and float16"
+            )
 
     @staticmethod
     def _check_positive(name: str, value: Any) -> None:
@@ -117,26 +157,51 @@ class EngineConfig:
     @property
     def model_folder(self) -> Path:
         """The checkpoint folder."""
-        return resolve_model(self.model)
+        return resolve_model(self.model, options=self._hub(self.revision))
 
     @property
     def tokenizer_folder(self) -> Path:
         """The folder with tokenizer.json."""
-        return self.model_folder if self.tokenizer is None else resolve_model(self.tokenizer, "tokenizer")
+        if self.tokenizer is None:
+            return self.model_folder
+        return resolve_model(self.tokenizer, "tokenizer", self._hub(self.tokenizer_revision))
+
+    def _hub(self, revision: str | None) -> HubOptions:
+        return HubOptions(revision=revision, cache_dir=self.download_dir, token=self.hf_token)
 
     @property
+    def _dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @functools.cached_property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
-        if self.dtype == "auto":
-            return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
-        found = DTYPES.get(str(self.dtype).removeprefix("torch."))
-        if found is None:
-            raise RequestError(
-                f"dtype {str(self.dtype)!r} is not supported, only auto, float32, bfloat16 and float16"
-            )
-        return found
+        """The dtype of weights and activations. That of "auto" is logged with its reason."""
+        if self.dtype != "auto":
+            return DTYPES[self._dtype_name]
+        stored = _stored_dtype(self.model_folder)
+        if stored == "F16" and cpu_computes_float16():
+            dtype = torch.float16
+        else:
+            dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
+        logger.info(
+            "dtype auto: %s, since most weights are %s and this CPU %s products in bfloat16",
+            str(dtype).removeprefix("torch."),
+            stored,
+            "has" if cpu_computes_bfloat16() else "has no",
+        )
+        return dtype
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """The dtype of the KV cache."""
         return torch.int8 if self.kv_cache_dtype == "int8" else self.torch_dtype
+
+
+def _stored_dtype(model: Path) -> str:
+    """The type of most of a checkpoint's numbers, as safetensors or GGUF writes it."""
+    checkpoint = open_checkpoint(model)
+    sizes: Counter[str] = Counter()
+    for name in checkpoint.names():
+        kind, shape = checkpoint.describe(name)
+        sizes[kind] += math.prod(shape)
+    return max(sizes, key=lambda kind: sizes[kind])

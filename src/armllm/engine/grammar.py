@@ -8,27 +8,21 @@ little time is safe to compile here.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
-import os
-import resource
-import select
-import subprocess
-import sys
-import threading
-import time
-import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import RequestError
+from armllm.helper_process import HelperProcess, answer_questions, memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import llguidance
 
-CPU_SECONDS = 4
-WALL_SECONDS = 60.0  # of a process that others leave little time
+CPU_SECONDS = 3  # and up to one more
 MOST_BYTES = 1 << 30  # of address space, beside what the vocabulary takes
-STACK_BYTES = 1 << 20  # less than any thread has that compiles here
 # JSON on one line, as json.dumps writes it. White space without limit is legal too, and a weak model then
 # writes nothing else until it runs out of tokens.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -78,19 +72,17 @@ def first_line(text: str) -> str:
 
 
 class GrammarCheck:
-    """The process that compiles first; started when it is needed, and again after a grammar was too much."""
+    """The process that compiles first."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos: int | None) -> None:
-        self._vocabulary = {"tokenizer": tokenizer, "n_vocab": vocab_size, "eos_token": eos}
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        vocabulary = {"tokenizer": tokenizer, "n_vocab": vocab_size, "eos_token": eos}
+        self._process = HelperProcess("armllm.engine.grammar", vocabulary)
 
     def check(self, kind: str, source: str) -> int:
         """How many bytes the compiled grammar takes; RequestError if it can't be compiled in bounded time."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            answer = self._ask({"kind": kind, "source": source})
+        answer = self._process.ask({"kind": kind, "source": source})
+        if answer is None and self._process.setup_answer is None:
+            raise RequestError("structured_outputs can't be had: the process that compiles does not start")
         if answer is None:
             raise RequestError(
                 f"structured_outputs.{kind} is too complex: compiling it takes too much time, memory or depth"
@@ -100,86 +92,29 @@ class GrammarCheck:
         num_bytes: int = answer["bytes"]
         return num_bytes
 
-    def _start(self) -> None:
-        command = [sys.executable, "-m", "armllm.engine.grammar"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        weakref.finalize(self, _end, process)
-        self._process = process
-        if self._ask(self._vocabulary) is None:
-            raise RequestError("structured_outputs can't be had: the process that compiles does not start")
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer in one line, or None from a process that died or had to be ended."""
-        process = self._process
-        assert process is not None  # noqa: S101 - started before
-        assert process.stdin is not None  # noqa: S101 - both are pipes
-        assert process.stdout is not None  # noqa: S101
-        with suppress(OSError):
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            process.stdin.flush()
-            if select.select([process.stdout], [], [], WALL_SECONDS)[0] and (
-                line := process.stdout.readline()
-            ):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        _end(process)
-        return None
+def _prepare(setup: dict[str, Any]) -> tuple[bool, Callable[[dict[str, str]], dict[str, Any]]]:
+    vocabulary = library().LLTokenizer(
+        setup["tokenizer"], n_vocab=setup["n_vocab"], eos_token=setup["eos_token"]
+    )
+    return True, functools.partial(_measure, vocabulary)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):
-                pipe.close()
-
-
-def _serve() -> None:
-    """Answer a line of JSON with another one, until there are no more."""
-    vocabulary = None
-    for line in sys.stdin:
-        question = json.loads(line)
-        answer: dict[str, Any] = {"error": None, "bytes": 0}
-        if vocabulary is None:
-            vocabulary = library().LLTokenizer(
-                question["tokenizer"], n_vocab=question["n_vocab"], eos_token=question["eos_token"]
-            )
-            limit = _memory()[0] + MOST_BYTES
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        else:
-            # beyond this the kernel ends the process
-            limit = int(time.process_time()) + CPU_SECONDS
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
-            before = _memory()[1]
-            try:
-                matcher = compile_grammar(vocabulary, question["kind"], question["source"])
-                matcher.deep_copy().compute_bitmask()
-                answer["bytes"] = max(0, _memory()[1] - before)
-                del matcher
-            except RequestError as error:
-                answer["error"] = str(error)
-            with suppress(AttributeError):
-                ctypes.CDLL(None).malloc_trim(0)  # so that what the next one takes is seen
-        print(json.dumps(answer), flush=True)
-
-
-def _memory() -> tuple[int, int]:
-    """Bytes of address space and of memory in use."""
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - as short as it gets
-        sizes = [int(pages) * resource.getpagesize() for pages in file.read().split()[:2]]
-    return sizes[0], sizes[1]
-
-
-def main() -> None:
-    """Leave other processes the time they want, and compile in a thread with little stack."""
-    os.nice(10)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=_serve)
-    thread.start()
-    thread.join()
+def _measure(vocabulary: llguidance.LLTokenizer, question: dict[str, str]) -> dict[str, Any]:
+    """What a grammar takes, or why it can't be compiled."""
+    before = memory()[1]
+    answer: dict[str, Any] = {"error": None, "bytes": 0}
+    try:
+        matcher = compile_grammar(vocabulary, question["kind"], question["source"])
+        matcher.deep_copy().compute_bitmask()
+        answer["bytes"] = max(0, memory()[1] - before)
+        del matcher
+    except RequestError as error:
+        answer["error"] = str(error)
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # so that what the next one takes is seen
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    answer_questions(_prepare, cpu_seconds=CPU_SECONDS, most_bytes=MOST_BYTES)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import resource
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +14,9 @@ import torch
 from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.gguf_file import forget_gguf
 from armllm.checkpoint.weights import LoadingWeights
-from armllm.convert.calibration import calibrated
+from armllm.engine.stats import LoadReport
+from armllm.progress import progress
 from armllm.quant.formats import choose_format
-from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ModelConfig
@@ -33,19 +31,6 @@ logger = logging.getLogger(__name__)
 GIB = 1 << 30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadReport:
-    """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included.
-
-    rounding_error: of the quantised matrices that had to be rounded anew, the largest ||w' - w|| / ||w||.
-    """
-
-    seconds: float
-    weight_bytes: int
-    peak_bytes: int
-    rounding_error: float | None = None
-
-
 class WeightSource:
     """Where a model's weights come from, and in which form, by the engine's options.
 
@@ -53,28 +38,22 @@ class WeightSource:
     """
 
     def __init__(self, config: EngineConfig, stored: WeightFormat | None) -> None:
-        self._config = config
+        self.config = config
         self._stored = stored
 
     @functools.cached_property
     def quantization(self) -> WeightFormat | None:
         """How matrices are read; RequestError if the options want what the checkpoint is not."""
-        return choose_format(self._config.quantization, self._stored)
+        return choose_format(self.config.quantization, self._stored)
 
     @functools.cached_property
     def checkpoint(self) -> Checkpoint | GGUFCheckpoint:
         """The files."""
-        return open_checkpoint(self._config.model_folder)
+        return open_checkpoint(self.config.model_folder)
 
     def tensors(self) -> Tensors:
-        """What is loaded: the files' tensors, scaled first if the options have a text to calibrate by."""
-        config = self._config
-        if config.calibration is None or config.quantization is None:
-            return self.checkpoint
-        tokenizer, text = Tokenizer(config.tokenizer_folder), Path(config.calibration)
-        folder, dtype = config.model_folder, config.torch_dtype
-        scaled, _ = calibrated(folder, config.quantization, text, tokenizer, dtype)
-        return scaled
+        """What is loaded, once the whole checkpoint has been checked."""
+        return self.checkpoint
 
 
 def load_model(
@@ -92,7 +71,7 @@ def load_model(
     """
     tensors = source.tensors()
     started = time.perf_counter()
-    with torch.inference_mode():
+    with torch.inference_mode(), progress.step(f"loading weights of {config.num_layers} layers"):
         weights = LoadingWeights(tensors, dtype, source.quantization)
         model = architecture(config, weights, max_positions=max_positions)
     forget_gguf()

@@ -23,12 +23,15 @@ def readable(num_bytes: int) -> str:
     return f"{amount:.4g} {unit}"
 
 
-def available_memory(node: int | None = None, root: Path = Path("/")) -> int:
-    """Bytes that this process may still use: the least that machine, cgroups and NUMA node have left."""
+def available_memory(node: int | None = None, root: Path = Path("/"), *, share: int = 1) -> int:
+    """Bytes that this process may still use: the least that machine, cgroups and NUMA node have left.
+
+    ``share``: of machine and cgroups only this part, since so many processes will use as much.
+    """
     left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]
-    if node is not None:
-        left.append(available_on_node(node, root))
-    return max(0, min(amount for amount in left if amount is not None))
+    all_left = min(amount for amount in left if amount is not None) // share
+    on_node = None if node is None else available_on_node(node, root)
+    return max(0, all_left if on_node is None else min(all_left, on_node))
 
 
 def _machine(root: Path) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import pickle
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,16 +16,21 @@ from armllm.checkpoint.mapping import mapped_spans, release
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, available_memory, readable
 from armllm.engine.placement import torch_threads
+from armllm.engine.recording import RecordedDecode
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 from armllm.layers.linear import has_own_products
+from armllm.layers.ranks import INTERRUPTED, building_for
 from armllm.models import check_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Sequences
+    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
 
+    from armllm._kernels import Ranks
     from armllm.checkpoint.config import ModelConfig
     from armllm.checkpoint.weights import Inventory
     from armllm.engine.config import EngineConfig
@@ -35,18 +42,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
-    """The scheduled tokens of all sequences in a row. ``rows``: those whose final state is looked at."""
+    """The scheduled tokens of all sequences in a row.
+
+    ``rows``: those whose final state is looked at; None: all. ``total_lens`` int64 [T]: all tokens of each
+    token's sequence, those of later steps included.
+    """
 
     token_ids: Tensor
     positions: Tensor
-    rows: Tensor
+    total_lens: Tensor
+    rows: Tensor | None
     metadata: AttentionMetadata
 
 
 class ModelRunner:
     """Loads the weights of a source after checking all of it, makes the KV cache, and runs steps.
 
-    ``node``: the NUMA node whose memory is used.
+    ``node``: the NUMA node whose memory is used. ``ranks``: the processes that compute the model together.
+    ``checked`` is called with the runner before it loads.
     """
 
     def __init__(
@@ -56,9 +69,14 @@ class ModelRunner:
         model_config: ModelConfig,
         source: WeightSource,
         node: int | None = None,
+        *,
+        ranks: Ranks | None = None,
+        checked: Callable[[ModelRunner], None] = lambda _: None,
     ) -> None:
         self.model_config = model_config
         self._node = node
+        self._ranks = ranks
+        self._num_ranks = 1 if ranks is None else ranks.size
         self.max_model_len = config.max_model_len or self.model_config.max_model_len
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
@@ -73,13 +91,18 @@ class ModelRunner:
         kernels.set_num_threads(torch.get_num_threads())
         self.own_products = has_own_products(self.dtype)
         kernels.use_own_threads(self.own_products)
-        inventory, layouts = self._check(config, architecture, source)
-        self.model, self.load_report = load_model(
-            architecture, model_config, source, inventory, self.dtype, max_positions=self.max_model_len
-        )
+        with building_for(ranks):
+            inventory, layouts = self._check(config, architecture, source)
+            checked(self)
+            self.model, self.load_report = load_model(
+                architecture, model_config, source, inventory, self.dtype, max_positions=self.max_model_len
+            )
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
+            self.decode = RecordedDecode(
+                self.model, max_blocks=-(-self.max_model_len // self.block_size), block_size=self.block_size
+            )
         release(mapped_spans(source.checkpoint.files()))
 
     def _check(
@@ -94,12 +117,6 @@ class ModelRunner:
             source.quantization,
             max_positions=self.max_model_len,
         )
-        left = available_memory(self._node)
-        if inventory.num_bytes > left:
-            raise MemoryLimitError(
-                f"the weights take {readable(inventory.num_bytes)} as {self.dtype},"
-                f" and {readable(left)} of memory are left"
-            )
         try:
             layouts = [
                 layer.cache_layout(self.dtype, self.block_size, self.cache_dtype)
@@ -108,9 +125,27 @@ class ModelRunner:
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
-        self.num_blocks = self._count_blocks(config, block_bytes, left - inventory.num_bytes)
-        self.cache_bytes = self.num_blocks * block_bytes
+        if self._ranks is not None and self._ranks.rank and config.num_gpu_blocks_override is not None:
+            self.num_blocks = config.num_gpu_blocks_override  # rank 0 has counted them, for all
+        else:
+            left = self._left_beside(inventory.num_bytes)
+            self.num_blocks = self._count_blocks(config, block_bytes, left)
+        self.cache_bytes = self.num_blocks * block_bytes * self._num_ranks
         return inventory, layouts
+
+    def _left_beside(self, weight_bytes: int) -> int:
+        """Bytes of memory for the KV cache of each rank; MemoryLimitError if the weights don't fit."""
+        left = available_memory(self._node, share=self._num_ranks)
+        if self._num_ranks > 1:  # all have the embedding
+            table = self.model_config.vocab_size * self.model_config.hidden_size * self.dtype.itemsize
+            weight_bytes = (weight_bytes - table) // self._num_ranks + table
+        if weight_bytes > left:
+            of_rank = " of each rank" if self._num_ranks > 1 else ""
+            raise MemoryLimitError(
+                f"the weights{of_rank} take {readable(weight_bytes)} as {self.dtype},"
+                f" and {readable(left)} of memory are left"
+            )
+        return left - weight_bytes
 
     def _count_blocks(self, config: EngineConfig, block_bytes: int, left: int) -> int:
         """How many blocks of ``block_bytes`` (all layers together) the KV cache gets of ``left`` bytes."""
@@ -139,27 +174,57 @@ class ModelRunner:
         return num_blocks
 
     @torch.inference_mode()
-    def run(self, sequences: Sequences[Sequence]) -> Tensor:
+    def run(
+        self,
+        sequences: Sequences[Sequence],
+        alone: Callable[[Sequence], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> Tensor:
         """Compute the scheduled tokens; fp32 logits ``[R, vocab_size]`` of the R sequences that sample.
 
-        Sequences with a reader show it what it wants to see of the hidden states.
+        Sequences with a reader show it what it wants to see of the hidden states, within ``alone(sequence)``.
         """
+        if self._ranks is None and self.decode.takes(sequences):
+            with torch_threads(few=self.own_products):
+                return self.decode.run(sequences)
         counts = [_num_rows(sequence) for sequence in sequences]
-        step = self._prepare(sequences, counts)
-        with torch_threads(few=self.own_products):
-            hidden = self.model(step.token_ids, step.positions, step.metadata, step.rows)
-        sampling = []
-        row = 0
-        for sequence, count in zip(sequences, counts, strict=True):
+        hidden = self._compute(self._prepare(sequences, counts))
+        ends = np.cumsum(counts)
+        for sequence, count, end in zip(sequences, counts, ends, strict=True):
             if count and sequence.reader is not None:
                 first = sequence.num_computed_tokens + sequence.num_scheduled_tokens - count
-                sequence.reader.read(first, hidden[row : row + count], self.model.logits)
-            row += count
-            if sequence.samples_next:
-                sampling.append(row - 1)
-        elements = len(sampling) * self.model_config.vocab_size
+                with alone(sequence):
+                    sequence.reader.read(first, hidden[end - count : end], self._compute)
+        # an error of a reader finishes all sequences of its request
+        sampling = [
+            end - 1
+            for sequence, end in zip(sequences, ends.tolist(), strict=True)
+            if sequence.samples_next and not sequence.finished
+        ]
+        return self._compute(hidden if len(sampling) == len(hidden) else hidden[sampling])
+
+    def _compute(self, x: StepInput | Tensor) -> Tensor:
+        """The final hidden states of a step, or the logits of hidden states, by all ranks."""
+        if self._ranks is None:
+            return self._compute_own(x)
+        try:
+            self._ranks.send(_written(x))
+            return self._compute_own(x)
+        except BaseException:
+            self._ranks.fail(INTERRUPTED)  # the others wait for this one within the step
+            raise
+
+    @torch.inference_mode()
+    def follow(self, message: bytes) -> None:
+        """Do this rank's part of what rank 0 computes."""
+        self._compute_own(_read(message))
+
+    def _compute_own(self, x: StepInput | Tensor) -> Tensor:
+        elements = len(x) * self.model_config.vocab_size if isinstance(x, Tensor) else 0
         with torch_threads(few=self.own_products, elements=elements):
-            return self.model.logits(hidden if len(sampling) == len(hidden) else hidden[sampling])
+            if isinstance(x, Tensor):
+                return self.model.logits(x)
+            places = self.model.places(x.positions, x.total_lens)
+            return self.model(x.token_ids, places, x.metadata, x.rows)
 
     def _prepare(self, sequences: Sequences[Sequence], num_rows: Sequences[int]) -> StepInput:
         """The tensors of a step; of each sequence the last ``num_rows`` tokens' states are wanted."""
@@ -183,13 +248,15 @@ class ModelRunner:
         return StepInput(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
-            rows=torch.from_numpy(_last_rows(ends, np.array(num_rows))),
+            total_lens=torch.from_numpy(totals[of_sequence]),
+            rows=None
+            if sum(num_rows) == ends[-1]
+            else torch.from_numpy(_last_rows(ends, np.array(num_rows))),
             metadata=AttentionMetadata(
                 slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
-                total_lens=torch.from_numpy(totals[of_sequence]),
             ),
         )
 
@@ -203,3 +270,33 @@ def _last_rows(ends: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> np
     """The ``counts[i]`` numbers below ``ends[i]`` for each i, in order."""
     stops = np.cumsum(counts)
     return np.arange(stops[-1]) + np.repeat(ends - stops, counts)
+
+
+def _written(x: StepInput | Tensor) -> bytes:
+    """For `_read` at another rank."""
+    if isinstance(x, Tensor):
+        content: tuple[Any, ...] = (x.dtype, x.shape[1], x.contiguous().view(torch.uint8).numpy())
+    else:
+        metadata = x.metadata
+        tensors = [x.token_ids, x.positions, x.total_lens, x.rows, metadata.slot_mapping]
+        tensors += [metadata.block_tables, metadata.query_start_loc, metadata.seq_lens]
+        content = tuple(None if tensor is None else tensor.numpy() for tensor in tensors)
+    return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+
+
+def _read(message: bytes) -> StepInput | Tensor:
+    content = pickle.loads(message)  # noqa: S301 - our own
+    if isinstance(content[0], torch.dtype):
+        dtype, width, values = content
+        return torch.from_numpy(values).view(dtype).view(-1, width)
+    tensors: list[Any] = [None if array is None else torch.from_numpy(array) for array in content]
+    token_ids, positions, total_lens, rows, slot_mapping, block_tables, query_start_loc, seq_lens = tensors
+    metadata = AttentionMetadata(
+        slot_mapping=slot_mapping,
+        block_tables=block_tables,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+    )
+    return StepInput(
+        token_ids=token_ids, positions=positions, total_lens=total_lens, rows=rows, metadata=metadata
+    )

@@ -32,6 +32,7 @@ logger = logging.getLogger("armllm")
 LARGE = 1 << 22
 # Of cores whose type is unknown, those below this share of the fastest one's capacity are little ones.
 LITTLE = 0.6
+_before: dict[frozenset[int], frozenset[int]] = {}  # where a thread might run that is confined to these CPUs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,22 +44,34 @@ class Placement:
     node: int | None = None
 
 
-def place() -> Placement:
+def place(rank: int = 0, size: int = 1) -> Placement:
     """Decide by the environment, confine this thread, and set torch's number of threads.
+
+    ``rank``: of ``size`` processes that compute together and were started with the same CPUs.
 
     RequestError names a variable that makes no sense here. Where the system does not let itself be asked or
     told, that is logged once and the engine runs unconfined.
     """
-    placement = decide(_allowed(), torch.get_num_threads())
+    allowed = _allowed()
+    placement = decide(allowed, torch.get_num_threads(), rank=rank, size=size)
     if placement.cpus is not None:
         try:
             os.sched_setaffinity(0, placement.cpus)
+            if placement.cpus != allowed:
+                _before.setdefault(placement.cpus, allowed)
         except (AttributeError, OSError) as error:
             _say_once(f"threads are not bound to CPUs: {error}")
             placement = dataclasses.replace(placement, cpus=None)
     if placement.num_threads != torch.get_num_threads():
         torch.set_num_threads(placement.num_threads)
     return placement
+
+
+def unconfine() -> None:
+    """Let this thread run where it might before `place` confined it, for processes that it starts."""
+    with contextlib.suppress(AttributeError, OSError):
+        cpus = frozenset(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, _before.get(cpus, cpus))
 
 
 @contextlib.contextmanager
@@ -77,19 +90,25 @@ def torch_threads(*, few: bool, elements: int = 0) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) -> Placement:
+def decide(
+    allowed: frozenset[int], num_threads: int, root: Path = Path("/"), *, rank: int = 0, size: int = 1
+) -> Placement:
     """Where to compute, if these CPUs are ``allowed`` and ``num_threads`` were wanted.
 
-    ``root`` is where proc and sys are.
+    Of several ranks each gets a node if there are as many, else its part of all CPUs. ``root`` is where proc
+    and sys are.
     """
     binding = environment.threads_binding()
     nodes = host.numa_nodes(root)
     if binding == "nobind":
-        return Placement(num_threads=num_threads)
+        return Placement(num_threads=max(1, num_threads // size))
     if binding != "auto":
-        cpus = _listed(binding, allowed)
+        cpus = _listed(binding, allowed, size)[rank]
         return Placement(num_threads=len(cpus), cpus=cpus, node=_node_of(cpus, nodes))
-    cpus = _physical(root, _fast(root, _of_one_node(allowed, nodes, root)))
+    if size == 1:
+        cpus = _physical(root, _fast(root, _of_one_node(allowed, nodes, root)))
+    else:
+        cpus = _of_rank(allowed, nodes, root, rank, size)
     reserved = environment.reserved_cpus()
     if reserved >= len(cpus):
         raise RequestError(
@@ -97,7 +116,9 @@ def decide(allowed: frozenset[int], num_threads: int, root: Path = Path("/")) ->
         )
     usable_cpus = frozenset(sorted(cpus)[: len(cpus) - reserved])
     quota = host.cpu_quota(root)
-    usable = len(usable_cpus) if quota is None else min(len(usable_cpus), max(1, math.floor(quota)))
+    if quota is not None and quota < size:
+        _say_once(f"the limit of {quota:g} CPUs is less than the {size} ranks: they wait for one another")
+    usable = len(usable_cpus) if quota is None else min(len(usable_cpus), max(1, math.floor(quota / size)))
     return Placement(
         num_threads=min(num_threads, usable),
         # a limit on time, unlike one on places, is met by fewer threads anywhere
@@ -114,20 +135,55 @@ def _allowed() -> frozenset[int]:
         return frozenset(range(os.cpu_count() or 1))
 
 
-def _listed(binding: str, allowed: frozenset[int]) -> frozenset[int]:
-    """The CPUs of a list such as 0-3,8."""
-    cpus = host.cpu_list(binding)
-    if not all(host.cpu_list(part) for part in binding.split(",")):
-        raise RequestError(
-            "VLLM_CPU_OMP_THREADS_BIND must be auto, nobind or a list of CPUs such as 0-3,8 (one list: there"
-            f" is one worker), not {binding!r}"
+def _listed(binding: str, allowed: frozenset[int], size: int) -> list[frozenset[int]]:
+    """The CPUs of a list such as 0-3,8 for each rank; lists are separated by |."""
+    lists = binding.split("|")
+    if len(lists) != size or not all(host.cpu_list(part) for one in lists for part in one.split(",")):
+        expected = (
+            "a list of CPUs such as 0-3,8 (one list: there is one rank)"
+            if size == 1
+            else f"{size} lists of CPUs such as 0-31|32-63, one for each rank"
         )
-    missing = sorted(set(cpus) - allowed)
-    if missing:
+        raise RequestError(f"VLLM_CPU_OMP_THREADS_BIND must be auto, nobind or {expected}, not {binding!r}")
+    found = [frozenset(host.cpu_list(one)) for one in lists]
+    for number, cpus in enumerate(found):
+        if missing := sorted(cpus - allowed):
+            raise RequestError(
+                f"VLLM_CPU_OMP_THREADS_BIND names CPU {missing[0]}, which is not there or not allowed here"
+            )
+        if twice := sorted(cpus.intersection(frozenset().union(*found[:number]))):
+            raise RequestError(f"VLLM_CPU_OMP_THREADS_BIND names CPU {twice[0]} for two ranks")
+    return found
+
+
+def _of_rank(
+    allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path, rank: int, size: int
+) -> frozenset[int]:
+    """A rank's CPUs: those of a node, or of the part of a node that it has."""
+    nodes = _visible(nodes)
+    sets = [allowed & frozenset(cpus) for cpus in nodes.values()] or [allowed]
+    usable = [_physical(root, _fast(root, cpus)) for cpus in sets if cpus]
+    if not usable:
+        raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
+    if len(usable) >= size:
+        return sorted(usable, key=len, reverse=True)[rank]
+    order = [cpu for cpus in usable for cpu in sorted(cpus)]
+    if len(order) < size:
+        _say_once(f"{size} ranks share {len(order)} cores: they wait for one another")
+        return frozenset({order[rank % len(order)]})
+    return frozenset(order[len(order) * rank // size : len(order) * (rank + 1) // size])
+
+
+def _visible(nodes: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """The NUMA nodes that may be chosen from."""
+    visible = environment.visible_memory_nodes()
+    if visible is None or not nodes:
+        return nodes
+    if unknown := sorted(visible - nodes.keys()):
         raise RequestError(
-            f"VLLM_CPU_OMP_THREADS_BIND names CPU {missing[0]}, which is not there or not allowed here"
+            f"CPU_VISIBLE_MEMORY_NODES names node {unknown[0]}; here are {', '.join(map(str, nodes))}"
         )
-    return frozenset(cpus)
+    return {node: cpus for node, cpus in nodes.items() if node in visible}
 
 
 def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path) -> frozenset[int]:
@@ -135,19 +191,12 @@ def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], roo
 
     Of equal ones that with more memory left: on the other another engine may run.
     """
-    visible = environment.visible_memory_nodes()
-    if visible is not None and nodes:
-        unknown = sorted(visible - nodes.keys())
-        if unknown:
-            raise RequestError(
-                f"CPU_VISIBLE_MEMORY_NODES names node {unknown[0]}; here are {', '.join(map(str, nodes))}"
-            )
-        nodes = {node: cpus for node, cpus in nodes.items() if node in visible}
+    nodes = _visible(nodes)
     sets = {node: allowed & frozenset(cpus) for node, cpus in nodes.items()}
     best = max(sets, key=lambda node: (len(sets[node]), available_on_node(node, root) or 0), default=None)
     if best is not None and sets[best]:
         return sets[best]
-    if visible is not None and nodes:
+    if nodes and environment.visible_memory_nodes() is not None:
         raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
     if not nodes:
         _say_once("/sys does not tell of NUMA nodes: all allowed CPUs count as one")

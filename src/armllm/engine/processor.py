@@ -19,6 +19,7 @@ from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from armllm.engine.config import EngineConfig
     from armllm.engine.structured import Matcher
     from armllm.sampling_params import PoolingParams
     from armllm.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ class _Prepared:
 
 
 class Processor:
-    """Checks prompts and parameters against the model's limits. ``seed``: of requests that bring none.
+    """Checks prompts and parameters against the limits of the model and of ``config``.
 
     May be used by several threads at once.
     """
@@ -54,8 +55,7 @@ class Processor:
         hidden_size: int,
         end_token_ids: frozenset[int],
         default_pooling: str,
-        seed: int,
-        priorities: bool,
+        config: EngineConfig,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -63,20 +63,21 @@ class Processor:
         self.hidden_size = hidden_size
         self.end_token_ids = end_token_ids
         self.default_pooling = default_pooling
-        self.priorities = priorities
+        self.priorities = config.scheduling_policy == "priority"
+        self.max_logprobs = config.max_logprobs
         self.grammars = (
             GrammarCompiler(tokenizer, vocab_size, end_token_ids) if tokenizer is not None else None
         )
         self._lock = threading.Lock()
         self._prepared: dict[Any, _Prepared] = {}
-        self._seeds = random.Random(seed)  # noqa: S311 - sampling, not secrecy
+        self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrecy
 
     def make_request(
         self, request_id: str, prompt: str | list[int], params: SamplingParams, priority: int = 0
     ) -> Request:
         """A request with its ``n`` sequences; RequestError says what can't be honoured."""
         self._check_priority(priority)
-        token_ids = self._tokenize(prompt)
+        token_ids = self.tokenize(prompt)
         self._check_length(token_ids)
         self._check_params(params)
         prepared = self._prepare(params)
@@ -111,7 +112,7 @@ class Processor:
     ) -> Request:
         """A request for an embedding of the prompt."""
         self._check_priority(priority)
-        token_ids = self._tokenize(prompt)
+        token_ids = self.tokenize(prompt)
         self._check_length(token_ids, room=0)
         if params.dimensions is not None and params.dimensions > self.hidden_size:
             raise RequestError(f"dimensions {params.dimensions} is above the model's {self.hidden_size}")
@@ -143,7 +144,8 @@ class Processor:
             raise RequestError("skip_tokenizer_init=True: structured_outputs needs a tokenizer")
         return self.grammars.matcher(params.structured_outputs)
 
-    def _tokenize(self, prompt: str | list[int]) -> list[int]:
+    def tokenize(self, prompt: str | list[int]) -> list[int]:
+        """The token ids of a prompt; RequestError for ids that are none of the vocabulary's."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("skip_tokenizer_init=True: prompts must be token ids")
@@ -217,6 +219,8 @@ class Processor:
             count = getattr(params, name)
             if count is not None and count > self.vocab_size:
                 raise RequestError(f"{name} {count} is above the vocabulary of {self.vocab_size}")
+            if count is not None and self.max_logprobs != -1 and not 0 <= count <= self.max_logprobs:
+                raise RequestError(f"{name} {count} is above the engine's max_logprobs {self.max_logprobs}")
         if self.tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):

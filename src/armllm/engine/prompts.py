@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from armllm.errors import RequestError
+from armllm.inputs import PromptType as Prompt
 
-# text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}
-Prompt: TypeAlias = str | Sequence[int] | dict[str, Any]
+__all__ = ["Prompt", "as_batch", "as_prompt"]
 
 
 def as_batch(prompts: Any) -> list[str | list[int]]:
@@ -25,17 +24,18 @@ def as_batch(prompts: Any) -> list[str | list[int]]:
 def as_prompt(prompt: Any) -> str | list[int]:
     """A text or a list of token ids, from one prompt of any form; RequestError says what is wrong."""
     if isinstance(prompt, dict):
-        unknown = sorted(map(str, prompt.keys() - {"prompt", "prompt_token_ids"}))
-        if unknown or not prompt:
+        set_keys = {key for key, value in prompt.items() if value is not None}
+        unknown = sorted(map(str, set_keys - {"prompt", "prompt_token_ids"}))
+        if unknown or not set_keys:
             keys = ", ".join(unknown) or "none"
             raise RequestError(f"a prompt dict has the keys prompt or prompt_token_ids, not {keys}")
         # with both, as vLLM has it, the ids are the prompt
-        if "prompt_token_ids" in prompt:
+        if "prompt_token_ids" in set_keys:
             prompt = prompt["prompt_token_ids"]
             if not _is_list(prompt):
                 raise RequestError("prompt_token_ids must be a list of ints")
         else:
-            prompt = prompt["prompt"]
+            prompt = prompt.get("prompt")
             if not isinstance(prompt, str):
                 raise RequestError("prompt must be text; give token ids as prompt_token_ids")
     if isinstance(prompt, str):

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from armllm.errors import RequestError
-from armllm.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from armllm.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    RequestStateStats,
+)
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -34,10 +40,24 @@ def report(request: Request) -> RequestOutput | None:
         finished=finished,
         num_cached_tokens=first.num_cached_tokens or 0,
         prompt_logprobs=first.prompt_logprobs.described if first.prompt_logprobs is not None else None,
+        metrics=_metrics(request),
         embedding=first.pooler.embedding()
-        if first.pooler is not None and finished and first.finish_reason is None
+        if first.pooler is not None and finished and first.finish_reason is None and request.error is None
         else None,
         error=request.error,
+    )
+
+
+def _metrics(request: Request) -> RequestStateStats:
+    sequences = request.sequences
+    return RequestStateStats(
+        num_generation_tokens=sum(sequence.num_output_tokens for sequence in sequences),
+        num_preemptions=sum(sequence.num_preemptions for sequence in sequences),
+        arrival_time=request.arrival_time,
+        queued_ts=request.queued_ts,
+        scheduled_ts=min((one.scheduled_ts for one in sequences if one.scheduled_ts), default=0.0),
+        first_token_ts=min((one.first_token_ts for one in sequences if one.first_token_ts), default=0.0),
+        last_token_ts=max(one.last_token_ts for one in sequences),
     )
 
 

@@ -34,23 +34,26 @@ def sample(
     ``uniforms`` are numbers in [0, 1), one per row; those of greedy rows are not looked at. Where the
     logit is not finite (NaN counts as the greatest), the token id means nothing.
     """
-    token_ids = torch.from_numpy(logits.numpy().argmax(-1))  # up to five times faster than torch's
-    greatest_of: list[float] = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).tolist()
+    numbers = logits.numpy()
+    best = numbers.argmax(-1)  # up to five times faster than torch's
+    greatest_of: list[float] = numbers[np.arange(len(best)), best].tolist()
     drawn = [
         row for row, choice in enumerate(params) if not choice.greedy and math.isfinite(greatest_of[row])
     ]
-    if drawn:
-        rows = slice(None) if len(drawn) == len(params) else drawn
-        temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
-        scaled = _scaled(logits[rows], temperatures)
-        vocab_size = logits.shape[1]
-        thresholds = [
-            _threshold(scaled[index, :vocab_size].numpy(), params[row]) for index, row in enumerate(drawn)
-        ]
-        token_ids[rows] = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
-    result: list[int] = token_ids.tolist()
-    sampled_logits: list[float] = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1).tolist()
-    return result, sampled_logits
+    token_ids: list[int] = best.tolist()
+    if not drawn:
+        return token_ids, greatest_of
+    rows = slice(None) if len(drawn) == len(params) else drawn
+    temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
+    scaled = _scaled(logits[rows], temperatures)
+    vocab_size = logits.shape[1]
+    thresholds = [
+        _threshold(scaled[index, :vocab_size].numpy(), params[row]) for index, row in enumerate(drawn)
+    ]
+    draws = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
+    for row, token_id in zip(drawn, draws.tolist(), strict=True):
+        token_ids[row] = token_id
+    return token_ids, numbers[np.arange(len(token_ids)), token_ids].tolist()
 
 
 def _scaled(logits: Tensor, temperatures: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from armllm.engine.sequence import Sequence, SequenceStatus
@@ -95,6 +96,7 @@ class Scheduler:
             if self.blocks.enable_prefix_caching and not sequence.needs_every_token:
                 self.num_prefix_queries += sequence.num_tokens
                 self.num_prefix_hits += sequence.num_computed_tokens
+        sequence.scheduled_ts = sequence.scheduled_ts or time.monotonic()
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self.running, self.waiting.pop(0), key=_rank)
         return True
@@ -114,6 +116,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         bisect.insort(self.waiting, sequence, key=_rank)
         self.num_preemptions += 1
+        sequence.num_preemptions += 1
         return sequence
 
     def _give_back(self, sequence: Sequence) -> None:

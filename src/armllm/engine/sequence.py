@@ -6,6 +6,7 @@ import array
 import contextlib
 import dataclasses
 import enum
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Sequence:
     ``token_ids`` are prompt and output. The keys and values of the first ``num_computed_tokens`` are in the
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
-    the output was part of a `RequestOutput`. ``rank``: the order in which the scheduler serves.
+    the output was part of a `RequestOutput`. ``…_ts``: seconds of `time.monotonic`, 0 before it happened.
+    ``rank``: the order in which the scheduler serves.
     """
 
     request_id: str
@@ -63,6 +65,10 @@ class Sequence:
     num_cached_tokens: int | None = None
     logprobs: list[dict[int, Logprob]] = dataclasses.field(default_factory=list)
     cumulative_logprob: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_silent_tokens: int = 0  # at the end, an end token that is not part of the text
@@ -78,11 +84,6 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """The generated tokens."""
-        return self.token_ids[self.num_prompt_tokens :].tolist()
 
     @property
     def finished(self) -> bool:
@@ -113,6 +114,8 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take a new token, and end the sequence when it says so."""
         self.token_ids.append(token_id)
+        self.last_token_ts = time.monotonic()
+        self.first_token_ts = self.first_token_ts or self.last_token_ts
         if token_id in self.end_token_ids:
             self.finish_reason = "stop"
         elif token_id in self.stop_token_ids:
@@ -155,6 +158,8 @@ class Request:
     prompt_token_ids: list[int]
     sequences: list[Sequence]
     error: ArmllmError | None = None
+    arrival_time: float = dataclasses.field(default_factory=time.time)
+    queued_ts: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def finished(self) -> bool:

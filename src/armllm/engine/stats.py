@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from armllm.engine.loading import LoadReport
-
 PHASES = ("schedule", "model", "sample", "detokenize")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included.
+
+    rounding_error: of the quantised matrices that had to be rounded anew, the largest ||w' - w|| / ||w||.
+    """
+
+    seconds: float
+    weight_bytes: int
+    peak_bytes: int
+    rounding_error: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.layers.ranks import Cut, current_ranks, own_range
 
 if TYPE_CHECKING:
     from armllm.kernels import KVCacheLayout
@@ -20,21 +21,20 @@ class AttentionMetadata:
 
     slot_mapping int64 [T]: the cache slot of each token's key and value. block_tables int32 [S, most blocks].
     query_start_loc int32 [S + 1]: each sequence's rows among the T. seq_lens int32 [S]: tokens in the cache
-    after the step. total_lens int64 [T]: all tokens of each token's sequence, those of later steps included.
+    after the step.
     """
 
     slot_mapping: Tensor
     block_tables: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
-    total_lens: Tensor
 
 
 class Attention:
     """One layer's attention and its KV cache, which the model runner binds before the first step.
 
     sliding_window: how many tokens a token sees, itself included; None is all. logit_soft_cap: scores x
-    become c * tanh(x / c) (Gemma 2).
+    become c * tanh(x / c) (Gemma 2). Of several ranks each computes a range of the heads.
     """
 
     layout: KVCacheLayout
@@ -55,6 +55,10 @@ class Attention:
         self.head_dim = head_dim
         self.scale = scale
         self.options: dict[str, Any] = {"sliding_window": sliding_window, "logit_soft_cap": logit_soft_cap}
+        ranks = current_ranks()
+        rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        self._own, self._own_kv = own_range(num_heads, rank, size), own_range(num_kv_heads, rank, size)
+        self._gather = None if ranks is None else Cut(ranks).gatherer([num_heads * head_dim])
 
     def cache_layout(
         self, dtype: torch.dtype, block_size: int, cache_dtype: torch.dtype | None = None
@@ -62,7 +66,7 @@ class Attention:
         """How the attention kernel of this CPU wants the cache, which by default holds ``dtype``."""
         return kernels.kv_cache_layout(
             dtype,
-            num_kv_heads=self.num_kv_heads,
+            num_kv_heads=len(self._own_kv),
             head_dim=self.head_dim,
             block_size=block_size,
             cache_dtype=cache_dtype,
@@ -75,6 +79,10 @@ class Attention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
         """Store keys, values ``[T, num_kv_heads, head_dim]``; attend by ``query[T, num_heads, head_dim]``."""
+        shape = query.shape
+        if self._gather is not None:
+            query = query[:, self._own.start : self._own.stop]
+            key, value = (x[:, self._own_kv.start : self._own_kv.stop] for x in (key, value))
         kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype)
         kernels.paged_attention(
@@ -88,4 +96,4 @@ class Attention:
             self.scale,
             **self.options,
         )
-        return out
+        return out if self._gather is None else self._gather(out.flatten(1)).view(shape)

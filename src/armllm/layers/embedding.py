@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from armllm import kernels
+
 if TYPE_CHECKING:
     from armllm.checkpoint.weights import Weights
 
@@ -19,4 +21,11 @@ class Embedding:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Rows ``[T, hidden_size]`` of ``token_ids[T]``."""
-        return torch.nn.functional.embedding(token_ids, self.weight)
+        return gather(self.weight, token_ids)
+
+
+def gather(table: Tensor, rows: Tensor) -> Tensor:
+    """``table[rows]`` of a matrix."""
+    out = torch.empty(len(rows), table.shape[1], dtype=table.dtype)
+    kernels.gather_rows(out, table, rows)
+    return out

@@ -20,6 +20,7 @@ from torch import Tensor
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
 from armllm.layers.asymmetric import AsymmetricLinear
+from armllm.layers.ranks import Cut, current_ranks
 from armllm.quant.integers import pack
 
 if TYPE_CHECKING:
@@ -135,6 +136,17 @@ class Watched:
         return self.product(x)
 
 
+class Gathered:
+    """A product of which each rank computes a part, with the parts of all brought together by ``gather``."""
+
+    def __init__(self, product: Linear, gather: Callable[[Tensor], Tensor]) -> None:
+        self.product = product
+        self.gather = gather
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.gather(self.product(x))
+
+
 class SideBySide:
     """Several products of the same inputs, their results beside one another."""
 
@@ -147,10 +159,22 @@ class SideBySide:
 
 def cpu_computes_bfloat16() -> bool:
     """Whether this CPU has bf16 dot products (Arm FEAT_BF16, x86 AVX512-BF16 or AMX)."""
+    return _cpu_has({"bf16", "avx512_bf16", "amx_bf16"})
+
+
+def cpu_computes_float16() -> bool:
+    """Whether torch's products in fp16 are as fast as in bf16 here (x86 AVX512-FP16 or AMX-FP16).
+
+    On Arm nobody has such products: torch has none, and the kernels widen fp16 to fp32.
+    """
+    return _cpu_has({"avx512_fp16", "amx_fp16"})
+
+
+def _cpu_has(features: set[str]) -> bool:
     with Path("/proc/cpuinfo").open() as lines:
         for line in lines:
             if line.startswith(("Features", "flags")):
-                return not {"bf16", "avx512_bf16", "amx_bf16"}.isdisjoint(line.split())
+                return not features.isdisjoint(line.split())
     return False
 
 
@@ -165,7 +189,9 @@ def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
     if dtype is not torch.bfloat16:
         return False
-    return kernels.report()["panel_matmul_bf16"]["target"] in FAST_PANEL_TARGETS
+    target = kernels.report()["panel_matmul_bf16"]["target"]
+    # Without AVX512-BF16 oneDNN makes each dot product of several instructions, and panels win at any rows.
+    return target in FAST_PANEL_TARGETS or (target == "avx512" and not cpu_computes_bfloat16())
 
 
 @functools.cache
@@ -200,15 +226,50 @@ def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) 
 
 
 def tied_head(table: Tensor) -> Linear:
-    """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too."""
-    return dense(table, may_copy=table.nbytes <= LARGEST_TIED)
+    """The product with an embedding ``table[vocab_size, hidden_size]`` that is the head too.
+
+    Of several ranks each computes the scores of a range of the vocabulary.
+    """
+    ranks = current_ranks()
+    if ranks is None:
+        return dense(table, may_copy=table.nbytes <= LARGEST_TIED)
+    cut = Cut(ranks)
+    (own,) = cut.rows(len(table))
+    part = table[own.start : own.stop]
+    product = dense(part, may_copy=part.nbytes <= LARGEST_TIED)
+    return Gathered(product, cut.gatherer([len(table)]))
 
 
-def load_linear(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
+def as_float32(x: Tensor) -> Tensor:
+    """The matrix in fp32: itself if it is that already."""
+    if x.dtype is torch.float32:
+        return x
+    out = torch.empty(x.shape, dtype=torch.float32)
+    kernels.convert(out, x)
+    return out
+
+
+def load_linear(
+    weights: Weights,
+    parts: Mapping[str, int],
+    in_features: int,
+    *,
+    bias: bool,
+    gathered: bool = True,
+    blocks: int = 1,
+) -> Linear:
     """One product for all ``parts`` (name to out_features), which lie side by side in its result.
 
     Parts that are stored alike become one matrix; quantised and other ones, for instance, are several.
+
+    Where several ranks compute the model, each loads its rows of every part, or of each of the ``blocks`` in
+    a part. The result has the columns of all ranks; those of this one only if it is not ``gathered``.
     """
+    ranks = current_ranks()
+    if ranks is not None and (not gathered or min(parts.values()) >= ranks.size):
+        cut = Cut(ranks, blocks)
+        product = _load(weights.cut(cut), parts, in_features, bias=bias)
+        return Gathered(product, cut.gatherer(list(parts.values()))) if gathered else product
     product = _load(weights, parts, in_features, bias=bias)
     if weights.watch is None:
         return product
@@ -254,7 +315,7 @@ def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *,
     Several are copied into one matrix.
     """
     names = list(parts)
-    if len(names) == 1:
+    if len(names) == 1 and weights.own is None:
         (name,) = names
         return dense(
             weights.take(f"{name}.weight", parts[name], in_features),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from armllm.layers.activation import gated
 from armllm.layers.linear import load_linear
+from armllm.layers.ranks import Cut, current_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,10 +36,15 @@ class GatedMLP:
         down: str = "down_proj",
     ) -> None:
         parts: Mapping[str, int] = dict.fromkeys(names, 2 * size // len(names))
-        self.gate_up_proj = load_linear(weights, parts, hidden_size, bias=bias)
+        # each rank's gates beside its ups, which it multiplies before the ranks gather
+        blocks = 2 // len(names)
+        self.gate_up_proj = load_linear(weights, parts, hidden_size, bias=bias, gathered=False, blocks=blocks)
         self.down_proj = load_linear(weights, {down: hidden_size}, size, bias=bias)
         self.activation = gated(activation)
+        ranks = current_ranks()
+        self.gather = None if ranks is None else Cut(ranks).gatherer([size])
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x[T, hidden_size]`` to the same shape."""
-        return self.down_proj(self.activation(self.gate_up_proj(x)))
+        activated = self.activation(self.gate_up_proj(x))
+        return self.down_proj(activated if self.gather is None else self.gather(activated))

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.errors import RequestError
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
+from armllm.layers.ranks import current_ranks
 from armllm.quant.round_to_nearest import rounded
 from armllm.quant.rounding import fit
 
@@ -118,8 +120,12 @@ def load_experts(
     """Experts from ``experts.N.<name>.weight``, or from the two stacked tensors that transformers 5 holds.
 
     Stacked, ``experts.gate_up_proj[E, 2 size, hidden_size]`` and ``experts.down_proj[E, hidden_size, size]``
-    stay mapped, unless they are rounded while loading.
+    stay mapped, unless they are rounded while loading. RequestError where several ranks compute the model.
     """
+    if current_ranks() is not None:
+        raise RequestError(
+            "tensor_parallel_size must be 1 for a mixture of experts: they are not cut by rank"
+        )
     experts = weights.scope("experts")
     if experts.has("gate_up_proj"):
         gate_up = _unstacked(experts, "gate_up_proj", num_experts, 2 * size, hidden_size)

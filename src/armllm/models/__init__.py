@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.tensors import Tensors
     from armllm.checkpoint.weights import Inventory, WeightFormat, Weights
     from armllm.layers.attention import Attention, AttentionMetadata
+    from armllm.layers.rotary import RotaryEmbedding
 
 
 class Family(NamedTuple):
@@ -57,6 +58,7 @@ class Model(Protocol):
 
     config: ModelConfig
     attention_layers: list[Attention]
+    rotaries: list[RotaryEmbedding]
 
     def __init__(self, config: ModelConfig, weights: Weights, *, max_positions: int) -> None:
         """Take the weights."""
@@ -69,10 +71,19 @@ class Model(Protocol):
     def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
         """Patterns of tensor names that may be in a checkpoint and carry nothing."""
 
+    def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
+        """Rows int64 ``[T]`` of the tables of positions, which this makes long enough for them.
+
+        ``total_lens`` int64 ``[T]``: all tokens of each one's sequence, those of later steps included.
+        """
+
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        """Hidden states ``[R, hidden_size]`` of R ``rows`` among T tokens; caches keys and values of all."""
+        """Hidden states ``[R, hidden_size]`` of R ``rows`` among T tokens, or of all if there are no rows.
+
+        Caches keys and values of all.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.layers.embedding import gather
 from armllm.layers.norm import RMSNorm
 from armllm.models.llama import (
     LlamaAttention,
@@ -82,7 +83,7 @@ class Gemma2DecoderLayer(LlamaDecoderLayer):
         x, residual = add_and_normalise(self.input_layernorm, x, residual)
         x = self.post_attention_layernorm(self.self_attn(x, places, metadata, rows))
         if rows is not None:
-            residual = residual[rows]
+            residual = gather(residual, rows)
         self.pre_feedforward_layernorm.add(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 

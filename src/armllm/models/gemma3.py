@@ -71,6 +71,7 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
     def __init__(self, config: Gemma3Config, weights: Weights, *, max_positions: int) -> None:
         self.local_rotary = RotaryEmbedding(config.local_rope, max_positions=max_positions)
         super().__init__(config, weights, max_positions=max_positions)
+        self.rotaries.append(self.local_rotary)
 
     def rotary_of(self, index: int) -> RotaryEmbedding:
         """The local one for layers with a window."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
-from armllm.layers.embedding import Embedding
-from armllm.layers.linear import load_linear, tied_head
+from armllm.layers.embedding import Embedding, gather
+from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import RMSNorm
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
@@ -74,7 +74,7 @@ class LlamaAttention:
         if self.rotary is not None:
             self.rotary(places, query, key)
         attended = self.attention(query, key, value, metadata).flatten(1)
-        return self.o_proj(attended if rows is None else attended[rows])
+        return self.o_proj(attended if rows is None else gather(attended, rows))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
@@ -131,7 +131,7 @@ class LlamaDecoderLayer:
         x, residual = add_and_normalise(self.input_layernorm, x, residual)
         x = self.self_attn(x, places, metadata, rows)
         if rows is not None:
-            residual = residual[rows]
+            residual = gather(residual, rows)
         self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual
 
@@ -144,6 +144,7 @@ class LlamaForCausalLM:
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
         self.rotary = RotaryEmbedding(config.rope, max_positions=max_positions)
+        self.rotaries = [self.rotary]
         model = self.decoder_weights(weights)
         self.embed_tokens = Embedding(model.scope("embed_tokens"), config.vocab_size, config.hidden_size)
         self.layers = [
@@ -188,16 +189,16 @@ class LlamaForCausalLM:
         return ("*rotary_emb.inv_freq", *(["*lm_head.weight"] if config.tie_word_embeddings else []))
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        """Final hidden states of ``rows``."""
+        """Final hidden states of ``rows``, or of all tokens."""
         x, residual = self.embed(token_ids), None
-        places = self.places(positions, metadata.total_lens)
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, places, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
         x, residual = self.layers[-1](x, residual, places, metadata, rows)
-        return self.norm(residual + x)
+        self.norm.add(x, residual)
+        return x
 
     def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
         """Where tokens stand in the tables of the rotary embedding."""
@@ -209,7 +210,7 @@ class LlamaForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""
-        return self.lm_head(hidden).float()
+        return as_float32(self.lm_head(hidden))
 
 
 def add_and_normalise(norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import PLAIN, plain
 from armllm.layers.attention import Attention, AttentionMetadata
-from armllm.layers.embedding import Embedding
-from armllm.layers.linear import load_linear, tied_head
+from armllm.layers.embedding import Embedding, gather
+from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.norm import LayerNorm
 from armllm.models.windows import same_everywhere
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.rotary import RotaryEmbedding
 
 # The table of positions begins with two rows that fairseq kept for padding.
 POSITION_OFFSET = 2
@@ -63,7 +64,7 @@ class OPTDecoderLayer:
     def __call__(self, x: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """The sum after both branches; with ``rows``, of these tokens only, though all are attended to."""
         branch = self.attend(self.self_attn_layer_norm(x) if self.norm_first else x, metadata, rows)
-        x = (x if rows is None else x[rows]) + branch
+        x = (x if rows is None else gather(x, rows)) + branch
         if not self.norm_first:
             x = self.self_attn_layer_norm(x)
         branch = self.final_layer_norm(x) if self.norm_first else x
@@ -77,7 +78,7 @@ class OPTDecoderLayer:
             for part in self.qkv_proj(x).chunk(3, dim=-1)
         )
         attended = self.attention(query, key, value, metadata).flatten(1)
-        return self.out_proj(attended if rows is None else attended[rows])
+        return self.out_proj(attended if rows is None else gather(attended, rows))
 
 
 class OPTForCausalLM:
@@ -86,6 +87,7 @@ class OPTForCausalLM:
     def __init__(self, config: OPTConfig, weights: Weights, *, max_positions: int) -> None:
         del max_positions  # the table of positions has the checkpoint's length
         self.config = config
+        self.rotaries: list[RotaryEmbedding] = []
         decoder = weights.scope("model", optional=True).scope("decoder")
         hidden_size, embedding_size = config.hidden_size, config.embedding_size
         self.embed_tokens = Embedding(decoder.scope("embed_tokens"), config.vocab_size, embedding_size)
@@ -136,14 +138,19 @@ class OPTForCausalLM:
         """A tied head may be stored once more."""
         return ("*lm_head.weight",) if config.tie_word_embeddings else ()
 
+    @staticmethod
+    def places(positions: Tensor, total_lens: Tensor) -> Tensor:  # noqa: ARG004 - no length changes them
+        """Rows of the table of positions."""
+        return positions + POSITION_OFFSET
+
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, metadata: AttentionMetadata, rows: Tensor
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
-        """Final hidden states of ``rows``."""
+        """Final hidden states of ``rows``, or of all tokens."""
         x = self.embed_tokens(token_ids)
         if self.project_in is not None:
             x = self.project_in(x)
-        x = x + self.embed_positions(positions + POSITION_OFFSET)
+        x = x + self.embed_positions(places)
         for layer in self.layers[:-1]:
             x = layer(x, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
@@ -152,4 +159,4 @@ class OPTForCausalLM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""
-        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden)).float()
+        return as_float32(self.lm_head(hidden if self.project_out is None else self.project_out(hidden)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from armllm.checkpoint.matrix import IntegerWeight
+from armllm.checkpoint.patterns import matches
 from armllm.checkpoint.scheme import Scheme
 from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
@@ -231,7 +232,7 @@ def _is_named(name: str, target: str) -> bool:
 
 
 def _is_matched(name: str, target: str) -> bool:
-    return target.startswith("re:") and re.match(target[3:], name) is not None
+    return target.startswith("re:") and matches(target[3:], name)
 
 
 def _is_linear(_name: str, target: str) -> bool:

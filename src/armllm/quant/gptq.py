@@ -14,6 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.matrix import IntegerWeight
+from armllm.checkpoint.patterns import matches
 from armllm.checkpoint.scheme import Scheme
 from armllm.quant.bit_packing import unpack_signed
 from armllm.quant.checks import checked_columns, checked_scales
@@ -41,7 +42,7 @@ class GPTQ(IntegerFormat):
     group_size: int
     symmetric: bool
     zero_offset: int
-    rules: tuple[tuple[re.Pattern[str], GPTQ | None], ...] = ()
+    rules: tuple[tuple[str, GPTQ | None], ...] = ()
     method = "gptq"
 
     @classmethod
@@ -118,7 +119,7 @@ class GPTQ(IntegerFormat):
 
     def _settings_of(self, weights: Weights, name: str) -> GPTQ | None:
         full_name = weights.prefix + name
-        return next((own for pattern, own in self.rules if pattern.match(full_name)), self)
+        return next((own for pattern, own in self.rules if matches(pattern, full_name)), self)
 
 
 def _settings(reader: ConfigReader, form: str) -> GPTQ:
@@ -136,19 +137,18 @@ def _settings(reader: ConfigReader, form: str) -> GPTQ:
     )
 
 
-def _rule(
-    reader: ConfigReader, rules: ConfigReader, pattern: str, form: str
-) -> tuple[re.Pattern[str], GPTQ | None]:
+def _rule(reader: ConfigReader, rules: ConfigReader, pattern: str, form: str) -> tuple[str, GPTQ | None]:
     """A pattern of ``dynamic``, with "-:" before it for layers that are left alone, and what it changes."""
     sign = pattern[:2] if pattern[:2] in {"+:", "-:"} else ""
+    expression = pattern.removeprefix(sign)
     try:
-        compiled = re.compile(pattern.removeprefix(sign))
+        re.compile(expression)
     except re.error as error:
         raise rules.error(f"{pattern!r} is no regular expression: {error}") from None
     if sign == "-:":
-        return compiled, None
+        return expression, None
     own = rules.section(pattern)
-    return compiled, _settings(type(reader)(reader.values | own.values, reader.path, own.prefix), form)
+    return expression, _settings(type(reader)(reader.values | own.values, reader.path, own.prefix), form)
 
 
 def read_group_size(reader: ConfigReader, key: str = "group_size") -> int:

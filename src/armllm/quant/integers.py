@@ -31,7 +31,10 @@ class IntegerFormat(abc.ABC):
         """The matrices of ``parts`` (name to out_features), joined where they can be, each with its names."""
         runs: list[tuple[list[str], list[IntegerWeight]]] = []
         for name, rows in parts.items():
-            weight = fitted(weights, self.read(weights, name, (rows, in_features), scheme))
+            weight = self.read(weights, name, (rows, in_features), scheme)
+            if weights.own is not None and len(weight.q) == rows:  # else it was read so
+                weight = weight.rows(weights.own.take)
+            weight = fitted(weights, weight)
             if runs and runs[-1][1][0].joins(weight):
                 runs[-1][0].append(name)
                 runs[-1][1].append(weight)

@@ -48,7 +48,10 @@ class RoundToNearest(IntegerFormat):
     ) -> IntegerWeight:
         """The matrix, rounded."""
         del shape
-        return rounded(weights, f"{name}.weight", weights.read(f"{name}.weight"), scheme)
+        matrix = weights.read(f"{name}.weight")
+        if weights.own is not None:
+            matrix = weights.own.take(matrix)
+        return rounded(weights, f"{name}.weight", matrix, scheme)
 
 
 def rounded(weights: Weights, name: str, matrix: Tensor, scheme: Scheme) -> IntegerWeight:

@@ -7,15 +7,17 @@ import hmac
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from armllm.server import openapi
+from armllm.server.docs import show_docs
 from armllm.server.errors import ApiError, answer_error, error_handlers
 from armllm.server.origins import OriginGuard
 
@@ -27,14 +29,30 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; img-src data:; frame-ancestors 'none'",
+    # Answers of a model are shown as Markdown. Should a sanitizer fail, nothing may run, load or send.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+        " require-trusted-types-for 'script'; trusted-types dompurify"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
 }
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+GUARDED = (
+    "/v1/",
+    "/v2/",
+    "/classify",
+    "/detokenize",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/tokenize",
+)
 
 
 def create_app(service: Service) -> Starlette:
     """The application around a loaded model."""
-    middleware = []
+    middleware = [Middleware(LoadCounter, service=service)]
     if service.options.allowed_origins:
         middleware.append(
             Middleware(
@@ -53,6 +71,9 @@ def create_app(service: Service) -> Starlette:
         routes=[
             *openapi.routes(),
             Route("/health", health),
+            Route("/ping", health, methods=["GET", "POST"]),
+            Route("/load", load),
+            Route("/docs", show_docs),
             Route("/metrics", metrics),
             Route("/", page),
             Mount("/page", StaticFiles(directory=PAGE)),
@@ -73,6 +94,12 @@ async def health(request: Request) -> Response:
     return Response()
 
 
+async def load(request: Request) -> Response:
+    """How many requests are being answered, those that wait included."""
+    service: Service = request.app.state.service
+    return JSONResponse({"server_load": service.num_requests})
+
+
 async def metrics(request: Request) -> Response:
     """Prometheus's text format."""
     service: Service = request.app.state.service
@@ -82,6 +109,23 @@ async def metrics(request: Request) -> Response:
 async def page(_request: Request) -> Response:
     """The page to chat with the model."""
     return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+class LoadCounter:
+    """Counts the requests for the API that are being answered, streams until their end."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and count it until it is done."""
+        counted = scope["type"] == "http" and scope["method"] == "POST"
+        self._service.num_requests += counted
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._service.num_requests -= counted
 
 
 class KeyGuard:
@@ -96,7 +140,7 @@ class KeyGuard:
         """Answer 401 or pass the request on."""
         if (
             scope["type"] == "http"
-            and scope["path"].startswith(GUARDED)
+            and get_route_path(scope).startswith(GUARDED)
             and scope["method"] != "OPTIONS"
             and not self._admits(dict(scope["headers"]).get(b"authorization", b""))
         ):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import resource
+from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 if TYPE_CHECKING:
     import asyncio
+    import ssl
+    from collections.abc import Callable
 
     from armllm.server.limits import Limits
 
 HEADER_BYTES = 64 << 10
-HEADER_SECONDS = 10.0
+HEADER_SECONDS = 10.0  # from the connection on, what TLS takes included
 BODY_SECONDS = 60.0  # from the headers on
 WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
 MAX_PIPELINED = 8  # requests that wait behind the one that is answered
@@ -26,39 +29,54 @@ CHUNKED_BYTES = 8
 class LimitedProtocol(HttpToolsProtocol):
     """One connection.
 
-    A connection beyond the limit takes the place of the one that has waited longest for a request.
+    A connection beyond the limit takes the place of the one that has waited longest for a whole request. One
+    that is refused sends nothing more, and is closed when its peer has waited as `Refusals` says.
     """
 
     def __init__(self, limits: Limits, **options: Any) -> None:
         super().__init__(**options)
         self._most_bytes = HEADER_BYTES + CHUNKED_BYTES * limits.body_bytes
         self._idle = limits.idle
+        self._open = limits.open
+        self._refusals = limits.refusals
+        self._refusing: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_body = False
         self._header_bytes = 0
         self._message_bytes = 0
 
+    def accept(self, transport: asyncio.BaseTransport) -> None:
+        """Make room for a connection, and wait for a request."""
+        self._open[self] = transport
+        self._idle[self] = None
+        self._set_deadline(HEADER_SECONDS)
+        if len(self._open) > max_connections():
+            next(iter(self._idle)).leave().abort()
+
+    def leave(self) -> Any:
+        """Give the place of a connection to others; return what it was made of."""
+        self._idle.pop(self, None)
+        self._set_deadline(None)
+        return self._open.pop(self, None)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room, and wait for a request."""
+        """Take the first bytes of a request from now on."""
         super().connection_made(transport)
-        if len(self.connections) > max_connections():
-            victim = next(iter(self._idle), self)
-            self._idle.pop(victim, None)
-            victim.transport.abort()
-        if not transport.is_closing():
-            self._idle[self] = None
-            self._set_deadline(HEADER_SECONDS)
+        if self not in self._open:  # else TLS has
+            self.accept(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
-        self._idle.pop(self, None)
-        self._set_deadline(None)
+        self.leave()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Count before anything is kept."""
+        if self._refusing is not None:
+            self.flow.pause_reading()  # an answer before this one has resumed it
+            return
         self._message_bytes += len(data)
         if self._message_bytes > (self._most_bytes if self._in_body else HEADER_BYTES + len(data)):
             self.send_400_response("The request is too large.")
@@ -85,7 +103,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Wait for the body."""
         self._in_body = True
-        self._idle.pop(self, None)
         self._set_deadline(BODY_SECONDS)
         super().on_headers_complete()
         if len(self.pipeline) > MAX_PIPELINED:
@@ -94,6 +111,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Wait for nothing but the answer."""
         self._in_body = False
+        if not self.cycle.response_complete:
+            self._idle.pop(self, None)
         self._message_bytes = 0
         self._set_deadline(None)
         super().on_message_complete()
@@ -101,11 +120,19 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Let the connection go where another one needs its place."""
         super().on_response_complete()
-        if not self.pipeline and not self.transport.is_closing():
+        if self in self._open and not self.pipeline and not self.transport.is_closing():
             self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what can't be parsed; within another answer there is no place for it."""
+        if self._refusing is None:
+            self.flow.pause_reading()
+            self._refusing = self.loop.create_task(self._refuse(msg))
+
+    async def _refuse(self, msg: str) -> None:
+        await self._refusals.wait(self.client[0] if self.client else "")
+        if self.transport.is_closing():
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
         elif self._header_bytes > HEADER_BYTES or self._message_bytes > HEADER_BYTES:
@@ -135,7 +162,42 @@ class LimitedProtocol(HttpToolsProtocol):
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+            self._deadline = None
+        if seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self._open[self].abort)
+
+
+class LimitedTLS(SSLProtocol):
+    """TLS around a `LimitedProtocol`, whose place and deadline it has from the first packet on.
+
+    Within an event loop, a protocol that speaks TLS is known to nobody until both sides have agreed.
+    """
+
+    def __init__(self, inner: LimitedProtocol, context: ssl.SSLContext) -> None:
+        super().__init__(inner.loop, inner, context, None, server_side=True)  # type: ignore[arg-type]
+        self._limited = inner
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to agree."""
+        self._limited.accept(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End, before both sides have agreed or later."""
+        super().connection_lost(exc)
+        self._limited.leave()
+
+
+def protocol(
+    limits: Limits, context: ssl.SSLContext | None = None
+) -> Callable[..., LimitedProtocol | LimitedTLS]:
+    """What makes a connection's protocol of the options that uvicorn gives; ``context``: over TLS."""
+
+    def make(**options: Any) -> LimitedProtocol | LimitedTLS:
+        inner = LimitedProtocol(limits, **options)
+        return inner if context is None else LimitedTLS(inner, context)
+
+    return make
 
 
 def max_connections() -> int:

@@ -98,6 +98,8 @@ async def render_prompt(
     going_on = bool(options.continue_final_message)
     begins = not going_on if options.add_generation_prompt is None else options.add_generation_prompt
     variables = dict(options.chat_template_kwargs or {})
+    if options.reasoning_effort is not None:
+        variables["reasoning_effort"] = options.reasoning_effort
     if options.documents is not None:
         variables["documents"] = options.documents
     return await service.render(

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from armllm.server.greeting import greeting_lines
+from armllm.server.throughput import log_throughput
 
 if TYPE_CHECKING:
     import signal
     import socket
     from collections.abc import Callable, Iterator
 
+    from armllm.server.engine_process import EngineProcess
     from armllm.server.service import Service
 
+LOOPBACK = ("http://127.", "http://[::1]", "https://127.", "https://[::1]")
 PATIENCE = 10.0  # seconds, at the end, for clients that keep a request open with nothing to compute
 LOOK_EVERY = 0.1  # seconds
 
@@ -29,6 +31,7 @@ class DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         service: Service,
+        engine: EngineProcess,
         address: str,
         *,
         signals: tuple[signal.Signals, ...],
@@ -36,15 +39,22 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self.service = service
+        self.engine = engine
         self.address = address
         self.signals = signals
         self.stop_now = stop_now
+        self._log: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say what was found."""
+        await self.engine.connect()
         await super().startup(sockets)
-        for line in greeting_lines(self.service, self.address):
+        audience = " to this machine only (--host opens it)" if self.address.startswith(LOOPBACK) else ""
+        for line in self.engine.lines:
             _say(line)
+        _say(f"  serving {', '.join(self.service.options.served_model_names)}{audience} on {self.address}")
+        if self.service.options.log_stats:
+            self._log = asyncio.ensure_future(log_throughput(self.service.engine.stats))
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end."""
@@ -57,6 +67,8 @@ class DrainingServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             watcher.cancel()
+            if self._log is not None:
+                self._log.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

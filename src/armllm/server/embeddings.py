@@ -9,57 +9,76 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from armllm.sampling_params import PoolingParams
-from armllm.server.http import json_response, read_body, unless_disconnected
-from armllm.server.protocol.tokens import Embedding, EmbeddingRequest, Embeddings
-from armllm.server.service import Service, new_id
+from armllm.server.http import answer
+from armllm.server.protocol.tokens import EmbeddingRequest, Embeddings, EmbeddingUsage
+from armllm.server.service import new_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+    from armllm.server.service import Prompt, Service
+
 
 async def create_embeddings(request: Request) -> Response:
     """Turn one text or several into vectors of length 1."""
-    service: Service = request.app.state.service
-    body = await read_body(request, EmbeddingRequest)
-    service.check_model(body.model)
-    return json_response(await unless_disconnected(request, _embed(service, body)))
+    return await answer(request, EmbeddingRequest, _embed)
 
 
 async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
+    vectors, counted = await embed_input(service, body, PoolingParams(dimensions=body.dimensions))
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "model": service.model,
+        "usage": counted,
+    }
+
+
+async def embed_input(
+    service: Service, body: EmbeddingRequest, params: PoolingParams
+) -> tuple[list[list[float] | str], EmbeddingUsage]:
+    """The embeddings of a request's input as its answer has them, numbers or base64, and its tokens."""
     prompts = await service.prompts(
         body.input,
         field="input",
         add_special_tokens=body.add_special_tokens is not False,
         truncate_to=body.truncate_prompt_tokens,
     )
-    params = PoolingParams(dimensions=body.dimensions)
+    vectors = await embed(service, prompts, params)
+    if body.encoding_format == "base64":
+        return [_as_base64(vector) for vector in vectors], usage(prompts)
+    return [*vectors], usage(prompts)
+
+
+async def embed(
+    service: Service, prompts: list[Prompt], params: PoolingParams, priority: int | None = None
+) -> list[list[float]]:
+    """The embeddings of prompts, computed together; if one fails, the others are dropped."""
+    service.check_priority(priority)
     request_id = new_id("embd-")
     tasks = [
-        asyncio.ensure_future(service.engine.encode(prompt.token_ids, params, f"{request_id}-{index}"))
+        asyncio.ensure_future(
+            service.engine.encode(prompt.token_ids, params, f"{request_id}-{index}", priority or 0)
+        )
         for index, prompt in enumerate(prompts)
     ]
     try:
-        vectors = await asyncio.gather(*tasks)
+        return [output.outputs.embedding for output in await asyncio.gather(*tasks)]
     finally:
         for task in tasks:  # if one failed, nobody wants the others
             task.cancel()
-    total = sum(len(prompt.token_ids) for prompt in prompts)
-    found: list[Embedding] = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _written(vector.outputs.embedding, as_base64=body.encoding_format == "base64"),
-        }
-        for index, vector in enumerate(vectors)
-    ]
-    return {
-        "object": "list",
-        "data": found,
-        "model": service.model,
-        "usage": {"prompt_tokens": total, "total_tokens": total},
-    }
 
 
-def _written(vector: list[float], *, as_base64: bool) -> list[float] | str:
-    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode() if as_base64 else vector
+def usage(*groups: list[Prompt]) -> EmbeddingUsage:
+    """The tokens of all prompts."""
+    total = sum(len(prompt.token_ids) for prompts in groups for prompt in prompts)
+    return {"prompt_tokens": total, "total_tokens": total}
+
+
+def _as_base64(vector: list[float]) -> str:
+    """The base64 of little-endian fp32."""
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

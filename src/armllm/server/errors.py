@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from armllm.errors import ArmllmError, RequestError
+from armllm.errors import ArmllmError, NoChatTemplateError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -76,7 +76,8 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None) -> A
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, RequestError):
-        return ApiError(str(error), param=_field_in(str(error), fields or {}), code="invalid_value")
+        code = "no_chat_template" if isinstance(error, NoChatTemplateError) else "invalid_value"
+        return ApiError(str(error), param=_field_in(str(error), fields or {}), code=code)
     if isinstance(error, ArmllmError):  # the engine's, the model's or the template's fault, not the request's
         return ApiError(str(error), status=500, code="engine_error")
     if isinstance(error, HTTPException):

@@ -1,4 +1,4 @@
-"""What the server found and decided, in five lines at its start."""
+"""What the engine found and decided, in four lines at the server's start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from armllm.doctor import describe_placement
 from armllm.engine.memory import readable
 
 if TYPE_CHECKING:
-    from armllm.server.service import Service
-
-LOOPBACK = ("http://127.", "http://[::1]")
+    from armllm.api.llm_engine import LLMEngine
 
 
-def greeting_lines(service: Service, address: str) -> list[str]:
-    """Model, threads, kernels, cache and address."""
-    engine = service.engine.llm_engine
+def engine_lines(engine: LLMEngine) -> list[str]:
+    """Model, threads, kernels and cache."""
     runner = engine.runner
     dtype = str(runner.dtype).removeprefix("torch.")
     blocks = engine.blocks
@@ -25,11 +22,9 @@ def greeting_lines(service: Service, address: str) -> list[str]:
     config = runner.model_config
     cache = f"{readable(runner.cache_bytes)} of {str(runner.cache_dtype).removeprefix('torch.')}"
     targets = sorted({entry["target"] for entry in kernels.report().values()})
-    audience = " to this machine only (--host opens it)" if address.startswith(LOOPBACK) else ""
     return [
         f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
         f"  threads: {describe_placement(engine.placement)}, {kernels.thread_backend()}",
         f"  kernels: {', '.join(targets)}",
         f"  KV cache: {cache}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
-        f"  serving {', '.join(service.options.served_model_names)}{audience} on {address}",
     ]

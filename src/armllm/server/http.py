@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from armllm.server.limits import Limits
     from armllm.server.protocol.base import Body
+    from armllm.server.service import Service
 
 logger = logging.getLogger("armllm.server")
 
@@ -73,6 +74,18 @@ def _parse(limits: Limits, document: bytes, model: type[AnyBody]) -> AnyBody:
     if not isinstance(values, dict):
         raise ApiError("the body must be a JSON object", code="invalid_value")
     return model.model_validate(values)
+
+
+async def answer(
+    request: Request,
+    model: type[AnyBody],
+    work: Callable[[Service, AnyBody], Awaitable[Mapping[str, Any]]],
+) -> Response:
+    """What ``work`` makes of the request's body, as JSON; it is cancelled when the client goes."""
+    service: Service = request.app.state.service
+    body = await read_body(request, model)
+    service.check_model(body.model)
+    return json_response(await unless_disconnected(request, work(service, body)))
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

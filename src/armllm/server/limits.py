@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from armllm.server.errors import ApiError
+from armllm.server.refusals import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
 BODIES_AT_ONCE = 16
 # Smaller bodies and texts take less time than a step of a small model.
 HEAVY_BYTES = 64 << 10
+HEAVY_TEXT = 16 << 10  # characters to tokenize
 RESTS = 3  # as long as the work that they follow
 
 
@@ -34,7 +36,9 @@ class Limits:
         self.body_bytes = min(BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
         self.offload = Offload()
-        self.idle: dict[Any, None] = {}  # `LimitedProtocol`s without a request, the oldest first
+        self.refusals = Refusals()
+        self.open: dict[Any, Any] = {}  # `LimitedProtocol`s and what carries their bytes
+        self.idle: dict[Any, None] = {}  # those without a whole request, the oldest first
         self._reserved = 0
 
     @contextlib.contextmanager
@@ -81,6 +85,10 @@ class Offload:
     async def run(self, work: Callable[[], T]) -> T:
         """The result of ``work``; who is cancelled while waiting for a turn costs nothing."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._paced, work)
+
+    async def if_slow(self, slow: bool, work: Callable[[], T]) -> T:
+        """The result of ``work``, done here unless that is ``slow``."""
+        return await self.run(work) if slow else work()
 
     def _paced(self, work: Callable[[], T]) -> T:
         time.sleep(max(0.0, self._rest_until - time.monotonic()))

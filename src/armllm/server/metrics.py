@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
+from armllm.engine.metrics import Counter as EngineCounter
+from armllm.engine.metrics import read_metrics
 from armllm.errors import EngineError
 
 if TYPE_CHECKING:
@@ -18,9 +20,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from armllm.engine.async_llm import AsyncLLM
+    from armllm.api.async_llm import AsyncLLM
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
+    from armllm.server.engine_process import EngineProcess
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
@@ -30,7 +33,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 class Metrics:
     """What requests were like, and, when asked, how the engine is."""
 
-    def __init__(self, engine: AsyncLLM, model: str) -> None:
+    def __init__(self, engine: AsyncLLM | EngineProcess, model: str) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, model))
         self._model = model
@@ -92,39 +95,18 @@ class Metrics:
 class EngineCollector(Collector):
     """Reads the engine's state at the moment of a scrape."""
 
-    def __init__(self, engine: AsyncLLM, model: str) -> None:
+    def __init__(self, engine: AsyncLLM | EngineProcess, model: str) -> None:
         self._engine = engine
         self._model = model
 
     def collect(self) -> Iterator[Metric]:
         """Gauges and counters of the scheduler, its cache and its steps."""
         stats = self._engine.stats()
-        gauges = (
-            ("vllm:num_requests_running", "Sequences in the batch.", stats.num_running),
-            ("vllm:num_requests_waiting", "Sequences in the queue.", stats.num_waiting),
-            (
-                "vllm:kv_cache_usage_perc",
-                "Used share of the KV cache, 0 to 1.",
-                stats.num_used_blocks / stats.num_blocks,
-            ),
-            ("armllm:load_seconds", "Time that loading the weights took.", stats.load.seconds),
-            ("armllm:load_peak_bytes", "Most memory in use until they were there.", stats.load.peak_bytes),
-            ("armllm:weight_bytes", "Memory that the weights take.", stats.load.weight_bytes),
-        )
-        for name, text, value in gauges:
-            gauge = GaugeMetricFamily(name, text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        counters = (
-            ("vllm:num_preemptions", "Sequences put back into the queue.", stats.num_preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.num_prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found there.", stats.num_prefix_hits),
-            ("vllm:prompt_tokens", "Prompt tokens computed or found.", stats.num_prompt_tokens),
-            ("vllm:generation_tokens", "Tokens generated.", stats.num_generation_tokens),
-            ("armllm:steps", "Steps of the engine.", stats.num_steps),
-        )
-        for name, text, value in counters:
-            yield self._counter(name, text, value)
+        for figure in read_metrics(stats, self._model):
+            family = CounterMetricFamily if isinstance(figure, EngineCounter) else GaugeMetricFamily
+            metric = family(figure.name, figure.description, labels=list(figure.labels))
+            metric.add_metric(list(figure.labels.values()), figure.value)
+            yield metric
         seconds = CounterMetricFamily(
             "armllm:step_seconds", "Where the steps' time goes.", labels=["model_name", "part"]
         )
@@ -139,8 +121,3 @@ class EngineCollector(Collector):
         }
         info.add_metric([self._model], cache)
         yield info
-
-    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
-        counter = CounterMetricFamily(name, text, labels=["model_name"])
-        counter.add_metric([self._model], value)
-        return counter

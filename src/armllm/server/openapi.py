@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from starlette.routing import Route
 
 import armllm
-from armllm.server import chat, completions, embeddings, responses, tokens
+from armllm.server import chat, completions, embeddings, responses, scoring, tokens
 from armllm.server.errors import ErrorBody
 from armllm.server.http import json_response
 from armllm.server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
 from armllm.server.protocol.completions import Completion, CompletionRequest
 from armllm.server.protocol.responses import ResponseObject, ResponsesRequest
+from armllm.server.protocol.scoring import (
+    Classified,
+    ClassifyRequest,
+    PoolingRequest,
+    Poolings,
+    Reranked,
+    RerankRequest,
+    ScoreRequest,
+    Scores,
+)
 from armllm.server.protocol.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -46,6 +57,12 @@ class Endpoint:
     answer: Any
     body: Any = None
     event: Any = None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths that it answers."""
+        return (self.path, *self.aliases)
 
 
 ENDPOINTS = (
@@ -61,6 +78,17 @@ ENDPOINTS = (
         "POST", "/v1/responses", responses.create_response, ResponseObject, ResponsesRequest, dict[str, Any]
     ),
     Endpoint("POST", "/v1/embeddings", embeddings.create_embeddings, Embeddings, EmbeddingRequest),
+    Endpoint("POST", "/score", scoring.create_score, Scores, ScoreRequest, aliases=("/v1/score",)),
+    Endpoint(
+        "POST",
+        "/rerank",
+        scoring.create_rerank,
+        Reranked,
+        RerankRequest,
+        aliases=("/v1/rerank", "/v2/rerank"),
+    ),
+    Endpoint("POST", "/pooling", scoring.create_pooling, Poolings, PoolingRequest),
+    Endpoint("POST", "/classify", scoring.create_classification, Classified, ClassifyRequest),
     Endpoint("POST", "/tokenize", tokens.tokenize, Tokenized, TokenizeRequest),
     Endpoint("POST", "/detokenize", tokens.detokenize, Detokenized, DetokenizeRequest),
     Endpoint("GET", "/version", tokens.version, Version),
@@ -69,7 +97,7 @@ ENDPOINTS = (
 
 def routes() -> list[Route]:
     """All endpoints, and the document about them."""
-    found = [Route(one.path, one.handler, methods=[one.method]) for one in ENDPOINTS]
+    found = [Route(path, one.handler, methods=[one.method]) for one in ENDPOINTS for path in one.paths]
     return [*found, Route("/openapi.json", describe)]
 
 
@@ -78,6 +106,7 @@ async def describe(_request: Request) -> Response:
     return json_response(document())
 
 
+@functools.cache
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
     types = [ErrorBody]
@@ -91,8 +120,10 @@ def document() -> dict[str, Any]:
     schemas = {id(kind): found[index, "validation"] for index, kind in enumerate(types)}
     paths: dict[str, Any] = {}
     for one in ENDPOINTS:
-        path = one.path.replace(":path", "")
-        paths.setdefault(path, {})[one.method.lower()] = _operation(one, schemas)
+        for number, path in enumerate(one.paths):
+            operation = _operation(one, schemas)
+            operation["operationId"] += f"_{number}" if number else ""
+            paths.setdefault(path.replace(":path", ""), {})[one.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "armllm", "version": armllm.__version__},

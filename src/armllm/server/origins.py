@@ -36,15 +36,18 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request or pass it on."""
-        if scope["type"] == "http" and (reason := self._refusal(dict(scope["headers"]), scope["method"])):
+        if scope["type"] == "http" and (reason := self._refusal(scope["headers"], scope["method"])):
             error = ApiError(reason, status=403, code="origin_not_allowed")
             response = await answer_error(Request(scope), error)
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: dict[bytes, bytes], method: str) -> str:
+    def _refusal(self, fields: list[tuple[bytes, bytes]], method: str) -> str:
         """Why not, empty if nothing is wrong."""
+        headers = dict(fields)
+        if sum(name in (b"host", b"origin") for name, _ in fields) > len({b"host", b"origin"} & {*headers}):
+            return "the Host and the Origin may stand in one header each"
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = _name(host)
         if host and "*" not in self._hosts and name not in self._hosts and not is_private(name):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import resource
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from armllm.server.engine_process import EngineProcess
     from armllm.server.service import ServerOptions, Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -48,35 +48,48 @@ def serve(
         signal.signal(number, _stop_now)
     _allow_many_connections()
     with _bound(host, port, uds) as sock:
-        from armllm.engine.async_llm import AsyncLLM  # noqa: PLC0415 - torch takes seconds, a port in use doesn't
+        from armllm.server.engine_process import EngineProcess  # noqa: PLC0415 - a port in use is said at once
         from armllm.server.service import Service  # noqa: PLC0415
 
-        engine = AsyncLLM(model, **engine_options)
+        engine = EngineProcess(model, **engine_options)
         try:
             service = Service(engine, options)
-            return _run(service, sock, _address(sock, uds), log_level=log_level, access_log=access_log)
+            address = _address(sock, uds)
+            if options.tls is not None:
+                address = address.replace("http://", "https://", 1)
+            return _run(service, engine, sock, address, log_level=log_level, access_log=access_log)
         finally:
             engine.shutdown()
 
 
-def _run(service: Service, sock: socket.socket, address: str, *, log_level: str, access_log: bool) -> int:
+def _run(
+    service: Service,
+    engine: EngineProcess,
+    sock: socket.socket,
+    address: str,
+    *,
+    log_level: str,
+    access_log: bool,
+) -> int:
     import uvicorn  # noqa: PLC0415 - not needed to say that a port is in use
 
     from armllm.server.app import create_app  # noqa: PLC0415
-    from armllm.server.connection import LimitedProtocol  # noqa: PLC0415
+    from armllm.server.connection import protocol  # noqa: PLC0415
     from armllm.server.draining import DrainingServer  # noqa: PLC0415
+    from armllm.server.refusals import RefusalGuard  # noqa: PLC0415
 
     config = uvicorn.Config(
-        create_app(service),
+        RefusalGuard(create_app(service), service.limits.refusals),
         log_level=log_level,
         log_config=_log_config(log_level),
         access_log=access_log,
         lifespan="off",
         server_header=False,
         ws="none",
-        http=functools.partial(LimitedProtocol, service.limits),  # type: ignore[arg-type]
+        root_path=service.options.root_path,
+        http=protocol(service.limits, service.options.tls),  # type: ignore[arg-type]
     )
-    server = DrainingServer(config, service, address, signals=SIGNALS, stop_now=_stop_now)
+    server = DrainingServer(config, service, engine, address, signals=SIGNALS, stop_now=_stop_now)
     server.run(sockets=[sock])
     if service.engine.errored:
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)
@@ -135,7 +148,8 @@ def _address(sock: socket.socket, uds: str | None) -> str:
 
 def _stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
     """End without waiting for the engine's thread, which may be within torch for seconds."""
-    print("armllm: stopped", file=sys.stderr, flush=True)
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # what is shown while the engine loads
+    print(f"{clear}armllm: stopped", file=sys.stderr, flush=True)
     os._exit(128 + number)
 
 

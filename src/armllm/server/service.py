@@ -9,21 +9,24 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any, cast
 
-from armllm.chat import ChatTemplate, find_template
+from armllm.chat import find_template
 from armllm.errors import RequestError
 from armllm.sampling_params import SamplingParams
 from armllm.server.errors import ApiError
-from armllm.server.limits import HEAVY_BYTES, Limits, weight
+from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
+from armllm.server.rendering import Renderer
 from armllm.server.tools import TOOL_PARSERS
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from armllm.engine.async_llm import AsyncLLM
+    from armllm.api.async_llm import AsyncLLM
     from armllm.outputs import RequestOutput
+    from armllm.server.engine_process import EngineProcess
     from armllm.tokenizer import Tokenizer
 
 # Shorter texts are tokenized in less time than it takes to hand them to another thread.
@@ -31,7 +34,6 @@ LONG_TEXT = 2000
 MANY_TEXTS = 4
 CHARACTERS_PER_TOKEN = 8
 CUT_TOKENS = 64
-RENDER_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class ServerOptions:
     tool_call_parser, reasoning_parser: names in `TOOL_PARSERS` and `REASONING_PARSERS`.
     enable_auto_tool_choice: whether the model may decide to call tools. neutral_sampling: requests start from
     neutral defaults instead of the checkpoint's generation_config.json. log_requests: a line per request,
-    without its text. allowed_origins: web pages that may use the server. allowed_hosts: public host names
-    that it may be asked under where it needs no key.
+    without its text. log_stats: a line every ten seconds while the engine works. allowed_origins: web pages
+    that may use the server. allowed_hosts: public host names that it may be asked under where it needs no
+    key. root_path: the prefix under which a proxy offers it. tls: what `tls_context` returns, for HTTPS.
 
     Raises RequestError for a parser that does not exist.
     """
@@ -65,8 +68,11 @@ class ServerOptions:
     reasoning_parser: str | None = None
     neutral_sampling: bool = False
     log_requests: bool = False
+    log_stats: bool = True
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    root_path: str = ""
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         for flag, name, known in (
@@ -77,26 +83,28 @@ class ServerOptions:
                 raise RequestError(f"{flag} must be one of {', '.join(known)}, not {name!r}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise RequestError("--enable-auto-tool-choice needs --tool-call-parser")
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise RequestError(f"--root-path must be like /prefix, not {self.root_path!r}")
 
 
 class Service:
     """One served model."""
 
-    def __init__(self, engine: AsyncLLM, options: ServerOptions) -> None:
+    def __init__(self, engine: AsyncLLM | EngineProcess, options: ServerOptions) -> None:
         self.engine = engine
         self.options = options
-        self.tokenizer = engine.get_tokenizer()
-        self.default_sampling = (
-            SamplingParams() if options.neutral_sampling else engine.get_default_sampling_params()
-        )
-        self.max_model_len = engine.max_model_len
+        self.facts = engine.facts
+        self.tokenizer = self.facts.tokenizer
+        self.default_sampling = SamplingParams() if options.neutral_sampling else self.facts.default_sampling
+        self.max_model_len = self.facts.max_model_len
         self.limits = Limits(self.max_model_len)
+        self.num_requests = 0  # that are being answered
         self.longest_text = self.max_model_len * self.tokenizer.longest_token
-        self.vocab_size = engine.llm_engine.processor.vocab_size
+        self.vocab_size = self.facts.vocab_size
         self.model = options.served_model_names[0]
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.model)
-        self._templates: dict[bool, ChatTemplate] = {}
+        self._templates: dict[tuple[bool, bool], Renderer] = {}
         if options.chat_template is not None:
             self.template(tools=False)  # say now if it can't be compiled
 
@@ -110,25 +118,27 @@ class Service:
                 code="model_not_found",
             )
 
+    def check_priority(self, priority: int | None) -> None:
+        """Refuse a priority where the engine knows none."""
+        if priority and not self.facts.has_priorities:
+            raise ApiError("priority needs a server with --scheduling-policy priority", param="priority")
+
     def start(
         self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int | None
     ) -> AsyncIterator[RequestOutput]:
         """The engine's outputs for one prompt."""
-        if priority and self.engine.llm_engine.config.scheduling_policy != "priority":
-            raise ApiError("priority needs a server with --scheduling-policy priority", param="priority")
+        self.check_priority(priority)
         return self.engine.generate(token_ids, params, request_id, priority or 0)
 
-    def template(self, *, tools: bool) -> ChatTemplate:
+    def template(self, *, tools: bool, heavy: bool = False) -> Renderer:
         """The chat template for conversations with or without tools; RequestError if there is none."""
-        if tools not in self._templates:
+        if (tools, heavy) not in self._templates:  # short conversations don't wait for long ones
             source = self.options.chat_template or find_template(
                 self.tokenizer.folder, self.tokenizer.settings, tools=tools
             )
             most = max(self.longest_text, self.limits.body_bytes)
-            self._templates[tools] = ChatTemplate(
-                source, self.tokenizer.special_texts(), max_seconds=RENDER_SECONDS, max_characters=most
-            )
-        return self._templates[tools]
+            self._templates[tools, heavy] = Renderer(source, self.tokenizer.special_texts(), most)
+        return self._templates[tools, heavy]
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, truncate_to: int | None = None, slow: bool = False
@@ -145,7 +155,7 @@ class Service:
                 code="context_length_exceeded",
             )
         encode = functools.partial(self._encode, text, add_special_tokens, truncate_to)
-        if len(text) > HEAVY_BYTES:
+        if len(text) > HEAVY_TEXT:
             token_ids = await self.limits.offload.run(encode)
         else:
             token_ids = await away_if(slow or len(text) > LONG_TEXT, encode)
@@ -201,13 +211,12 @@ class Service:
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Put a conversation into the model's words."""
-        template = self.template(tools=bool(options.get("tools")))
-        work = functools.partial(template.render, messages, **options)
-        size = weight([messages, options], HEAVY_BYTES)
-        if size > HEAVY_BYTES:
-            return await self.limits.offload.run(work)
-        text: str = await away_if(size > LONG_TEXT, work)
-        return text
+        heavy = weight([messages, options], HEAVY_BYTES) > HEAVY_BYTES
+
+        def work() -> str:
+            return self.template(tools=bool(options.get("tools")), heavy=heavy).render(messages, **options)
+
+        return await (self.limits.offload.run(work) if heavy else asyncio.to_thread(work))
 
     @staticmethod
     def truncated(prompt: Prompt, length: int | None) -> Prompt:

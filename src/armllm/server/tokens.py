@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import armllm
 from armllm.server.conversation import render_prompt
 from armllm.server.errors import ApiError
-from armllm.server.http import json_response, read_body, unless_disconnected
+from armllm.server.http import answer, json_response
 from armllm.server.protocol.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -18,7 +17,7 @@ from armllm.server.protocol.tokens import (
     TokenizeRequest,
     Version,
 )
-from armllm.server.service import LONG_TEXT, Service, away_if, check_vocabulary, token_text
+from armllm.server.service import LONG_TEXT, Service, check_vocabulary, token_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -27,43 +26,45 @@ if TYPE_CHECKING:
 
 async def tokenize(request: Request) -> Response:
     """Turn a text or a conversation into token ids."""
-    service: Service = request.app.state.service
-    body = await read_body(request, TokenizeRequest)
-    service.check_model(body.model)
+    return await answer(request, TokenizeRequest, _tokenize)
 
-    async def work() -> Tokenized:
-        if body.prompt is not None:
-            special = body.add_special_tokens is not False
-            text = body.prompt
-        else:
-            special = bool(body.add_special_tokens)
-            text = await render_prompt(service, body, body.messages or [], body.tools)
-        ids = (await service.encode(text, add_special_tokens=special)).token_ids
-        texts = [token_text(service.tokenizer, one) for one in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": texts}
 
-    return json_response(await unless_disconnected(request, work()))
+async def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
+    if body.prompt is not None:
+        special = body.add_special_tokens is not False
+        text = body.prompt
+    else:
+        special = bool(body.add_special_tokens)
+        text = await render_prompt(service, body, body.messages or [], body.tools)
+    ids = (await service.encode(text, add_special_tokens=special)).token_ids
+
+    def spell() -> list[str]:
+        return [token_text(service.tokenizer, one) for one in ids]
+
+    slow = len(ids) > LONG_TEXT
+    texts = await service.limits.offload.if_slow(slow, spell) if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": texts}
 
 
 async def detokenize(request: Request) -> Response:
     """Turn token ids into text, special tokens included."""
-    service: Service = request.app.state.service
-    body = await read_body(request, DetokenizeRequest)
-    service.check_model(body.model)
-    check_vocabulary(body.tokens, service.vocab_size, "tokens")
-    decode = functools.partial(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    answer: Detokenized = {"prompt": await away_if(len(body.tokens) > LONG_TEXT, decode)}
-    return json_response(answer)
+    return await answer(request, DetokenizeRequest, _detokenize)
+
+
+async def _detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
+    def decode() -> str:
+        check_vocabulary(body.tokens, service.vocab_size, "tokens")
+        return service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+    return {"prompt": await service.limits.offload.if_slow(len(body.tokens) > LONG_TEXT, decode)}
 
 
 async def list_models(request: Request) -> Response:
     """All names that the model is served under."""
     service: Service = request.app.state.service
-    answer: ModelList = {
-        "object": "list",
-        "data": [_card(service, name) for name in service.options.served_model_names],
-    }
-    return json_response(answer)
+    names = service.options.served_model_names
+    found: ModelList = {"object": "list", "data": [_card(service, name) for name in names]}
+    return json_response(found)
 
 
 async def get_model(request: Request) -> Response:
@@ -80,8 +81,8 @@ async def get_model(request: Request) -> Response:
 
 async def version(_request: Request) -> Response:
     """The version of armllm."""
-    answer: Version = {"version": armllm.__version__}
-    return json_response(answer)
+    found: Version = {"version": armllm.__version__}
+    return json_response(found)
 
 
 def _card(service: Service, name: str) -> ModelCard:
@@ -90,7 +91,7 @@ def _card(service: Service, name: str) -> ModelCard:
         "object": "model",
         "created": service.created,
         "owned_by": "armllm",
-        "root": service.engine.llm_engine.config.model,
+        "root": service.facts.model,
         "parent": None,
         "max_model_len": service.max_model_len,
     }

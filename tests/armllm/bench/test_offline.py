@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from armllm.api.llm import LLM
 from armllm.bench.dataset import BenchRequest
 from armllm.bench.offline import measure_latency, measure_throughput
-from armllm.engine.llm import LLM
 from armllm.smoke.passages import MODEL
 
 

@@ -38,3 +38,12 @@ def test_the_shares_of_a_real_step_make_up_the_whole():
     assert all(shares[column] > 0 for column in tool.COLUMNS)
     assert sum(shares.values()) == pytest.approx(1, abs=0.1)
     assert (kernels.paged_attention, RMSNorm.__call__) == before, "it must leave nothing behind"
+
+
+def test_steps_that_are_replayed_are_compared_with_computed_ones(monkeypatch):
+    monkeypatch.setattr(tool, "ROUNDS", 1)
+    threads = torch.get_num_threads()
+    ((computed, replayed, ratio),) = tool.compare(str(MODEL), [(2, 20, 4)], threads=1, dtype="float32")
+    torch.set_num_threads(threads)
+    kernels.set_num_threads(threads)
+    assert ratio == pytest.approx(computed / replayed)

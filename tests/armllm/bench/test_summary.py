@@ -36,6 +36,24 @@ def test_figures_leave_failures_and_first_tokens_out():
     assert "P99 E2EL (ms):                           498.00" in lines
 
 
+def test_peaks_are_of_one_second_and_of_one_moment():
+    outcomes = [
+        Outcome(1, output_tokens=4, started=5.0, ttft=0.5, intervals=[0.1, 0.1, 1.0], latency=1.7),
+        Outcome(1, output_tokens=6, started=5.2, ttft=0.6, intervals=[0.1], latency=0.7),  # 3 tokens an event
+        Outcome(1, output_tokens=1, started=6.8, ttft=0.1, latency=0.1),
+        Outcome(1, error="status 500", started=5.0, latency=9.0),
+    ]
+    result = summarize(outcomes, 2.0, float("inf"), max_concurrency=3)
+    assert (result["max_output_tokens_per_s"], result["max_concurrent_requests"]) == (9, 2)
+    lines = as_text(result).splitlines()
+    assert "Maximum request concurrency:             3" in lines
+    assert "Peak output token throughput (tok/s):    9.00" in lines
+    assert "Peak concurrent requests:                2.00" in lines
+    nothing = summarize([Outcome(1, error="status 500")], 2.0, 1.0)
+    assert (nothing["max_output_tokens_per_s"], nothing["max_concurrent_requests"]) == (0, 0)
+    assert "Maximum" not in as_text(nothing)
+
+
 def test_a_figure_without_measurements_is_there_and_says_so():
     whole = [Outcome(10, output_tokens=4, ttft=0.1, latency=0.1)]  # all its tokens came in one event
     result = summarize(whole, 1.0, 4.0, percentiles=(50, 99.9))
@@ -64,7 +82,10 @@ def test_curves_are_written_as_png_and_svg_with_a_point_per_rate(tmp_path):
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
         if path.suffix == ".svg":
-            assert all(f"<!-- {rate}/s -->".encode() in content for rate in ("1.0", "4.0", "inf"))
+            assert all(
+                f"<!-- {rate} -->".encode() in content
+                for rate in ("1 requests/s", "4 requests/s", "all at once")
+            )
 
 
 def test_random_requests_have_the_lengths_asked_for():

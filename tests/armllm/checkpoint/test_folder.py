@@ -118,7 +118,7 @@ def test_a_file_that_is_something_else_is_refused(single):
 def test_only_pickles_are_refused_unread(single):
     (single / "model.safetensors").unlink()
     (single / "pytorch_model.bin").write_bytes(b"never looked at")
-    refused(single, "pytorch_model.bin", "never read", "convert")
+    refused(single, "pytorch_model.bin", "can run code", "armllm convert")
 
 
 def test_no_weights_at_all(single):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import hashlib
+import http.server
+import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 
 from armllm import LLM
 from armllm.checkpoint import hub
-from armllm.checkpoint.hub import resolve_model
+from armllm.checkpoint.hub import HubOptions, resolve_model
+from armllm.engine.config import EngineConfig
 from armllm.errors import CheckpointError
 
 PROGRAM = """
@@ -22,7 +31,7 @@ for name in sys.argv[1:]:
     try:
         print(resolve_model(name))
     except CheckpointError as error:
-        print("refused:", error)
+        print(f"refused ({error.status}): {error}")
 """
 
 
@@ -64,7 +73,8 @@ def test_a_hub_that_does_not_answer_costs_one_line_and_not_the_cache(make_checkp
     first, second = result.stdout.splitlines()
     assert first == str(snapshot)
     assert second.startswith(
-        "refused: model 'someone/else' is not a folder here, and the hub did not give it"
+        "refused (3): model 'someone/else' is not a folder here, and the hub did not give it:"
+        " no answer from 127.0.0.1:9: Connection refused; without a network, run `hf download someone/else`"
     )
 
 
@@ -93,3 +103,156 @@ def test_a_model_that_this_user_may_not_read_is_told_so(tmp_path, monkeypatch, s
     with pytest.raises(CheckpointError, match="may not read") as refused:
         resolve_model(str(tmp_path))
     assert f"may not read {tmp_path / shut}; `chmod" in str(refused.value)
+
+
+class FakeHub(http.server.BaseHTTPRequestHandler):
+    """What a download needs of the hub's API: files of one model at two revisions, behind a token or not."""
+
+    def reply(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_GET(self):
+        hub = self.server
+        hub.paths.append(self.path)
+        if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+            return self.reply(401, b"{}", X_Error_Code="RepoNotFound")
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[0] == "api":
+            revision = parts[5] if len(parts) > 5 else "main"
+            if "/".join(parts[2:4]) != "someone/tiny":
+                return self.reply(404, b"{}", X_Error_Code="RepoNotFound")
+            if revision not in hub.revisions:
+                return self.reply(404, b"{}", X_Error_Code="RevisionNotFound")
+            files = hub.revisions[revision]
+            sha = next(name for name, held in hub.revisions.items() if held is files and len(name) == 40)
+            if parts[4] == "tree":
+                entries = [{"type": "file", "path": n, "size": len(c), "oid": sha} for n, c in files.items()]
+                return self.reply(200, json.dumps(entries).encode(), Content_Type="application/json")
+            document = {"id": "someone/tiny", "sha": sha, "siblings": [{"rfilename": name} for name in files]}
+            return self.reply(200, json.dumps(document).encode(), Content_Type="application/json")
+        content = hub.revisions[parts[3]][parts[4]]
+        etag = hashlib.sha256(content).hexdigest()
+        return self.reply(200, content, ETag=f'"{etag}"', X_Repo_Commit=parts[3])
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def log_message(self, *_arguments):
+        """Say nothing."""
+
+
+@pytest.fixture
+def fake_hub(make_checkpoint):
+    files = {path.name: path.read_bytes() for path in make_checkpoint().folder.iterdir() if path.is_file()}
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
+        server.token, server.paths = "", []
+        main, old = {**files, "extra.bin": b"x"}, {"config.json": b"{}"}
+        server.revisions = {"a" * 40: main, "main": main, "b" * 40: old, "old": old}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+LOOK_UP = """
+import json, sys
+from armllm.checkpoint.hub import HubOptions, resolve_model
+from armllm.errors import CheckpointError
+try:
+    print(resolve_model("someone/tiny", options=HubOptions(**json.loads(sys.argv[1]))))
+except CheckpointError as error:
+    print(f"refused: {error}")
+"""
+
+
+def look_up(hub, cache, options=None, **environment):
+    """In a process of its own: the hub's library reads its variables once."""
+    variables = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(cache)}
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
+        variables.pop(name, None)
+    command = [sys.executable, "-c", LOOK_UP, json.dumps(options or {})]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env={**variables, **environment}, check=True, timeout=120
+    )
+    (line,) = result.stdout.splitlines()
+    return line
+
+
+def test_a_model_is_downloaded_once_and_then_found_offline(fake_hub, tmp_path):
+    folder = Path(look_up(fake_hub, tmp_path / "home"))
+    assert folder.is_relative_to(tmp_path / "home/hub")
+    assert {"config.json", "model.safetensors"} <= {path.name for path in folder.iterdir()}
+    assert not [path for path in fake_hub.paths if path.endswith("extra.bin")]
+    count = len(fake_hub.paths)
+    assert look_up(fake_hub, tmp_path / "home", HF_HUB_OFFLINE="1") == str(folder)
+    assert len(fake_hub.paths) == count
+    downloads = shutil.copytree(tmp_path / "home/hub", tmp_path / "downloads", symlinks=True)
+    found = look_up(fake_hub, tmp_path / "none", {"cache_dir": str(downloads)}, HF_HUB_OFFLINE="1")
+    assert Path(found).is_relative_to(downloads)
+
+
+def test_a_revision_is_the_one_that_is_loaded(fake_hub, tmp_path):
+    folder = Path(look_up(fake_hub, tmp_path, {"revision": "old"}))
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_what_the_hub_refuses_is_told_with_what_to_do(fake_hub, tmp_path):
+    line = look_up(fake_hub, tmp_path, {"revision": "new"})
+    assert line.startswith("refused: model 'someone/tiny' is not a folder here")
+    assert "it has no revision 'new'" in line
+    line = look_up(fake_hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in line
+    assert "`hf download someone/tiny` downloads it there" in line
+    right, wrong = "hf_right", "hf_wrong"
+    fake_hub.token = right
+    line = look_up(fake_hub, tmp_path, HF_TOKEN=wrong)
+    assert "set HF_TOKEN" in line
+    assert wrong not in line
+    assert "refused" not in look_up(fake_hub, tmp_path / "a", HF_TOKEN=right)
+    assert "refused" not in look_up(fake_hub, tmp_path / "b", {"token": right})
+
+
+def test_the_engine_looks_up_with_its_options(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "armllm.engine.config.resolve_model", lambda *arguments, **named: asked.append((arguments, named))
+    )
+    options = {"revision": "r", "tokenizer": "some/tokenizer", "tokenizer_revision": "t"}
+    secret = "hf-secret"  # noqa: S105 - of nobody
+    config = EngineConfig.of("some/model", {**options, "download_dir": "/downloads", "hf_token": secret})
+    config.model_folder, config.tokenizer_folder  # noqa: B018
+    model = HubOptions(revision="r", cache_dir="/downloads", token=secret)
+    assert asked[0] == (("some/model",), {"options": model})
+    assert asked[1] == (("some/tokenizer", "tokenizer", dataclasses.replace(model, revision="t")), {})
+    assert secret not in repr(config) + repr(model)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_cache_that_cannot_be_written_is_read(fake_hub, tmp_path):
+    folder = look_up(fake_hub, tmp_path)
+    paths = [tmp_path, *tmp_path.rglob("*")]
+    for path in paths:
+        path.chmod(0o555)
+    try:
+        assert look_up(fake_hub, tmp_path) == folder
+        assert "HF_HOME" in look_up(fake_hub, tmp_path, {"revision": "old"})
+    finally:
+        for path in paths:
+            path.chmod(0o755)
+
+
+def test_a_full_disk_is_said_although_half_of_the_model_is_there(monkeypatch, tmp_path):
+    """It would catch a model that is loaded from the files that came before the disk was full."""
+
+    def fetch(*_arguments, local_files_only, **_options):
+        if local_files_only:
+            return str(tmp_path)
+        raise OSError(errno.ENOSPC, "No space left on device", "/cache/blob")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    with pytest.raises(CheckpointError, match="No space left on device: /cache/blob"):
+        resolve_model("some/full-disk")

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
+import pty
+import re
+import select
 import shutil
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -21,6 +28,21 @@ def folder(tmp_path_factory):
     target = shutil.copytree(MODEL, tmp_path_factory.mktemp("chat") / "model")
     (target / "chat_template.jinja").write_text(TEMPLATE)
     return str(target)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The roles of the messages of each turn."""
+    from armllm.chat import ChatTemplate  # noqa: PLC0415
+
+    seen, render = [], ChatTemplate.render
+
+    def watched(self, messages, **options):
+        seen.append([message["role"] for message in messages])
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", watched)
+    return seen
 
 
 def test_one_message_is_answered_and_that_is_all(folder, capsys):
@@ -43,16 +65,7 @@ def test_one_message_is_answered_and_that_is_all(folder, capsys):
     assert capsys.readouterr().out == first
 
 
-def test_lines_are_answered_in_one_conversation_until_an_empty_one(folder, capsys, monkeypatch):
-    from armllm.chat import ChatTemplate  # noqa: PLC0415
-
-    seen, render = [], ChatTemplate.render
-
-    def watched(self, messages, **options):
-        seen.append([message["role"] for message in messages])
-        return render(self, messages, **options)
-
-    monkeypatch.setattr(ChatTemplate, "render", watched)
+def test_lines_are_answered_in_one_conversation_until_an_empty_one(folder, capsys, monkeypatch, seen):
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n\nNever asked\n"))
     assert main(["chat", folder, "--max-tokens", "4", "--system-prompt", "x", "--dtype", "float32"]) == 0
     assert capsys.readouterr().out.count("\n") >= 2
@@ -62,6 +75,86 @@ def test_lines_are_answered_in_one_conversation_until_an_empty_one(folder, capsy
 def test_a_model_without_a_template_is_an_error_line(capsys):
     assert main(["chat", str(MODEL), "-q", "Hello", "--dtype", "float32"]) == 2
     assert "chat template" in capsys.readouterr().err
+
+
+def test_commands_are_obeyed_and_not_sent(folder, capsys, monkeypatch, seen):
+    """It would catch a command that reaches the model, and a reset that loses the system prompt."""
+    lines = ["Hello", "/help", "/nonsense", "/etc/hosts is a file", "/reset", "Again", "/exit", "Never asked"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    assert main(["chat", folder, "--max-tokens", "2", "--system-prompt", "x", "--dtype", "float32"]) == 0
+    assert seen == [["system", "user"], ["system", "user", "assistant", "user"], ["system", "user"]]
+    error = capsys.readouterr().err
+    assert "/reset" in error
+    assert "/nonsense is no command" in error
+
+
+@pytest.mark.parametrize("form", ["file", "text"])
+def test_a_template_of_the_user_is_taken(capsys, tmp_path, form):
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    template = str(tmp_path / "template.jinja") if form == "file" else TEMPLATE
+    arguments = ["chat", str(MODEL), "--dtype", "float32", "--max-tokens", "2", "-q", "Hello"]
+    assert main([*arguments, "--chat-template", template]) == 0
+    assert main([*arguments, "--chat-template", "/nowhere.jinja"]) == 2
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--chat-template", template, "-q", "x"]) == 2
+    assert capsys.readouterr().err.count("--chat-template") == 2
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_program(folder, capsys, monkeypatch, seen):
+    """It would catch an interrupt that ends a step half way, and one that ends the conversation."""
+    from armllm.api.llm_engine import LLMEngine  # noqa: PLC0415
+
+    step, interrupted = LLMEngine.step, []
+
+    def interrupt_once(self):
+        if not interrupted:
+            interrupted.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        outputs = step(self)
+        self.check_integrity()
+        return outputs
+
+    monkeypatch.setattr(LLMEngine, "step", interrupt_once)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAgain\n"))
+    assert main(["chat", folder, "--max-tokens", "3", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out.count("[stopped]") == 1
+    assert seen == [["user"], ["user", "assistant", "user"]]
+    interrupted.clear()
+    assert main(["chat", folder, "--max-tokens", "3", "--dtype", "float32", "-q", "Hello"]) == 130
+
+
+def test_a_terminal_has_line_editing_and_an_interrupt_drops_the_line(folder):
+    program = "import sys; from armllm.cli import main; sys.exit(main(sys.argv[1:]))"
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", program, "chat", folder, "--dtype", "float32"]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as process:
+        os.close(follower)
+        try:
+            read_until(leader, "> ")
+            os.write(leader, b"never sent")
+            read_until(leader, "never sent")
+            interrupt = functools.partial(process.send_signal, signal.SIGINT)
+            interrupt()
+            # readline may miss a signal that comes between its key and its wait: people press again.
+            read_until(leader, "Ctrl-D ends", "> ", when_silent=interrupt)
+            os.write(leader, b"/hlp\x1b[D\x1b[De\n")  # two cursor keys
+            read_until(leader, "forget the conversation", "> ")
+            os.write(leader, b"\x04")
+            assert process.wait(180) == 0
+        finally:
+            process.kill()
+            os.close(leader)
+
+
+def read_until(terminal, *texts, when_silent=lambda: None):
+    """Read until the texts were shown, one after the other. A key before a prompt may be lost."""
+    shown, silent = "", 0
+    while not re.search(".*".join(map(re.escape, texts)), shown, re.DOTALL):
+        if select.select([terminal], [], [], 10)[0]:
+            shown, silent = shown + os.read(terminal, 4096).decode(errors="replace"), 0
+            continue
+        silent += 1
+        assert silent < 18, shown
+        when_silent()
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(capsys):
@@ -124,3 +217,17 @@ def test_offline_benchmarks_count_what_was_done(capsys, tmp_path):
     latency = ["--num-iters", "3", "--num-iters-warmup", "1", "--batch-size", "2"]
     assert main(["bench", "latency", *latency, *common]) == 0
     assert len(json.loads(capsys.readouterr().out)["latencies"]) == 3
+
+
+def test_collect_env_tells_versions_and_no_secret(capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HOME", "/models")
+    assert main(["collect-env"]) == 0
+    text = capsys.readouterr().out
+    assert "hf_secret" not in text
+    assert main(["collect-env", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    variables = document["variables"]
+    assert [variables["HF_TOKEN"], variables["HF_HOME"]] == ["(set)", "/models"]
+    assert document["packages"]["torch"]
+    assert "kernels" in document["findings"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -94,14 +95,53 @@ def test_errors_are_one_line_with_the_right_status(folder, capsys, arguments, st
         assert json.loads(shown.out)["status"] == status
 
 
-@pytest.mark.parametrize("point", ["armllm.engine.llm.LLM.__init__", "armllm.engine.llm.LLM.generate"])
+@pytest.mark.parametrize("command", ["", "serve", "bench serve", "quantize", "chat"])
+def test_help_shows_whole_names_and_brackets_on_a_narrow_terminal(command, capsys, monkeypatch):
+    """It would catch markup that takes brackets away, and tables that cut names."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    if command == "serve":
+        assert "--disable-uvicorn-access-log" in shown
+        assert "a JSON list of origins, or ['*']" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell, monkeypatch):
+    command = [sys.executable, "-m", "armllm"]
+    complete = {
+        "bash": {"COMP_WORDS": "armllm qua", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "armllm qua"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "armllm qua", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    environment = {**os.environ, "_ARMLLM_COMPLETE": f"complete_{shell}", **complete[shell]}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "quantize" in done.stdout
+    done = subprocess.run([*command, "--show-completion", shell], capture_output=True, text=True, check=True)
+    assert "_ARMLLM_COMPLETE" in done.stdout
+
+
+def test_a_verdict_has_a_colour_on_a_terminal_only(monkeypatch):
+    from armllm.cli.options import styled  # noqa: PLC0415
+
+    assert styled("ok", "ok") == "ok"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert styled("ok", "ok") == "\x1b[32mok\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert styled("ok", "ok") == "ok"
+
+
+@pytest.mark.parametrize("point", ["armllm.api.llm.LLM.__init__", "armllm.api.llm.LLM.generate"])
 def test_an_interrupt_is_said_and_has_its_own_status(folder, capsys, monkeypatch, point):
     def interrupt(*_args, **_options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(point, interrupt)
     assert main(["run", folder, "x", "--dtype", "float32"]) == 130
-    assert capsys.readouterr().err == "armllm: error: interrupted\n"
+    assert capsys.readouterr().err == "armllm: interrupted\n"
 
 
 def test_verbose_shows_the_traceback(capsys):
@@ -137,8 +177,8 @@ def test_commands_of_guides_for_vllm_run(folder, capsys, command):
     lengths = ["--input-len", "4", "--output-len", "2", "--dtype", "float32", "--max-model-len", "64"]
     assert main(["bench", command, "--model", folder, *size, *guide, *lengths, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
-    assert main(["bench", command, "--model", folder, "--tensor_parallel_size", "2"]) == 2
-    assert "--tensor-parallel-size can only be 1 here, not 2" in capsys.readouterr().err
+    assert main(["bench", command, "--model", folder, "--pipeline_parallel_size", "2"]) == 2
+    assert "--pipeline-parallel-size can only be 1 here, not 2" in capsys.readouterr().err
 
 
 def test_it_calls_itself_by_the_name_of_the_command_wherever_it_was_started(capsys, monkeypatch):
@@ -146,3 +186,39 @@ def test_it_calls_itself_by_the_name_of_the_command_wherever_it_was_started(caps
     monkeypatch.setattr(sys, "argv", ["python -m somewhere.else"])
     assert main(["serve"]) == 2
     assert "give one MODEL: armllm serve MODEL" in capsys.readouterr().err
+
+
+def test_a_file_of_options_is_read_before_the_command_line(tmp_path, capsys):
+    """`serve --config`: the file's options are checked as flags are, and flags win."""
+    file = tmp_path / "options.yaml"
+    file.write_text("model: /nowhere\nport: 99999\nserved_model_name: [one, two]\nuvicorn-log-level: loud\n")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert "'--port'" in capsys.readouterr().err
+    assert main(["serve", "--port", "0", "--config", str(file)]) == 2
+    assert "--uvicorn-log-level must be one of" in capsys.readouterr().err
+    assert main(["serve", "--port=0", f"--config={file}", "--uvicorn_log_level", "info"]) == 1
+    assert "/nowhere" in capsys.readouterr().err
+    assert main(["serve", "/elsewhere", "--port=0", f"--config={file}", "--uvicorn_log_level", "info"]) == 1
+    assert "/elsewhere" in capsys.readouterr().err
+    file.write_text("ports: 1\n")
+    assert main(["serve", "/nowhere", "--config", str(file)]) == 2
+    assert "--ports" in capsys.readouterr().err
+    assert main(["serve", "/nowhere", "--config"]) == 2
+    assert "--config needs a file" in capsys.readouterr().err
+
+
+def test_a_flag_of_several_values_takes_them_as_vllms_does(tmp_path, monkeypatch):
+    """`--api-key A B` after MODEL, and a list in the file of options."""
+    seen = []
+    monkeypatch.setattr(
+        "armllm.server.run.serve", lambda _model, _engine, options, **_: seen.append(options) or 0
+    )
+    file = tmp_path / "options.yaml"
+    file.write_text("allowed-origins: ['https://a.example']\nserved-model-name: [one, two]\n")
+    line = ["--api-key", "A", "B", "--config", str(file), "--enable-auto-tool-choice"]
+    assert main(["serve", "MODEL", *line, "--tool-call-parser", "hermes"]) == 0
+    assert seen[0].api_keys == ("A", "B")
+    assert seen[0].served_model_names == ("one", "two")
+    assert seen[0].allowed_origins == ("https://a.example",)
+    assert main(["serve", "--api-key", "A", "MODEL"]) == 0
+    assert seen[1].served_model_names == ("MODEL",)

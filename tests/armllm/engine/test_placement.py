@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 
 import pytest
 import torch
 
 from armllm import LLM, SamplingParams
-from armllm.engine import llm_engine, placement
+from armllm.api import llm_engine
+from armllm.engine import placement
 from armllm.engine.placement import LARGE, decide, place, torch_threads
 from armllm.errors import RequestError
 
@@ -141,6 +143,56 @@ def test_a_list_says_where_and_how_many(machine, monkeypatch):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "8-12")
     with pytest.raises(RequestError, match="names CPU 10"):
         decide(cpus(*range(10)), 1, root)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "nodes", [{0: "0-15"}, {0: "0-7", 1: "8-15"}, {node: f"{2 * node}-{2 * node + 1}" for node in range(8)}]
+)
+def test_no_two_ranks_share_a_cpu(machine, nodes, size):
+    siblings = {cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(16)}
+    for threads in (None, siblings):
+        root = machine(nodes, threads)
+        found = [decide(cpus(*range(16)), ALL, root, rank=rank, size=size) for rank in range(size)]
+        together = [cpu for one in found for cpu in one.cpus]
+        assert len(together) == len(set(together))
+        assert all(one.num_threads == len(one.cpus) >= 1 for one in found)
+        if len(nodes) >= size:
+            assert len({one.node for one in found}) == size
+            assert None not in {one.node for one in found}
+
+
+def test_ranks_beyond_the_cores_or_the_quota_are_warned_about(machine, caplog):
+    root = machine({0: "0-1"})
+    assert [decide(cpus(0, 1), ALL, root, rank=rank, size=3).cpus for rank in range(3)] == [{0}, {1}, {0}]
+    assert "3 ranks share 2 cores" in caplog.text
+    root = machine({0: "0-7"})
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cpu.max").write_text("150000 100000\n")
+    assert decide(cpus(*range(8)), ALL, root, rank=1, size=2).num_threads == 1
+    assert "the limit of 1.5 CPUs is less than the 2 ranks" in caplog.text
+
+
+def test_lists_of_ranks(machine, monkeypatch):
+    root = machine({0: "0-3", 1: "4-7"})
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3|4,6-7")
+    found = [decide(cpus(*range(8)), ALL, root, rank=rank, size=2) for rank in range(2)]
+    assert [(one.cpus, one.node, one.num_threads) for one in found] == [
+        (cpus(0, 1, 2, 3), 0, 4),
+        (cpus(4, 6, 7), 1, 3),
+    ]
+    for text, words in (
+        ("0-3", "or 2 lists of CPUs such as 0-31|32-63, one for each rank"),
+        ("0|1|2", "or 2 lists"),
+        ("0|", "or 2 lists"),
+        ("0-3|3-4", "names CPU 3 for two ranks"),
+        ("0|8", "names CPU 8, which is not there"),
+    ):
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", text)
+        with pytest.raises(RequestError, match=re.escape(words)):
+            decide(cpus(*range(8)), ALL, root, rank=1, size=2)
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert decide(cpus(*range(8)), 8, root, rank=1, size=2).num_threads == 4
 
 
 def test_nobind_leaves_everything_to_openmp(machine, monkeypatch):

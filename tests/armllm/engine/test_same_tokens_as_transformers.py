@@ -146,9 +146,9 @@ def test_sequences_of_one_step_share_a_prefix(make_checkpoint):
     scheduled = []
     run = llm.llm_engine.runner.run
 
-    def spy(sequences):
+    def spy(sequences, *others):
         scheduled.append([sequence.num_scheduled_tokens for sequence in sequences])
-        return run(sequences)
+        return run(sequences, *others)
 
     llm.llm_engine.runner.run = spy
     assert tokens(llm, [prompt] * 3) == [expected] * 3
@@ -192,8 +192,8 @@ def spy_on_logits(llm):
     seen = []
     run = llm.llm_engine.runner.run
 
-    def spy(sequences):
-        seen.append(run(sequences))
+    def spy(sequences, *others):
+        seen.append(run(sequences, *others))
         return seen[-1]
 
     llm.llm_engine.runner.run = spy

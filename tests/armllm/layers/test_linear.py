@@ -49,6 +49,18 @@ def test_with_arms_bf16_instructions_bfloat16_goes_in_panels_and_nothing_else(cp
     assert linear.dense(weight).weight is weight
 
 
+@pytest.mark.parametrize(
+    ("target", "computes", "panels"),
+    [("avx512", False, True), ("avx512", True, False), ("avx2", False, False), ("bf16", True, True)],
+)
+def test_panels_replace_torch_where_it_emulates_bfloat16(monkeypatch, target, computes, panels):
+    """oneDNN multiplies bf16 on any AVX-512, but slowly without AVX512-BF16."""
+    monkeypatch.setattr(linear.kernels, "report", lambda: {"panel_matmul_bf16": {"target": target}})
+    monkeypatch.setattr(linear, "cpu_computes_bfloat16", lambda: computes)
+    assert linear.has_fast_panels.__wrapped__(torch.bfloat16) is panels
+    assert not linear.has_fast_panels.__wrapped__(torch.float16)
+
+
 def test_float32_is_torchs_and_stays_where_it_is(cpu):
     cpu()
     weight = torch.randn(16, 8)

@@ -69,8 +69,8 @@ class Spy:
         self._seen: list[torch.Tensor] = []
         run = llm.llm_engine.runner.run
 
-        def spy(sequences: Any) -> torch.Tensor:
-            logits = run(sequences)
+        def spy(*arguments: Any) -> torch.Tensor:
+            logits = run(*arguments)
             self._seen.append(logits.clone())
             return logits
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import shutil
@@ -20,8 +19,8 @@ import pytest
 import uvicorn
 
 from armllm import AsyncLLM
+from armllm.server import connection
 from armllm.server.app import create_app
-from armllm.server.connection import LimitedProtocol
 from armllm.server.service import ServerOptions, Service
 from armllm.smoke.passages import MODEL
 
@@ -51,8 +50,9 @@ class Served:
             create_app(self.service),
             lifespan="off",
             log_level="warning",
-            http=functools.partial(LimitedProtocol, self.service.limits),
+            http=connection.protocol(self.service.limits, self.service.options.tls),
             ws="none",
+            root_path=self.service.options.root_path,
         )
         self.server = uvicorn.Server(config)
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -137,7 +137,7 @@ class Process:
     @property
     def url(self):
         return next(
-            (found.group(1) for line in self.lines if (found := re.search(r"on (http://\S+)$", line))), None
+            (found.group(1) for line in self.lines if (found := re.search(r"on (https?://\S+)$", line))), None
         )
 
     def wait_ready(self):

@@ -57,7 +57,6 @@ def test_the_figures_asked_for_are_kept_in_a_file(served, folder, tmp_path, caps
         (["--percentile-metrics", "itl", "--plot", "curve"], "--percentile-metrics"),
         (["--metric-percentiles", "50,101"], "--metric-percentiles"),
         (["--num-prompts", "0"], "--num-prompts"),
-        (["--tokenizer", "/nowhere"], "/nowhere"),
         (["--dataset-name", "sharegpt"], "--dataset-path"),
         (["--dataset-name", "sonnet"], "--dataset-name"),
         (["--input-len", "5000"], "no request was answered"),
@@ -68,4 +67,11 @@ def test_wrong_usage_is_one_line(served, capsys, options, words):
     assert main(["bench", "serve", "--num-prompts", "2", "--output-len", "2", *given, *options]) == 2
     shown = capsys.readouterr()
     assert words in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_a_tokenizer_that_is_not_there_is_one_line(served, capsys):
+    assert main(["bench", "serve", "--base-url", served.url, "--tokenizer", "/nowhere"]) == 1
+    shown = capsys.readouterr()
+    assert "--tokenizer '/nowhere'" in shown.err
     assert shown.err.count("\n") == 1

@@ -43,3 +43,16 @@ def test_wrong_usage_is_one_line(capsys, arguments, words):
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+def test_complete_asks_a_server(served, capsys):
+    url = f"{served.url}/v1"
+    line = ["complete", "--url", url, "-q", "A wheel left the workshop", "--max-tokens", "4"]
+    assert main([*line, "--stats"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1].startswith("TTFT: ")
+    assert "(4 tokens in" in shown[2]
+    assert main([*line, "--model-name", "another"]) == 2
+    assert "'another' does not exist" in capsys.readouterr().err
+    assert main(["complete", "--url", "http://127.0.0.1:1/v1", "-q", "x"]) == 2
+    assert "no server with OpenAI's API" in capsys.readouterr().err

@@ -120,6 +120,19 @@ def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served,
         assert idle[-1].recv(12) == b"HTTP/1.1 200"
 
 
+def test_half_a_body_keeps_no_place_from_others(served, monkeypatch):
+    """It would catch 4096 half bodies, which nobody else could connect beside for a minute."""
+    wait_until(lambda: num_connections(served) == 0)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    half = POST + b"Content-Length: 50\r\n\r\n{"
+    with contextlib.ExitStack() as stack:
+        halves = [stack.enter_context(connected(served, half)) for _ in range(8)]
+        assert httpx2.get(f"{served.url}/health").status_code == 200
+        for one in halves[:5]:
+            assert rest(one) == b""
+    wait_until(lambda: num_connections(served) == 0)
+
+
 def test_who_does_not_read_the_answer_is_let_go(served, monkeypatch):
     monkeypatch.setattr(connection, "WRITE_SECONDS", SHORT)
     with connected(served) as one:

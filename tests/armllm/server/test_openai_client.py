@@ -265,7 +265,7 @@ def test_embeddings_are_the_same_in_both_encodings(client):
         ({"n": 500}, openai.BadRequestError, "n", "invalid_value"),
         ({"max_tokens": 5000}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
         ({"model": "gpt"}, openai.NotFoundError, "model", "model_not_found"),
-        ({"reasoning_effort": "high"}, openai.BadRequestError, "reasoning_effort", "unsupported_parameter"),
+        ({"verbosity": "high"}, openai.BadRequestError, "verbosity", "unsupported_parameter"),
         (
             {
                 "response_format": {

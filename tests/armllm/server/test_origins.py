@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import httpx2
 import pytest
 
@@ -69,3 +71,14 @@ def test_a_key_makes_names_and_origins_irrelevant(serving):
 def test_names_that_anybody_can_register_are_not_private():
     assert all(map(is_private, ("localhost", "10.0.0.7", "::1", "box", "box.local", "a.b.internal", "x.svc")))
     assert not any(map(is_private, ("a.dev", "local.com", "127.0.0.1.nip.io", "xlocal.x", "svc.io", "1.2.3")))
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin"])
+def test_of_two_names_none_is_taken(server, name):
+    """One program looks at the first, another one at the last."""
+    both = f"{name}: http://attacker.example\r\n{name}: localhost\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as one:
+        one.sendall(f"GET /health HTTP/1.1\r\n{both}Connection: close\r\n\r\n".encode())
+        answer = one.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 403")
+    assert b"one header each" in answer

@@ -9,8 +9,12 @@ import socket
 import threading
 
 import httpx2
+import psutil
 import pytest
 from tests.armllm.server.conftest import DEADLINE, wait_until
+
+from armllm.errors import RequestError
+from armllm.server.service import ServerOptions
 
 BODY = {"prompt": [7] * 20, "max_tokens": 900, "ignore_eos": True, "stream": True}
 
@@ -107,10 +111,15 @@ def test_a_killed_server_leaves_no_client_waiting(start, folder):
     assert results["end"] != "done"
 
 
+# COMMAND starts the engine's process, with the number of its socket as the last argument
 FAILING = """
 import sys
 from armllm.cli import main
-from armllm.engine.llm_engine import LLMEngine
+from armllm.server import engine_process
+engine_process.COMMAND = [sys.executable, "-c", '''
+import sys
+from armllm.api.llm_engine import LLMEngine
+from armllm.server import engine_host
 steps, step = [], LLMEngine.step
 def failing(self):
     steps.append(1)
@@ -118,6 +127,8 @@ def failing(self):
         raise RuntimeError("out of luck")
     return step(self)
 LLMEngine.step = failing
+engine_host.main(int(sys.argv[1]))
+''']
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -131,6 +142,44 @@ def test_a_failed_engine_ends_the_server_with_an_error(start, folder):
     assert server.wait() == 70
     assert "out of luck" in server.lines[-1]
     assert "Traceback" not in server.stderr
+
+
+def engine_of(server):
+    """The process that `armllm serve` has put its engine into."""
+    (engine,) = psutil.Process(server.popen.pid).children()
+    return engine
+
+
+def test_an_engine_that_is_killed_ends_the_server_with_an_error(start, folder):
+    """As the kernel does where memory is short."""
+    server = start(folder, "--dtype", "float32")
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    engine_of(server).kill()
+    thread.join(DEADLINE)
+    assert b"signal 9" in results["bytes"]
+    assert server.wait() == 70
+    assert "the engine failed: its process was ended by signal 9" in server.lines[-1]
+    assert "Traceback" not in server.stderr
+
+
+def test_the_engine_goes_with_its_server_and_ignores_signals_that_drain(start, folder):
+    server = start(folder, "--dtype", "float32")
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    engine = engine_of(server)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and systemd send them to both processes
+        engine.send_signal(number)
+    server.popen.send_signal(signal.SIGTERM)
+    thread.join(DEADLINE)
+    assert results["bytes"].endswith(b"data: [DONE]\n\n")
+    assert server.wait() == 0
+    assert not engine.is_running()
+    server = start(folder, "--dtype", "float32")
+    server.wait_ready()
+    engine = engine_of(server)
+    server.popen.kill()
+    wait_until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded(start, folder):
@@ -150,13 +199,39 @@ def test_a_signal_while_loading_stops(start, folder):
     assert server.wait() in (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_server_with_an_error(start, folder):
+    server = start(folder, "--dtype", "float32", "--tensor-parallel-size", "2")
+    results = {}
+    thread = reading(server.wait_ready(), results)
+    (follower,) = engine_of(server).children()
+    follower.kill()
+    thread.join(DEADLINE)
+    assert b"rank 1 was ended by signal 9" in results["bytes"]
+    assert server.wait() == 70
+    assert "rank 1 was ended by signal 9" in server.lines[-1]
+    assert "Traceback" not in server.stderr
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_takes_its_ranks_along(start, folder):
+    server = start(folder, "--dtype", "float32", "-tp", "2")
+    server.wait_ready()
+    engine = engine_of(server)
+    followers = engine.children()
+    assert len(followers) == 1
+    engine.kill()
+    assert server.wait() == 70
+    assert not psutil.wait_procs(followers, DEADLINE)[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["/nowhere"], "/nowhere"),
         (["FOLDER", "--max-modellen", "5"], "--max-model-len"),
-        (["FOLDER", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
-        (["FOLDER", "-tp", "2"], "--tensor-parallel-size"),
+        (["FOLDER", "--pipeline-parallel-size", "2"], "--pipeline-parallel-size"),
+        (["FOLDER", "-pp", "2"], "--pipeline-parallel-size"),
         (["FOLDER", "--tool-call-parser", "pythonic"], "hermes"),
         (["FOLDER", "--enable-auto-tool-choice"], "--tool-call-parser"),
         (["FOLDER", "--reasoning-parser", "granite"], "deepseek_r1"),
@@ -166,7 +241,6 @@ def test_a_signal_while_loading_stops(start, folder):
         (["FOLDER", "--chat-template", "{% if %}"], "can't be compiled"),
         (["FOLDER", "--max-model-len", "many"], "many"),
         (["FOLDER", "--dtype", "int3"], "int3"),
-        (["FOLDER", "--gpu-memory-utilization", "0.9"], "VLLM_CPU_KVCACHE_SPACE"),
         (["FOLDER", "--allowed-origins", "x"], "--allowed-origins"),
         (["FOLDER", "--allowed-hosts", "[1]"], "--allowed-hosts"),
         (["FOLDER", "--uvicorn-log-level", "loud"], "--uvicorn-log-level"),
@@ -209,3 +283,17 @@ def test_a_unix_socket_serves_and_is_removed(start, folder, tmp_path):
     server.popen.send_signal(signal.SIGINT)
     assert server.wait() == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root_path": "llm"}, "--root-path must be like /prefix"),
+        ({"root_path": "/llm/"}, "--root-path must be like /prefix"),
+    ],
+)
+def test_wrong_prefixes_are_said_before_a_model_is_loaded(options, message):
+    with pytest.raises(RequestError) as caught:
+        ServerOptions(served_model_names=("x",), **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

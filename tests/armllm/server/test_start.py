@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from tests.armllm.server.conftest import DEADLINE
 
 LATER = {
@@ -22,31 +21,47 @@ LATER = {
     "torch._inductor",
 }
 # all that `armllm serve` does until it listens
-PROGRAM = """
+SERVER = """
 import sys
 import uvicorn
 from armllm.cli import app
-from armllm.server import greeting, run
+from armllm.server import run
 def listen(service, *arguments, **options):
+    from armllm.server import draining
     from armllm.server.app import create_app
     create_app(service)
-    greeting.greeting_lines(service, "")
     print(*sys.modules, sep="\\n")
     return 0
 run._run = listen
 app(["serve", sys.argv[1], "--host", "127.0.0.1", "--port", "0"])
 """
+# and what its engine does in its own process
+ENGINE = """
+import sys
+from armllm.server import engine_host, engine_messages
+engine_host.receive = lambda connection: (sys.argv[1], {}, False)
+engine_host.send = lambda connection, loaded: print(*sys.modules, sep="\\n") or sys.exit(loaded.lines == [])
+import socket
+ours, theirs = socket.socketpair()
+engine_host.main(theirs.detach())
+"""
 
 
-@pytest.fixture(scope="module")
-def imported(folder):
-    """What `armllm serve` has imported when it is ready."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, timeout=DEADLINE, check=True
-    )
+def imported(program, folder):
+    """What a program has imported when it is ready."""
+    command = [sys.executable, "-c", program, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
     return set(done.stdout.split())
 
 
-def test_nothing_is_imported_before_it_is_needed(imported):
-    assert {"torch", "tokenizers", "starlette", "armllm.engine.async_llm"} <= imported
-    assert not imported & LATER
+def test_the_server_imports_nothing_before_it_is_needed(folder):
+    modules = imported(SERVER, folder)
+    assert {"tokenizers", "starlette", "armllm.server.engine_process"} <= modules
+    # the process that strangers talk to needs no torch: it starts soon and takes little memory
+    assert not modules & {*LATER, "torch"}
+
+
+def test_the_engine_imports_nothing_before_it_is_needed(folder):
+    modules = imported(ENGINE, folder)
+    assert {"torch", "tokenizers", "armllm.api.async_llm"} <= modules
+    assert not modules & {*LATER, "starlette", "uvicorn"}

@@ -1,82 +1,53 @@
-// The chat page: talks to the same API as every other client, and reads the server's state from /metrics.
+// The chat page: the conversation, its settings and its history.
+
+import { showFigures } from "./figures.js";
+import { Message } from "./message.js";
+import { canChat, modelName, stream } from "./server.js";
+import * as storage from "./storage.js";
 
 const element = (id) => document.getElementById(id);
-let conversation = [];
+const SAMPLING = [
+  ...["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"],
+  ...["frequency_penalty", "seed", "max_tokens"],
+];
+const SETTINGS = [...SAMPLING, "mode", "system"];
 const empty = element("empty");
+let conversation = start();
+let drawn = []; // the messages on the page
 let running = null; // the AbortController of the answer that is being written
 
-function headers() {
-  const key = element("key").value.trim();
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+function start() {
+  return { id: `${Date.now()}-${Math.random()}`, messages: [] };
 }
 
-// --- the server's state
-
-const before = { tokens: null, time: 0 };
-
-// Sum of a metric over its labels.
-function metric(text, name) {
-  let sum = null;
-  for (const line of text.split("\n")) {
-    if (line.startsWith(`${name}{`) || line.startsWith(`${name} `)) {
-      sum = (sum ?? 0) + Number(line.slice(line.lastIndexOf(" ")));
-    }
-  }
-  return sum;
-}
-
-async function showFigures() {
-  if (document.hidden) return;
-  try {
-    const answer = await fetch("metrics");
-    if (!answer.ok) throw new Error(answer.statusText);
-    const text = await answer.text();
-    const tokens = metric(text, "vllm:generation_tokens_total");
-    const now = performance.now();
-    if (before.tokens !== null) {
-      const speed = Math.max(0, (tokens - before.tokens) / ((now - before.time) / 1000));
-      element("speed").textContent = speed.toFixed(speed < 10 ? 1 : 0);
-    }
-    before.tokens = tokens;
-    before.time = now;
-    element("running").textContent = metric(text, "vllm:num_requests_running");
-    element("waiting").textContent = metric(text, "vllm:num_requests_waiting");
-    const used = metric(text, "vllm:kv_cache_usage_perc");
-    element("cache").value = used;
-    element("cache-text").textContent = `${(100 * used).toFixed(1)} %`;
-  } catch {
-    before.tokens = null;
-    for (const id of ["speed", "running", "waiting", "cache-text"]) element(id).textContent = "–";
-  }
+function key() {
+  return element("key").value.trim();
 }
 
 async function showModel() {
   try {
-    const answer = await fetch("v1/models", { headers: headers() });
-    if (answer.status === 401) {
-      element("settings").open = true;
-      element("key").focus();
-      return;
-    }
-    const model = (await answer.json()).data[0].id;
+    const model = await modelName(key());
     element("model").textContent = model;
     document.title = model;
-  } catch {
-    // the next message will say what is wrong
+    setChat(await canChat(key()));
+  } catch (error) {
+    if (error.status === 401) {
+      element("settings").open = true;
+      element("key").focus();
+    } // the next message will say what else is wrong
   }
 }
 
-// --- the conversation
+function setChat(possible) {
+  element("hint").hidden = possible;
+  element("mode").querySelector('[value="chat"]').disabled = !possible;
+  if (!possible) element("mode").value = "complete";
+  showMode();
+}
 
-function add(role) {
-  empty.remove();
-  const box = document.createElement("div");
-  box.className = `said ${role}`;
-  const text = document.createElement("div");
-  text.className = "text";
-  box.append(text);
-  element("talk").append(box);
-  return box;
+function showMode() {
+  const chat = element("mode").value === "chat";
+  element("message").placeholder = chat ? "Message" : "Text to continue";
 }
 
 // Stays at the end while the reader is there.
@@ -87,121 +58,160 @@ function follow(change) {
   if (atEnd) talk.scrollTop = talk.scrollHeight;
 }
 
-function showReasoning(box, piece) {
-  let details = box.querySelector("details");
-  if (!details) {
-    details = document.createElement("details");
-    details.open = true;
-    const summary = document.createElement("summary");
-    summary.textContent = "Thoughts";
-    const text = document.createElement("div");
-    text.className = "text";
-    details.append(summary, text);
-    box.prepend(details);
-  }
-  details.querySelector(".text").textContent += piece;
+function add(role, content) {
+  empty.remove();
+  const message = new Message(role, content);
+  element("talk").append(message.box);
+  drawn.push(message);
+  return message;
 }
 
-// Yields the documents of a stream of server-sent events.
-async function* events(answer) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let buffer = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    buffer += value;
-    const parts = buffer.split("\n\n");
-    buffer = parts.pop();
-    for (const part of parts) {
-      const data = part.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      yield JSON.parse(data);
-    }
-  }
-}
-
-function request(text) {
-  const chat = element("mode").value === "chat";
+function request(messages) {
   const body = { stream: true, stream_options: { include_usage: true } };
-  if (element("temperature").value !== "") body.temperature = Number(element("temperature").value);
-  if (element("max-tokens").value !== "") body.max_tokens = Number(element("max-tokens").value);
-  if (!chat) return ["v1/completions", { ...body, max_tokens: body.max_tokens ?? null, prompt: text }];
+  for (const name of SAMPLING) {
+    if (element(name).value !== "") body[name] = Number(element(name).value);
+  }
+  if (element("mode").value === "complete") {
+    return ["v1/completions", { ...body, max_tokens: body.max_tokens ?? null, prompt: messages.at(-1).content }];
+  }
   const system = element("system").value.trim();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...conversation];
-  return ["v1/chat/completions", { ...body, messages }];
+  const plain = messages.map(({ role, content }) => ({ role, content }));
+  return [
+    "v1/chat/completions",
+    { ...body, messages: [...(system ? [{ role: "system", content: system }] : []), ...plain] },
+  ];
 }
 
-async function ask(text) {
-  add("user").querySelector(".text").textContent = text;
-  const own = conversation; // another may have begun before this answer ends
-  own.push({ role: "user", content: text });
-  const box = add("assistant");
-  const shown = box.lastElementChild;
-  box.classList.add("running");
+function send(text) {
+  const messages = conversation.messages;
+  if (messages.at(-1)?.role === "user") messages.pop(); // it got no answer, and many templates want turns
+  messages.push({ role: "user", content: text });
+  add("user", text);
+  return answer();
+}
+
+function regenerate() {
+  if (running) return;
+  if (conversation.messages.at(-1)?.role === "assistant") conversation.messages.pop();
+  drawn.pop().box.remove();
+  answer();
+}
+
+async function answer() {
+  const own = conversation; // another may begin before this answer ends
+  const message = add("assistant");
+  message.box.classList.add("running");
   element("talk").scrollTop = element("talk").scrollHeight;
-  running = new AbortController();
-  toggle(true);
-  const started = performance.now();
-  let first = null;
-  let usage = null;
-  let said = "";
-  let note = "";
+  const controller = new AbortController();
+  setRunning(controller);
+  const timing = { started: performance.now(), first: null, usage: null };
+  let remark = "";
   try {
-    const [path, body] = request(text);
-    const answer = await fetch(path, {
-      method: "POST",
-      headers: headers(),
-      body: JSON.stringify(body),
-      signal: running.signal,
-    });
-    if (!answer.ok) throw new Error((await answer.json()).error.message);
-    for await (const event of events(answer)) {
-      if (event.error) throw new Error(event.error.message);
-      usage = event.usage ?? usage;
-      const choice = event.choices[0];
-      if (!choice) continue;
-      const piece = choice.delta ? choice.delta.content : choice.text;
-      const thought = choice.delta?.reasoning;
-      if (piece || thought) first ??= performance.now();
-      follow(() => {
-        if (thought) showReasoning(box, thought);
-        if (piece) shown.textContent += piece;
-      });
-      said += piece ?? "";
-      if (choice.finish_reason === "length") note = " · cut at the token limit";
-    }
+    remark = await read(message, request(own.messages), controller.signal, timing);
   } catch (error) {
-    if (error.name === "AbortError") {
-      note = " · stopped";
-    } else {
-      box.classList.add("error");
-      follow(() => (shown.textContent += `${said ? "\n" : ""}${error.message}`));
+    if (error.name === "AbortError") remark = " · stopped";
+    else {
+      if (error.code === "no_chat_template") setChat(false);
+      follow(() => message.fail(error.message));
     }
   }
-  box.classList.remove("running");
-  if (said) own.push({ role: "assistant", content: said });
-  else own.pop();
-  if (first !== null) follow(() => box.append(figures(started, first, usage, note)));
-  running = null;
-  toggle(false);
+  message.box.classList.remove("running");
+  const note = timing.first === null ? remark : figures(timing) + remark;
+  follow(() => {
+    message.draw();
+    message.finish(note, regenerate);
+  });
+  if (message.content) own.messages.push({ role: "assistant", content: message.content, note });
+  if (own.messages.length) storage.save(own);
+  if (running === controller) setRunning(null);
+}
+
+// Write a streamed answer into its message; return a remark on its end.
+async function read(message, [path, body], signal, timing) {
+  let remark = "";
+  let waiting = false;
+  const draw = () => {
+    waiting = false;
+    follow(() => message.draw());
+  };
+  for await (const event of stream(path, body, key(), signal)) {
+    timing.usage = event.usage ?? timing.usage;
+    const choice = event.choices[0];
+    if (!choice) continue;
+    const piece = choice.delta ? choice.delta.content : choice.text;
+    const thought = choice.delta?.reasoning;
+    if (piece || thought) timing.first ??= performance.now();
+    if (thought) follow(() => message.addReasoning(thought));
+    message.content += piece ?? "";
+    if (piece && !waiting) {
+      waiting = true;
+      requestAnimationFrame(draw);
+    }
+    if (choice.finish_reason === "length") remark = " · cut at the token limit";
+  }
+  return remark;
 }
 
 // "12 tokens, first after 0.10 s, 30.1 tokens/s"
-function figures(started, first, usage, note) {
-  const line = document.createElement("div");
-  line.className = "note";
+function figures({ started, first, usage }) {
   const wait = `first after ${((first - started) / 1000).toFixed(2)} s`;
   const count = usage?.completion_tokens;
   const seconds = (performance.now() - first) / 1000;
   const speed = count > 1 ? `, ${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
-  line.textContent = (count === undefined ? wait : `${count} tokens, ${wait}${speed}`) + note;
-  return line;
+  return count === undefined ? wait : `${count} tokens, ${wait}${speed}`;
 }
 
-function toggle(busy) {
-  element("send").hidden = busy;
-  element("stop").hidden = !busy;
+function setRunning(controller) {
+  running = controller;
+  element("send").hidden = running !== null;
+  element("stop").hidden = running === null;
+  element("talk").setAttribute("aria-busy", running !== null);
 }
+
+// --- history
+
+function show(other) {
+  running?.abort();
+  setRunning(null);
+  conversation = other;
+  drawn = [];
+  element("talk").replaceChildren();
+  if (!other.messages.length) element("talk").append(empty);
+  for (const { role, content, note } of other.messages) {
+    const message = add(role, content);
+    if (role === "assistant") message.finish(note ?? "", regenerate);
+  }
+  element("talk").scrollTop = element("talk").scrollHeight;
+}
+
+function entry(stored) {
+  const item = document.createElement("li");
+  const open = document.createElement("button");
+  open.className = "open";
+  open.textContent = stored.messages[0]?.content.slice(0, 200) ?? "";
+  open.title = new Date(stored.time).toLocaleString();
+  open.addEventListener("click", () => {
+    show(stored);
+    element("history").close();
+  });
+  const forget = document.createElement("button");
+  forget.textContent = "Delete";
+  forget.addEventListener("click", () => {
+    storage.remove(stored.id);
+    showHistory();
+  });
+  item.append(open, forget);
+  return item;
+}
+
+function showHistory() {
+  const stored = storage.conversations();
+  element("no-history").hidden = stored.length > 0;
+  element("delete-all").hidden = stored.length === 0;
+  element("conversations").replaceChildren(...stored.map(entry));
+}
+
+// --- controls
 
 function grow() {
   const message = element("message");
@@ -215,9 +225,8 @@ element("form").addEventListener("submit", (event) => {
   if (running || !text.trim()) return;
   element("message").value = "";
   grow();
-  ask(text);
+  send(text);
 });
-
 element("message").addEventListener("input", grow);
 element("message").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -225,15 +234,38 @@ element("message").addEventListener("keydown", (event) => {
     element("form").requestSubmit();
   }
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !element("history").open) running?.abort();
+});
 element("stop").addEventListener("click", () => running?.abort());
-element("clear").addEventListener("click", () => {
-  running?.abort();
-  conversation = [];
-  element("talk").replaceChildren(empty);
+element("new").addEventListener("click", () => {
+  show(start());
   element("message").focus();
 });
+element("open-history").addEventListener("click", () => {
+  showHistory();
+  element("history").showModal();
+});
+element("close-history").addEventListener("click", () => element("history").close());
+element("delete-all").addEventListener("click", () => {
+  storage.removeAll();
+  showHistory();
+});
 element("key").addEventListener("change", showModel);
+element("mode").addEventListener("change", showMode);
+element("markdown").addEventListener("change", () => drawn.forEach((message) => message.draw()));
+element("settings").addEventListener("change", () => {
+  storage.saveSettings(Object.fromEntries(SETTINGS.map((name) => [name, element(name).value])));
+});
+// iOS lays its keyboard over the page; the visible part is what is left to use.
+globalThis.visualViewport?.addEventListener("resize", () => {
+  if (visualViewport.scale === 1) document.body.style.height = `${visualViewport.height}px`;
+});
 
+for (const [name, value] of Object.entries(storage.settings())) {
+  if (SETTINGS.includes(name)) element(name).value = value;
+}
+showMode();
 showModel();
 showFigures();
 setInterval(showFigures, 1000);

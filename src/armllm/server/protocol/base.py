@@ -9,7 +9,6 @@ from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128  # OpenAI's limit of n; every choice costs memory from the start
 MAX_PROMPTS = 2048  # OpenAI's limit of inputs per request
-MAX_LOGPROBS = 20  # vLLM's --max-logprobs
 MAX_ENTRIES = 1024  # of lists and objects whose entries cost time at every token
 MAX_TOKEN_IDS = 1 << 16
 MAX_CHARACTERS = 1 << 14  # of all stop strings, or bad words: each takes about 300 bytes
@@ -61,6 +60,8 @@ class Body(Strict):
     """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: str | None = None
 
     def names_for_errors(self) -> dict[str, str]:
         """The body's fields, by the names that the engine's messages use."""

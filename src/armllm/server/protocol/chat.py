@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, MAX_LOGPROBS, Objects, Strict, check_size
+from armllm.server.protocol.base import FIRST_ERROR, Objects, Strict, check_size
 from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
 from armllm.server.protocol.sampling import Sampling
 
@@ -61,6 +61,7 @@ class TemplateOptions(Strict):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[Document], FIRST_ERROR] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ChatRequest(Sampling, TemplateOptions):
@@ -72,7 +73,6 @@ class ChatRequest(Sampling, TemplateOptions):
         "modalities": (["text"],),
         "prediction": (),
         "web_search_options": (),
-        "reasoning_effort": (),
         "verbosity": (),
         "functions": ([],),
         "function_call": ("none",),
@@ -81,13 +81,12 @@ class ChatRequest(Sampling, TemplateOptions):
         "mm_processor_kwargs": ({},),
     }
 
-    model: str | None = None
     messages: Annotated[list[Message], FIRST_ERROR] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Annotated[list[Tool], FIRST_ERROR] | None = None
@@ -99,7 +98,8 @@ class ChatRequest(Sampling, TemplateOptions):
         """The prompt is made of messages, and the most tokens have two names."""
         newer = self.max_completion_tokens is not None
         most = {"max_tokens": "max_completion_tokens"} if newer else {}
-        return super().names_for_errors() | {"prompt": "messages"} | most
+        likeliest = {"logprobs": "top_logprobs"} if self.top_logprobs is not None else {}
+        return super().names_for_errors() | {"prompt": "messages"} | most | likeliest
 
 
 class TopLogprob(TypedDict):

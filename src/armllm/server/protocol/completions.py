@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import MAX_LOGPROBS, Strict, TextOrIds
+from armllm.server.protocol.base import Strict, TextOrIds
 from armllm.server.protocol.sampling import Sampling
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -19,6 +19,15 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "logits_processors": ([],),
     "return_tokens_as_token_ids": (False,),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "session_params": (),
+    "lora_path": (),
+    "logprob_token_ids": ([],),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
     "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
@@ -38,11 +47,10 @@ class CompletionRequest(Sampling):
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: str | None = None
     prompt: TextOrIds
     max_tokens: int | None = Field(16, ge=0)
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

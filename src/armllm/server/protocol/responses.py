@@ -68,7 +68,6 @@ class ResponsesRequest(WithoutEffect):
         "stream_options": ({},),
     }
 
-    model: str | None = None
     input: str | Annotated[list[InputMessage], FIRST_ERROR]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)

@@ -15,7 +15,6 @@ from armllm.server.protocol.chat import Message, TemplateOptions, Tool
 class TokenizeRequest(Body, TemplateOptions):
     """A text or a conversation to tokenize."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], FIRST_ERROR] | None = Field(None, min_length=1)
     tools: Annotated[list[Tool], FIRST_ERROR] | None = None
@@ -40,7 +39,6 @@ class Tokenized(TypedDict):
 class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
-    model: str | None = None
     tokens: Integers
 
 
@@ -53,7 +51,6 @@ class Detokenized(TypedDict):
 class EmbeddingRequest(WithoutEffect):
     """Texts or token ids to embed."""
 
-    model: str | None = None
     input: TextOrIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.api.llm_engine import LLMEngine
 from armllm.engine.config import EngineConfig
+from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
-from armllm.engine.llm_engine import LLMEngine
 from armllm.engine.prompts import as_prompt
 from armllm.engine.reporting import as_embedding
 from armllm.engine.stream import Stream
@@ -50,7 +51,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        config = EngineConfig.of(model, options)
+        config = EngineConfig.of(model, options, "server")
         self.dead_error: Exception | None = None
         # A client that went away may come back with the same id while the engine still has the old request.
         self._keys: dict[str, str] = {}  # request id -> what the engine knows it as
@@ -83,6 +84,19 @@ class AsyncLLM:
     def max_model_len(self) -> int:
         """The largest number of prompt and output tokens of a request."""
         return self.llm_engine.runner.max_model_len
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a server has to know of the model; RequestError with ``skip_tokenizer_init``."""
+        engine = self.llm_engine
+        return EngineFacts(
+            model=engine.config.model,
+            tokenizer=self.get_tokenizer(),
+            default_sampling=self.get_default_sampling_params(),
+            vocab_size=engine.processor.vocab_size,
+            max_model_len=self.max_model_len,
+            has_priorities=engine.processor.priorities,
+        )
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer."""
@@ -211,6 +225,8 @@ class AsyncLLM:
         except BaseException as error:  # noqa: BLE001 - raised again where AsyncLLM was called
             started.set_exception(error)
             return
+        if engine.followers is not None:  # an idle engine hears of a failure, too
+            engine.followers.on_failure.append(functools.partial(self._inbox.put, engine.followers.check))
         started.set_result(engine)
         try:
             self._serve(engine)

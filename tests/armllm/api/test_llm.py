@@ -168,14 +168,14 @@ def test_without_sampling_params_the_checkpoint_s_own_hold(folder, tmp_path):
 def test_unknown_parameters_are_refused_by_name(folder):
     with pytest.raises(TypeError, match="best_of"):
         SamplingParams(best_of=2)
-    with pytest.raises(TypeError, match="'speculative_config'"):
-        LLM(folder, speculative_config={})
+    with pytest.raises(RequestError, match="speculative_config is not supported: tokens are"):
+        LLM(folder, speculative_config={"method": "ngram"})
 
 
 def test_options_of_vllm_that_change_nothing_are_taken_with_those_values_only(folder):
-    LLM(folder, dtype="float32", tensor_parallel_size=1, trust_remote_code=True, enforce_eager=True)
-    with pytest.raises(RequestError, match="tensor_parallel_size can only be 1 here, not 2"):
-        LLM(folder, tensor_parallel_size=2)
+    LLM(folder, dtype="float32", pipeline_parallel_size=1, trust_remote_code=True, enforce_eager=True)
+    with pytest.raises(RequestError, match="pipeline_parallel_size can only be 1 here, not 2"):
+        LLM(folder, pipeline_parallel_size=2)
     with pytest.raises(RequestError, match="device can only be 'cpu' or 'auto' here, not 'cuda'"):
         LLM(folder, device="cuda")
 
@@ -192,7 +192,7 @@ def test_options_of_vllm_that_change_nothing_are_taken_with_those_values_only(fo
         ({"block_size": 24}, "block_size"),
         ({"block_size": 0}, "block_size"),
         ({"seed": "x"}, "seed"),
-        ({"enable_prefix_caching": None}, "enable_prefix_caching"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching"),
     ],
 )
 def test_bad_options_are_named(folder, options, words):
@@ -245,7 +245,7 @@ def test_kv_cache_space_is_honoured(folder, monkeypatch):
 
 
 def test_a_model_larger_than_memory_is_refused_before_loading(folder, monkeypatch):
-    monkeypatch.setattr("armllm.engine.model_runner.available_memory", lambda node: 1000)
+    monkeypatch.setattr("armllm.engine.model_runner.available_memory", lambda node, **_: 1000)
     with pytest.raises(MemoryLimitError, match="the weights take"):
         LLM(folder, dtype="float32")
 
@@ -280,11 +280,11 @@ def test_an_interrupted_step_leaves_the_engine_usable(folder, error, monkeypatch
     real = type(llm.llm_engine.runner).run
     calls = []
 
-    def fail(self, sequences):
+    def fail(self, sequences, *arguments):
         calls.append(len(sequences))
         if len(calls) == 3:
             raise error
-        return real(self, sequences)
+        return real(self, sequences, *arguments)
 
     monkeypatch.setattr(type(llm.llm_engine.runner), "run", fail)
     with pytest.raises(error):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from armllm import LLM, SamplingParams
-from armllm.engine import llm_engine, sampler
+from armllm import LLM, PoolingParams, SamplingParams
+from armllm.api import llm_engine
+from armllm.engine import prompt_logprobs, sampler
+from armllm.engine.pooling import Pooler
 from armllm.engine.sequence import Sequence
 from armllm.errors import EngineError, RequestError
 
@@ -27,7 +29,9 @@ def outputs(llm, *params):
     """The last output of each request, by the order of its parameters."""
     engine = llm.llm_engine
     for index, one in enumerate(params):
-        engine.add_request(str(index), list(PROMPT), SamplingParams(max_tokens=8, ignore_eos=True, **one))
+        if isinstance(one, dict):
+            one = SamplingParams(max_tokens=8, ignore_eos=True, **one)  # noqa: PLW2901 - the usual case
+        engine.add_request(str(index), list(PROMPT), one)
     found = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
@@ -67,6 +71,22 @@ def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, pla
     assert all(completion.finish_reason == "error" for completion in bad.outputs)
     assert [tokens(output) for output in good] == alone
     assert all(output.error is None for output in good)
+
+
+@pytest.mark.parametrize("place", ["prompt_logprobs", "read", "embedding"])
+def test_an_error_with_what_a_prompt_computes_ends_its_request_alone(llm, monkeypatch, place):
+    alone = [tokens(outputs(llm, one)[0]) for one in GOOD]
+    if place == "prompt_logprobs":
+        fails_for(monkeypatch, prompt_logprobs, "describe", lambda *_: True)
+        bad_params = {"prompt_logprobs": 1, "n": 2}
+    else:
+        fails_for(monkeypatch, Pooler, place, lambda *_: True)
+        bad_params = PoolingParams()
+    good, bad, *others = outputs(llm, GOOD[0], bad_params, *GOOD[1:])
+    assert isinstance(bad.error, EngineError)
+    assert bad.finished
+    assert bad.embedding is None
+    assert [tokens(output) for output in (good, *others)] == alone
 
 
 @pytest.mark.parametrize(

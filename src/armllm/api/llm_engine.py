@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import math
 from typing import TYPE_CHECKING
 
+from armllm.convert.calibration import source_of
 from armllm.engine import logprobs
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.generation import read_end_token_ids
-from armllm.engine.loading import WeightSource
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
-from armllm.engine.placement import place, torch_threads
+from armllm.engine.placement import place, torch_threads, unconfine
 from armllm.engine.pooling import read_default_pooling
 from armllm.engine.processor import Processor
+from armllm.engine.prompts import as_prompt
+from armllm.engine.ranks import Followers, check_ranks, follower_config
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
@@ -29,10 +33,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from armllm.checkpoint.config import ModelConfig
+    from armllm.engine.arg_utils import EngineArgs
     from armllm.engine.config import EngineConfig
+    from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request, Sequence
+    from armllm.models import Model
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
+
+
+logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -47,9 +58,17 @@ class LLMEngine:
                 f"the tokenizer in {config.tokenizer_folder} has {self.tokenizer.vocab_size} tokens, the"
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
-        self.placement = place()
-        source = WeightSource(config, model_config.quantization)
-        self.runner = ModelRunner(config, architecture, model_config, source, self.placement.node)
+        check_ranks(config, model_config)
+        self.followers: Followers | None = None
+        if config.tensor_parallel_size > 1:
+            unconfine()
+            self.followers = Followers(config.tensor_parallel_size)
+        try:
+            self.runner = self._load(architecture, model_config)
+        except BaseException:
+            if self.followers is not None:
+                self.followers.close()
+            raise
         self.processor = Processor(
             self.tokenizer,
             vocab_size=model_config.vocab_size,
@@ -57,8 +76,7 @@ class LLMEngine:
             hidden_size=model_config.hidden_size,
             end_token_ids=read_end_token_ids(config.model_folder, model_config, self.tokenizer),
             default_pooling=read_default_pooling(config.model_folder),
-            seed=config.seed,
-            priorities=config.scheduling_policy == "priority",
+            config=config,
         )
         self.blocks = BlockManager(
             self.runner.num_blocks,
@@ -75,18 +93,47 @@ class LLMEngine:
         self._stopwatch = Stopwatch()
         self._num_prompt_tokens = self._num_generation_tokens = self._num_steps = 0
 
+    def _load(self, architecture: type[Model], model_config: ModelConfig) -> ModelRunner:
+        config, followers = self.config, self.followers
+        self.placement = place(0, config.tensor_parallel_size)
+        source = source_of(config, model_config.quantization)
+        runner = functools.partial(
+            ModelRunner, config, architecture, model_config, source, self.placement.node
+        )
+        if followers is None:
+            return runner()
+        try:
+            loaded = runner(
+                ranks=followers.ranks,
+                checked=lambda runner: followers.load(follower_config(config, runner)),
+            )
+        except BaseException:
+            followers.check()
+            raise
+        followers.wait()
+        logger.info(
+            "%d ranks compute the model; their decode steps are not recorded", config.tensor_parallel_size
+        )
+        return loaded
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Load the model that the options name."""
+        return cls(engine_args.create_engine_config())
+
     def add_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: Prompt,
         params: SamplingParams | PoolingParams,
         priority: int = 0,
     ) -> None:
         """Check and queue a request; RequestError says what can't be honoured."""
+        engine_prompt = as_prompt(prompt)
         if isinstance(params, PoolingParams):
-            request = self.processor.make_pooling_request(request_id, prompt, params, priority)
+            request = self.processor.make_pooling_request(request_id, engine_prompt, params, priority)
         else:
-            request = self.processor.make_request(request_id, prompt, params, priority)
+            request = self.processor.make_request(request_id, engine_prompt, params, priority)
         self.add(request)
 
     def add(self, request: Request) -> None:
@@ -103,6 +150,10 @@ class LLMEngine:
         if self.tokenizer is None:
             raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
         return self.tokenizer
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests are queued or run."""
+        return len(self.requests)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has something to do."""
@@ -123,13 +174,16 @@ class LLMEngine:
         """Run one step; return the outputs of the requests that advanced, each by its ``output_kind``.
 
         If it fails or is interrupted, all requests are dropped and the prefix cache is emptied, since nobody
-        knows which blocks were written; the engine can then be used again.
+        knows which blocks were written; the engine can then be used again. Not so where several ranks compute
+        the model: they no longer agree, and every later step is an EngineError.
         """
         try:
             return self._step()
-        except BaseException:
+        except BaseException as error:
             self.abort(list(self.requests))
             self.blocks.forget()
+            if self.followers is not None and isinstance(error, RuntimeError | EngineError):
+                self.followers.check()
             raise
 
     def _step(self) -> list[RequestOutput]:
@@ -137,14 +191,16 @@ class LLMEngine:
         with self._stopwatch.of("schedule"):
             scheduled = self.scheduler.schedule()
         with self._stopwatch.of("model"):
-            logits = self.runner.run(scheduled)
+            logits = self.runner.run(scheduled, self._alone)
+        failed = [sequence for sequence in scheduled if sequence.finished]
+        scheduled = [sequence for sequence in scheduled if not sequence.finished]
         ready = [sequence for sequence in scheduled if sequence.reaches_end]
         sampling = [sequence for sequence in ready if sequence.pooler is None]
         for sequence in scheduled:
             sequence.num_computed_tokens += sequence.num_scheduled_tokens
             sequence.num_scheduled_tokens = 0
         if not ready:
-            return []
+            return self._report(failed)
         few_threads = torch_threads(few=self.runner.own_products, elements=logits.numel())
         with self._stopwatch.of("sample"), few_threads:
             if sampling:
@@ -156,7 +212,7 @@ class LLMEngine:
                         sequence.detokenize()
         self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
         with self._stopwatch.of("detokenize"):
-            return self._report(ready)
+            return self._report([*failed, *ready])
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
@@ -220,10 +276,13 @@ class LLMEngine:
     def _report(self, advanced: list[Sequence]) -> list[RequestOutput]:
         outputs = []
         for request_id in dict.fromkeys(sequence.request_id for sequence in advanced):
-            request = self.requests[request_id]
+            request, output = self.requests[request_id], None
+            with self._alone(request.sequences[0]):
+                output = report(request)
+            if output is None and request.error is not None:
+                output = report(request)
             if request.finished:
                 del self.requests[request_id]
-            output = report(request)
             if output is not None:
                 outputs.append(output)
         return outputs

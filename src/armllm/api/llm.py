@@ -6,24 +6,38 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from tqdm import tqdm
 
+from armllm.api.llm_engine import LLMEngine
+from armllm.engine.beam_search import search
 from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
-from armllm.engine.llm_engine import LLMEngine
+from armllm.engine.metrics import read_metrics
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_embedding
 from armllm.errors import RequestError
-from armllm.outputs import ScoringOutput, ScoringRequestOutput
-from armllm.sampling_params import PoolingParams, RequestOutputKind, SamplingParams
+from armllm.outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
+from armllm.sampling_params import (
+    NO_CLASSES,
+    PoolingParams,
+    RequestOutputKind,
+    SamplingParams,
+    check_pooling_task,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from armllm.chat import Message
+    from armllm.engine.arg_utils import EngineArgs
+    from armllm.engine.beam_search import BeamSearchOutput
+    from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
     from armllm.engine.stats import EngineStats
-    from armllm.outputs import EmbeddingRequestOutput, RequestOutput
+    from armllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
+    from armllm.sampling_params import BeamSearchParams
     from armllm.tokenizer import Tokenizer
 
 Params = TypeVar("Params", SamplingParams, PoolingParams)
@@ -33,12 +47,28 @@ class LLM:
     """A model that is loaded and ready to generate.
 
     ``model`` is a checkpoint: a folder, a GGUF file, or a name on the Hugging Face hub. The options are those
-    of `EngineConfig`. Another option is refused by name, even if vLLM has it.
+    of `EngineConfig`; ``chat_template`` is the default of `chat`. vLLM's other options are accepted where
+    they change nothing, and refused with a reason otherwise.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, chat_template: str | Path | None = None, **options: Any) -> None:
         self.llm_engine = LLMEngine(EngineConfig.of(model, options))
+        self._chat_template = chat_template
         self._request_ids = map(str, itertools.count())
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """Load the model that the options name."""
+        return cls(**vars(engine_args))
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the figures of `stats` as `Gauge` and `Counter`, under the names of vLLM's metrics."""
+        return read_metrics(self.stats(), self.llm_engine.config.model)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what prompts began with; return True."""
+        self.llm_engine.blocks.forget()
+        return True
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer."""
@@ -58,16 +88,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
+        lora_request: None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt, and return the outputs in the order of the prompts.
 
         - ``sampling_params``: one for all prompts, one for each, or None for the checkpoint's defaults.
         - ``use_tqdm``: whether a progress bar goes to stderr, or a function that makes one.
-        - ``priority``: one number for each prompt. With scheduling_policy "priority" the lowest comes first.
+        - ``priority``: one number, or one for each prompt. With scheduling_policy "priority" the lowest comes
+          first.
 
         All prompts are checked before the first one starts. RequestError (a ValueError) names what is wrong.
         """
+        _only_neutral(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         batch = as_batch(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -85,11 +119,82 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of every prompt, in order. The rest is as in `generate`."""
+        _only_neutral(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         batch = as_batch(prompts)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
         return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm)]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the embedding of every prompt as a tensor. ``pooling_task``: None or "embed".
+
+        RequestError says why another task is refused.
+        """
+        check_pooling_task(pooling_task)
+        return [
+            PoolingRequestOutput(
+                output.request_id,
+                PoolingOutput(torch.tensor(output.outputs.embedding)),
+                output.prompt_token_ids,
+                output.num_cached_tokens,
+                prompt=output.prompt,
+            )
+            for output in self.embed(prompts, pooling_params, use_tqdm=use_tqdm)
+        ]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], **_options: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Raise RequestError: no model family of this engine has a classification head."""
+        as_batch(prompts)
+        raise RequestError(NO_CLASSES)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the ``beam_width`` likeliest sequences of every prompt.
+
+        ``concurrency_limit``: how many prompts are searched at once; default: all.
+        """
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise RequestError(f"concurrency_limit must be at least 1, not {concurrency_limit!r}")
+        processor = self.llm_engine.processor
+        batch = [processor.tokenize(prompt) for prompt in as_batch(prompts)]
+        size = concurrency_limit or max(len(batch), 1)
+        outputs = [
+            output
+            for first in range(0, len(batch), size)
+            for output in search(
+                batch[first : first + size],
+                params,
+                lambda beams, one_token: self.generate(beams, one_token, use_tqdm=False),
+                end_token_ids=processor.end_token_ids,
+                max_model_len=processor.max_model_len,
+                use_tqdm=use_tqdm,
+            )
+        ]
+        if processor.tokenizer is not None:
+            for output in outputs:
+                for sequence in output.sequences:
+                    sequence.text = processor.tokenizer.decode(
+                        sequence.tokens, skip_special_tokens=params.skip_special_tokens
+                    )
+        return outputs
 
     def score(
         self,
@@ -127,8 +232,8 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool | Callable[..., Any] = True,
+        *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -138,13 +243,18 @@ class LLM:
         """Answer one conversation or several. The checkpoint's chat template makes the prompts.
 
         - ``messages``: dicts with ``role`` and ``content``.
-        - ``chat_template``: the source of another template.
+        - ``chat_template``: another template, or the path of its file.
         - ``chat_template_kwargs``: further variables for the template.
         """
-        from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415 - only chat needs jinja2
+        from armllm.chat import ChatTemplate, find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
 
         tokenizer = self.get_tokenizer()
-        source = chat_template or find_template(tokenizer.folder, tokenizer.settings, tools=bool(tools))
+        source = chat_template or self._chat_template
+        source = (
+            read_template(source)
+            if source
+            else find_template(tokenizer.folder, tokenizer.settings, tools=bool(tools))
+        )
         template = ChatTemplate(source, tokenizer.special_texts())
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
@@ -168,11 +278,12 @@ class LLM:
         self,
         batch: Sequence[str | list[int]],
         params: Sequence[SamplingParams | PoolingParams],
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
         """Queue everything, step until all is done, and leave nothing behind if something fails."""
-        priorities = [0] * len(batch) if priority is None else list(priority)
+        priority = priority or 0
+        priorities = [priority] * len(batch) if isinstance(priority, int) else list(priority)
         if len(priorities) != len(batch):
             raise RequestError(f"{len(batch)} prompts but {len(priorities)} priorities: give one each")
         request_ids: list[str] = []
@@ -213,6 +324,13 @@ class LLM:
                         )
                         bar.update(1)
         return outputs
+
+
+def _only_neutral(**options: Any) -> None:
+    """Refuse options of vLLM's methods that ask for something."""
+    for name, value in options.items():
+        if value:
+            raise RequestError(f"{name} can only be None here, not {value!r:.80}")
 
 
 def _one_each(batch: Sequence[Any], params: Any, kind: type[Params], name: str) -> list[Params]:

@@ -291,11 +291,11 @@ def test_a_failing_step_reaches_everyone_who_waits_and_everyone_who_comes(folder
     real = type(engine.llm_engine.runner).run
     calls = []
 
-    def fail(self, sequences):
+    def fail(self, sequences, alone):
         calls.append(len(sequences))
         if sum(calls) > 20:
             raise RuntimeError("broken\nin two lines")
-        return real(self, sequences)
+        return real(self, sequences, alone)
 
     monkeypatch.setattr(type(engine.llm_engine.runner), "run", fail)
 

@@ -1,0 +1,1 @@
+"""What a program uses: `LLM`, `AsyncLLM` and `LLMEngine`, which open a checkpoint and drive the engine."""

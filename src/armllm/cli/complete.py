@@ -1,0 +1,52 @@
+"""`armllm complete`: complete texts by a running server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Annotated
+
+import typer
+
+from armllm.cli.chat import typed_lines
+from armllm.cli.options import Verbose  # noqa: TC001 - typer evaluates annotations
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="complete")(complete_command)
+
+
+def complete_command(  # noqa: PLR0917 - typer reads options from parameters
+    url: Annotated[str, typer.Option(help="The server's API.")] = "http://localhost:8000/v1",
+    model_name: Annotated[
+        str | None, typer.Option(help="The model's name there; default: the server's first.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What the server asks for."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens per completion; default: 16.")] = None,
+    quick: Annotated[
+        str | None, typer.Option("--quick", "-q", help="Complete this prompt and end.", metavar="PROMPT")
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print time to first token and speed.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> None:
+    """Complete what you type by a server. An empty line or Ctrl-D ends."""
+    from armllm.cli.conversation import RemoteModel  # noqa: PLC0415 - --help should not wait
+
+    model = RemoteModel(url, model_name, api_key, {"max_tokens": max_tokens})
+    for prompt in [quick] if quick is not None else typed_lines():
+        started = time.perf_counter()
+        first = None
+        with contextlib.closing(model.complete(prompt)) as pieces:
+            for piece in pieces:
+                first = first or time.perf_counter()
+                print(piece, end="", flush=True)
+        print()
+        if stats and first is not None:
+            seconds = time.perf_counter() - started
+            print(f"TTFT: {(first - started) * 1000:.2f} ms")
+            tokens = model.num_tokens
+            print(f"TPS:  {tokens / seconds:.2f} tokens/s ({tokens} tokens in {seconds:.2f}s)")

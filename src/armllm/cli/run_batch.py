@@ -1,0 +1,77 @@
+"""`armllm run-batch`: answer a file of requests in OpenAI's batch format."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from armllm.cli.options import EngineCommand, Verbose, takes_engine_options
+
+
+class BatchCommand(EngineCommand):
+    """With the flags of vLLM's server that ask for nothing here."""
+
+    server = True
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(name="run-batch", cls=BatchCommand)(run_batch_command)
+
+
+@takes_engine_options
+def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
+    engine: dict[str, Any],
+    input_file: Annotated[
+        str, typer.Option("--input-file", "-i", help="A JSON Lines file or an http URL of one.")
+    ],
+    output_file: Annotated[
+        str, typer.Option("--output-file", "-o", help="Where answers go: a file, or an http URL to PUT to.")
+    ],
+    model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a name on the hub.")],
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
+    ] = False,
+    tool_call_parser: Annotated[str | None, typer.Option(help="hermes, llama3_json or mistral.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1 or qwen3.")] = None,
+    output_tmp_dir: Annotated[
+        str | None, typer.Option(help="Folder where answers are collected before they are uploaded.")
+    ] = None,
+    enable_metrics: Annotated[
+        bool, typer.Option("--enable-metrics", help="Serve Prometheus's metrics meanwhile.")
+    ] = False,
+    host: Annotated[str, typer.Option("--host", "--url", help="Address of the metrics.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the metrics.", min=0, max=65535)] = 8000,
+    verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
+) -> int:
+    """Answer a file of requests in OpenAI's batch format; status 1 if one of them failed."""
+    from armllm.chat import read_template  # noqa: PLC0415 - --help needs none of it
+    from armllm.server.batch import run_batch  # noqa: PLC0415
+    from armllm.server.service import ServerOptions  # noqa: PLC0415
+
+    options = ServerOptions(
+        served_model_names=tuple(served_model_name or [model]),
+        chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )
+    answered, failed = run_batch(
+        model,
+        engine,
+        options,
+        source=input_file,
+        target=output_file,
+        folder=output_tmp_dir,
+        metrics=(host, port) if enable_metrics else None,
+    )
+    print(f"{answered} requests answered, {failed} failed: {output_file}", file=sys.stderr)
+    return int(failed > 0)

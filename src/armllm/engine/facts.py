@@ -1,0 +1,27 @@
+"""What is fixed once an engine is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from armllm.sampling_params import SamplingParams
+    from armllm.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """The engine's model as a server sees it.
+
+    model: the option's value. default_sampling: the
+    checkpoint's generation_config.json over vLLM's defaults. max_model_len: prompt and output tokens of a
+    request. has_priorities: whether requests may bring a priority.
+    """
+
+    model: str
+    tokenizer: Tokenizer
+    default_sampling: SamplingParams
+    vocab_size: int
+    max_model_len: int
+    has_priorities: bool

@@ -1,0 +1,293 @@
+"""Decode steps without Python between their ops: recorded once per number of sequences, then replayed.
+
+A recording is what the model did in one step: the kernels' ops in programs of the extension, each of which is
+one call, and the few ops of torch between them. It reads its inputs from fixed places, and its tensors lie in
+buffers of its own. A step that is replayed has the bits of one that is computed: the same ops get the same
+arguments in the same order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from armllm.kernels._extension import ALIGNMENT, aligned_bytes, extension
+from armllm.layers.attention import AttentionMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence as Sequences
+
+    import numpy.typing as npt
+
+    from armllm.engine.sequence import Sequence
+    from armllm.models import Model
+
+logger = logging.getLogger(__name__)
+
+MOST_SEQUENCES = 64  # beyond, Python's share of a step is small
+
+# What a model may call of torch. Everything else could depend on numbers in a way that a replay does not see.
+ALLOCATIONS = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty"})
+CONSTANTS = frozenset({"aten::lift_fresh", "aten::detach_"})  # what torch.tensor calls
+IN_PLACE = frozenset(f"aten::{name}_" for name in ("add", "clamp", "div", "mul", "relu", "silu", "tanh"))
+# Of the same arguments they have the same result, of the same shape; a view, or a new tensor.
+FUNCTIONS = frozenset(
+    {"mkldnn::_linear_pointwise"}
+    | {
+        f"aten::{name}"
+        for name in (
+            *("add", "addcmul", "amax", "amin", "cat", "chunk", "clamp", "clamp_max", "clamp_min", "detach"),
+            *("div", "eq", "flatten", "index_select", "linear", "masked_fill", "mul", "relu", "reshape"),
+            *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
+            *("topk", "unsqueeze", "view"),
+        )
+    }
+)
+
+
+class Buffers:
+    """Memory for the tensors of all recordings of a model, of which one runs at a time.
+
+    A buffer is free when no tensor on it is left, as it would be for torch's allocator. It is as large as the
+    tensor of a step of ``most`` sequences, so that recordings for all numbers of them share it. The system
+    gives it memory where it is written to.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._memory: dict[int, npt.NDArray[Any]] = {}  # by address
+        self._users: defaultdict[int, dict[int, StorageWeakRef]] = defaultdict(dict)  # by size and address
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all buffers."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def like(self, x: Tensor, sequences: int) -> Tensor:
+        """A tensor of x's dtype, shape and strides, which keeps its buffer in use.
+
+        x is one of a step of so many ``sequences``.
+        """
+        size = -(-x.untyped_storage().nbytes() // (ALIGNMENT * sequences)) * ALIGNMENT * self.most
+        users = self._users[size]
+        free = (address for address, user in users.items() if user.expired())  # type: ignore[no-untyped-call]
+        address = next(free, None)
+        if address is None:
+            memory = aligned_bytes(size).numpy()
+            address = memory.ctypes.data
+            self._memory[address] = memory
+        tensor = self._on(address, x, 0)
+        users[address] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return tensor
+
+    def alias(self, x: Tensor) -> Tensor:
+        """The same tensor, which does not keep its buffer in use; x itself if it is in none."""
+        if x.layout is not torch.strided:
+            return x
+        address = x.untyped_storage().data_ptr()
+        return self._on(address, x, int(x.storage_offset())) if address in self._memory else x
+
+    def _on(self, address: int, x: Tensor, offset: int) -> Tensor:
+        base = torch.from_numpy(self._memory[address]).view(x.dtype)
+        return base.as_strided(x.shape, x.stride(), offset)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records a step of so many ``sequences``; ``refused`` names the first op of torch that is not known."""
+
+    def __init__(self, buffers: Buffers, sequences: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._new = functools.partial(buffers.like, sequences=sequences)
+        self.refused: str | None = None
+        self.ops: list[Callable[[], Any]] = []
+        self._buffers = buffers
+        self.constants: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[None]:
+        """Record what this thread does within."""
+        extension.start_recording()
+        try:
+            with self:
+                yield
+            self._cut()
+        finally:
+            extension.stop_recording()
+
+    def __torch_dispatch__(
+        self, op: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result, name = op(*args, **(kwargs or {})), op.name().partition(".")[0]
+        if name in ALLOCATIONS:
+            return self._new(result)
+        if name in CONSTANTS:
+            self.constants.append(result)
+            return result
+        if (name not in IN_PLACE and name not in FUNCTIONS) or "out" in (kwargs or {}):
+            self.refused = self.refused or str(op)
+            return result
+        inputs = _storages((args, kwargs))
+        is_new = [address not in inputs for address in _storages(result)]
+        if name in FUNCTIONS and not any(is_new):
+            return result  # a view, or what needed no conversion
+        self._cut()
+        aliases = tree_map_only(Tensor, self._buffers.alias, (args, kwargs or {}))
+        call = functools.partial(op, *aliases[0], **aliases[1])
+        if name in IN_PLACE:
+            self.ops.append(call)
+            return result
+        outputs = tree_map_only(Tensor, lambda one: self._new(one).copy_(one), result)
+        places = [self._buffers.alias(one) for one in tree_leaves(outputs)]
+        self.ops.append(functools.partial(_call_into, call, places))
+        return outputs
+
+    def _cut(self) -> None:
+        """End the program of kernels that were called so far."""
+        program = extension.take_recording()
+        if program is not None:
+            self.ops.append(program.run)
+
+
+def _storages(values: Any) -> list[int]:
+    """Addresses of the memory of all tensors that have one."""
+    tensors = (one for one in tree_leaves(values) if isinstance(one, Tensor) and one.layout is torch.strided)
+    return [one.untyped_storage().data_ptr() for one in tensors]
+
+
+def _call_into(call: Callable[[], Any], outputs: list[Tensor]) -> None:
+    result = call()
+    if isinstance(result, Tensor):
+        outputs[0].copy_(result)
+        return
+    for output, one in zip(outputs, result, strict=True):
+        output.copy_(one)
+
+
+class DecodeStep:
+    """The inputs of a step of ``size`` sequences, one token each: the first rows of the fixed places."""
+
+    def __init__(self, inputs: DecodeInputs, size: int) -> None:
+        self.token_ids = inputs.token_ids[:size]
+        self.positions = inputs.positions[:size]
+        self.total_lens = inputs.total_lens[:size]
+        self.places = inputs.places[:size]
+        self.metadata = AttentionMetadata(
+            slot_mapping=inputs.slot_mapping[:size],
+            block_tables=inputs.block_tables[:size],
+            query_start_loc=inputs.query_start_loc[: size + 1],
+            seq_lens=inputs.seq_lens[:size],
+        )
+
+
+class DecodeInputs:
+    """Fixed places for the inputs of all recordings."""
+
+    def __init__(self, most: int, max_blocks: int) -> None:
+        self.token_ids, self.positions, self.total_lens, self.places, self.slot_mapping = torch.zeros(
+            5, most, dtype=torch.int64
+        )
+        self.seq_lens = torch.zeros(most, dtype=torch.int32)
+        self.query_start_loc = torch.arange(most + 1, dtype=torch.int32)
+        self.block_tables = torch.zeros(most, max_blocks, dtype=torch.int32)
+        self._numbers = (self.token_ids.numpy(), self.positions.numpy(), self.slot_mapping.numpy())
+        self._lens = (self.total_lens.numpy(), self.seq_lens.numpy())
+        self._tables = self.block_tables.numpy()
+
+    def fill(self, sequences: Sequences[Sequence], block_size: int) -> None:
+        """Describe the last token of each sequence."""
+        size = len(sequences)
+        token_ids, positions, slot_mapping = self._numbers
+        last = [sequence.num_computed_tokens for sequence in sequences]
+        positions[:size] = last
+        token_ids[:size] = [sequence.token_ids[-1] for sequence in sequences]
+        slot_mapping[:size] = [
+            sequence.block_table[position // block_size] * block_size + position % block_size
+            for sequence, position in zip(sequences, last, strict=True)
+        ]
+        for lens in self._lens:
+            lens[:size] = positions[:size]
+            lens[:size] += 1
+        for row, sequence in enumerate(sequences):
+            self._tables[row, : len(sequence.block_table)] = sequence.block_table
+
+
+class Recording(NamedTuple):
+    """A step of some number of sequences: its inputs, its ops in order, and where its logits come to lie.
+
+    constants: tensors of the ops that nothing else owns.
+    """
+
+    step: DecodeStep
+    ops: list[Callable[[], Any]]
+    constants: list[Tensor]
+    logits: Tensor
+
+
+class RecordedDecode:
+    """Runs steps in which every sequence computes one token; ``refused`` says why it no longer tries.
+
+    Its logits are valid until the next step.
+    """
+
+    def __init__(self, model: Model, *, max_blocks: int, block_size: int) -> None:
+        self.most_sequences = MOST_SEQUENCES
+        self.refused: str | None = None
+        self.recordings: dict[int, Recording] = {}
+        self.buffers = Buffers(MOST_SEQUENCES)
+        self._model = model
+        self._block_size = block_size
+        self._inputs = DecodeInputs(MOST_SEQUENCES, max_blocks)
+        self._tables: list[Tensor] = []  # those of the recordings
+
+    def takes(self, sequences: Sequences[Sequence]) -> bool:
+        """Whether this is such a step, and it can be recorded."""
+        return (
+            self.refused is None
+            and len(sequences) <= self.most_sequences
+            and all(
+                sequence.num_scheduled_tokens == 1 and sequence.samples_next and sequence.reader is None
+                for sequence in sequences
+            )
+        )
+
+    def run(self, sequences: Sequences[Sequence]) -> Tensor:
+        """Fp32 logits ``[S, vocab_size]``."""
+        self._inputs.fill(sequences, self._block_size)
+        size = len(sequences)
+        found = self.recordings.get(size)
+        step = DecodeStep(self._inputs, size) if found is None else found.step
+        step.places.copy_(self._model.places(step.positions, step.total_lens))
+        tables = [rotary.cos_sin_cache for rotary in self._model.rotaries]
+        if len(tables) != len(self._tables) or any(
+            one is not other for one, other in zip(tables, self._tables, strict=True)
+        ):
+            self.recordings.clear()  # they read the tables that were too short
+            self._tables, found = tables, None
+        if found is None:
+            return self._record(step, size)
+        for op in found.ops:
+            op()
+        return found.logits
+
+    def _record(self, step: DecodeStep, size: int) -> Tensor:
+        recorder = Recorder(self.buffers, size)
+        with recorder.record():
+            hidden = self._model(step.token_ids, step.places, step.metadata, rows=None)
+            logits = self._model.logits(hidden)
+        if recorder.refused is None:
+            output = self.buffers.alias(logits)
+            self.recordings[size] = Recording(step, recorder.ops, recorder.constants, output)
+        else:
+            self.refused = recorder.refused
+            logger.info("decode steps are not recorded: the model calls %s", self.refused)
+        return logits

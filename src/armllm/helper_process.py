@@ -1,0 +1,137 @@
+"""Work on what strangers wrote, in processes with limits of time, memory and stack.
+
+A limit within one process only works between two steps of Python. A process can be ended within one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WALL_SECONDS = 60.0  # of a process that others leave little time
+STACK_BYTES = 1 << 20  # less than any thread of ours has
+LOWEST_PRIORITY = 10
+
+
+def python_module(name: str) -> list[str]:
+    """A command as ``python -m NAME``, but what lies in the current folder is not imported.
+
+    Under QEMU a process cannot start others of its kind: `armbuild smoke` names the emulator and its CPU.
+    """
+    program = (
+        "import sys; sys.path[:] = filter(None, sys.path); import runpy;"
+        f" runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [*shlex.split(os.environ.get("ARMLLM_EMULATOR", "")), sys.executable, "-c", program]
+
+
+class HelperProcess:
+    """A process of a module that calls `answer_questions`, started when needed, and again after it was ended.
+
+    ``setup`` is the first question of each. Questions and answers are JSON. May be used by several threads.
+    """
+
+    def __init__(self, module: str, setup: Any) -> None:
+        self._module = module
+        self._setup = setup
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.setup_answer: Any = None
+
+    def ask(self, question: Any) -> Any:
+        """The answer, or None if it takes more than the limits allow."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(
+                    python_module(self._module), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+                weakref.finalize(self, _end, self._process)
+                self.setup_answer = _exchange(self._process, self._setup)
+                if self.setup_answer is None:
+                    return None
+            return _exchange(self._process, question)
+
+
+def _exchange(process: subprocess.Popen[bytes], question: Any) -> Any:
+    assert process.stdin is not None  # noqa: S101 - both are pipes
+    assert process.stdout is not None  # noqa: S101
+    line = json.dumps(question).encode() + b"\n"
+    answer = b""
+    try:
+        with suppress(OSError):
+            process.stdin.write(line)
+            process.stdin.flush()
+            waiting = select.poll()  # select() takes no descriptor above 1023
+            waiting.register(process.stdout, select.POLLIN)
+            if waiting.poll(1000 * WALL_SECONDS):
+                answer = process.stdout.readline()
+    finally:
+        if not answer.endswith(b"\n"):  # else the next question would get this answer
+            _end(process)
+    return json.loads(answer) if answer.endswith(b"\n") else None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+def answer_questions(
+    prepare: Callable[[Any], tuple[Any, Callable[[Any], Any]]], *, cpu_seconds: int, most_bytes: int
+) -> None:
+    """Be a `HelperProcess`. ``prepare(setup)`` returns its answer, and the function that answers the others.
+
+    ``cpu_seconds``: of one answer. ``most_bytes``: of address space, beside what ``prepare`` took. Beyond
+    either the kernel ends the process, or memory can't be had.
+    """
+    os.nice(LOWEST_PRIORITY)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def answer_all() -> None:
+        with suppress(MemoryError, RecursionError):
+            answer_lines()
+
+    def answer_lines() -> None:
+        answer: Callable[[Any], Any] | None = None
+        for line in sys.stdin:
+            limit = int(time.process_time()) + 1 + cpu_seconds
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+            question = json.loads(line)
+            if answer is None:
+                reply, answer = prepare(question)
+                limit = memory()[0] + most_bytes
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            else:
+                reply = answer(question)
+            print(json.dumps(reply), flush=True)
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=answer_all)
+    thread.start()
+    thread.join()
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of address space and of memory in use by this process."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - as short as it gets
+        sizes = [int(pages) * resource.getpagesize() for pages in file.read().split()[:2]]
+    return sizes[0], sizes[1]

@@ -1,0 +1,164 @@
+"""The engine in a process of its own, so that no client's request takes the interpreter's lock from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from armllm.engine.reporting import as_embedding
+from armllm.engine.stream import Stream
+from armllm.errors import ArmllmError, EngineError
+from armllm.helper_process import python_module
+from armllm.progress import progress
+from armllm.sampling_params import RequestOutputKind, SamplingParams
+from armllm.server.engine_messages import Failure, NotLoaded, Question, read_message, receive, send, written
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from armllm.engine.stats import EngineStats
+    from armllm.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
+    from armllm.sampling_params import PoolingParams
+
+COMMAND = python_module("armllm.server.engine_host")
+
+
+class EngineProcess:
+    """What a server needs of `AsyncLLM`, which it starts in another process; `connect` comes first.
+
+    ``facts`` and ``lines`` say what was loaded. Errors of loading are raised as `AsyncLLM` raises them.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.dead_error: Exception | None = None
+        self._streams: dict[int, Stream] = {}
+        self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self._keys = itertools.count()
+        self._reading: asyncio.Task[None] | None = None
+        self._connection, far_end = socket.socketpair()
+        with far_end:
+            self._process = subprocess.Popen(
+                [*COMMAND, str(far_end.fileno())], pass_fds=[far_end.fileno()], stdin=subprocess.DEVNULL
+            )
+        try:
+            send(self._connection, (model, options, progress.visible))
+            loaded = receive(self._connection)
+        except (EOFError, ConnectionError):
+            raise EngineError(f"the engine failed: {self._ended()}") from None
+        if isinstance(loaded, NotLoaded):
+            self.shutdown()
+            raise loaded.error from EngineError(loaded.trace)
+        self.facts, self.lines = loaded.facts, loaded.lines
+        self._stats: EngineStats = loaded.stats
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has failed."""
+        return self.dead_error is not None
+
+    def stats(self) -> EngineStats:
+        """What the engine had to do a moment ago, and what it did since its start."""
+        return self._stats
+
+    async def connect(self) -> None:
+        """Take outputs in this event loop from now on."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._connection)
+        self._reading = asyncio.ensure_future(self._read(reader))
+
+    async def generate(
+        self, prompt: list[int], sampling_params: SamplingParams, request_id: str, priority: int = 0
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `AsyncLLM.generate`."""
+        outputs = self._ask(prompt, sampling_params, request_id, priority)
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def encode(
+        self, prompt: list[int], pooling_params: PoolingParams, request_id: str, priority: int = 0
+    ) -> EmbeddingRequestOutput:
+        """As `AsyncLLM.encode`."""
+        async with contextlib.aclosing(self._ask(prompt, pooling_params, request_id, priority)) as outputs:
+            return as_embedding(await anext(outputs))
+
+    async def _ask(
+        self, prompt: list[int], params: SamplingParams | PoolingParams, request_id: str, priority: int
+    ) -> AsyncGenerator[RequestOutput, None]:
+        kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
+        key = next(self._keys)
+        stream = self._streams[key] = Stream(request_id, kind)
+        if self.dead_error is not None:
+            stream.fail(self.dead_error)
+        self._tell(Question(key, request_id, prompt, params, priority))
+        finished = False
+        try:
+            while not finished:
+                output = await stream.get()
+                finished = output.finished
+                output.prompt_token_ids = prompt
+                yield output
+        finally:
+            del self._streams[key]
+            self._prompt_logprobs.pop(key, None)
+            if not finished:
+                self._tell(key)
+
+    def _tell(self, message: Question | int) -> None:
+        if not self._writer.is_closing():  # then `_read` says so to whoever waits
+            self._writer.write(written(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out what the engine says until it says no more."""
+        try:
+            with contextlib.closing(self._writer):
+                await self._hand_out_all(reader)
+        except Exception as error:  # noqa: BLE001 - everyone who waits must hear of it
+            self.dead_error = EngineError(
+                f"the engine's answer can't be read: {type(error).__name__}: {error}"
+            )
+        self.dead_error = self.dead_error or EngineError(f"the engine failed: {self._ended()}")
+        for stream in self._streams.values():
+            stream.fail(self.dead_error)
+
+    async def _hand_out_all(self, reader: asyncio.StreamReader) -> None:
+        while (messages := await read_message(reader)) is not None:
+            for message in messages:
+                if isinstance(message, Failure):
+                    self.dead_error = message.error
+                elif isinstance(message, tuple):
+                    self._hand_out(*message)
+                else:
+                    self._stats = message
+            if self.dead_error is not None:
+                return
+
+    def _hand_out(self, key: int, result: RequestOutput | ArmllmError) -> None:
+        stream = self._streams.get(key)
+        if stream is None:  # its reader has gone
+            return
+        if isinstance(result, ArmllmError):
+            stream.fail(result)
+            return
+        if result.prompt_logprobs is not None:  # they come once
+            self._prompt_logprobs[key] = result.prompt_logprobs
+        result.prompt_logprobs = self._prompt_logprobs.get(key)
+        stream.put(result)
+
+    def _ended(self) -> str:
+        """How the process ended, which it has, or is about to."""
+        status = self._process.wait()
+        if status < 0:
+            return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"its process ended with status {status}"
+
+    def shutdown(self) -> None:
+        """End the process. The event loop that reads from it is told by the end of the connection."""
+        self._process.kill()
+        self._process.wait()
+        if self._reading is None:
+            self._connection.close()

@@ -1,0 +1,144 @@
+"""What vLLM has under this name: its argument parser, numbers with suffixes, files of options."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def human_readable_int(text: str | int) -> int:
+    """A number that may end in k, m, g (thousands) or K, M, G (1024s). Raises ValueError for another text."""
+    if text in ("-1", -1):  # no limit, where an option has one
+        return -1
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", str(text))
+    if match is None or ("." in match.group(1) and match.group(2) not in ("k", "m", "g")):
+        raise ValueError(f"{text!r} is not a number such as 4096, 4k or 4K")
+    return int(float(match.group(1)) * _SUFFIXES.get(match.group(2), 1))
+
+
+def dashed(argument: str) -> str:
+    """``--max_model_len`` as ``--max-model-len``: guides write both."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def flag_name(argument: str) -> str:
+    """``--max-model-len`` of ``--max_model_len=4k``."""
+    return dashed(argument).partition("=")[0]
+
+
+def read_options(path: str) -> dict[str, Any]:
+    """The options of a YAML file, by their names with dashes.
+
+    Raises RequestError for what is not a file of ``name: value``.
+    """
+    import yaml  # noqa: PLC0415 - few commands have such a file
+
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--config {path}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        line = " ".join(str(error).split())
+        raise RequestError(f"--config {path} is not YAML: {line:.200}") from None
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        raise RequestError(f"--config {path}: expected lines such as `port: 8000`")
+    return {name.replace("_", "-"): value for name, value in options.items()}
+
+
+def several(flag: str, values: list[Any]) -> list[str]:
+    """A flag with several values, as argparse takes them."""
+    return [flag, *map(str, values)]
+
+
+def with_config(
+    arguments: list[str], write_list: Callable[[str, list[Any]], list[str]] = several
+) -> list[str]:
+    """The options of ``--config FILE.yaml`` as arguments, before the others; flags among the others win.
+
+    ``write_list`` is how a flag with a list of values is written. Raises RequestError as `read_options` does.
+    """
+    for position, argument in enumerate(arguments):
+        name, equals, path = argument.partition("=")
+        if name == "--config":
+            end = position + (1 if equals else 2)
+            if end > len(arguments):
+                raise RequestError("--config needs a file")
+            remaining = arguments[:position] + arguments[end:]
+            used = set(map(flag_name, remaining))
+            options = read_options(path if equals else arguments[end - 1])
+            written = [
+                one
+                for name, value in options.items()
+                if not {f"--{name}", f"--no-{name}"} & used
+                for one in _written(f"--{name}", value, write_list)
+            ]
+            return [*written, *remaining]
+    return arguments
+
+
+def _written(flag: str, value: Any, write_list: Callable[[str, list[Any]], list[str]]) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, list):
+        return write_list(flag, value)
+    return [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """argparse's parser, also for ``--max_model_len``, ``--config FILE.yaml`` and ``--name.key value``.
+
+    The options of the file come first, so the command line wins. ``--name.key`` sets a key of an option whose
+    value is JSON. RequestError says what is wrong with the file.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse the command line; see `argparse.ArgumentParser.parse_known_args`."""
+        arguments = [self._known(one) for one in (sys.argv[1:] if args is None else args)]
+        if "--config" not in self._option_string_actions:
+            arguments = with_config(arguments)
+        return super().parse_known_args(_merge_keys(arguments), namespace)
+
+    def _known(self, argument: str) -> str:
+        """With dashes, unless the parser has the flag as it is."""
+        known = argument.partition("=")[0] in self._option_string_actions
+        return argument if known else dashed(argument)
+
+
+def _merge_keys(arguments: list[str]) -> list[str]:
+    """``--name.key value`` of all keys as one ``--name={"key": value}``."""
+    remaining: list[str] = []
+    merged: dict[str, dict[str, Any]] = {}
+    pending = iter(arguments)
+    for argument in pending:
+        name, equals, text = argument.partition("=")
+        if not re.fullmatch(r"--?[A-Za-z][\w-]*(\.[\w-]+)+", name):
+            remaining.append(argument)
+            continue
+        flag, *keys = name.split(".")
+        value = text if equals else next(pending, "")
+        target = merged.setdefault(flag, {})
+        for key in keys[:-1]:
+            target = target.setdefault(key, {})
+        try:
+            target[keys[-1]] = json.loads(value)
+        except ValueError:
+            target[keys[-1]] = value
+    return [*remaining, *(f"{flag}={json.dumps(value)}" for flag, value in merged.items())]

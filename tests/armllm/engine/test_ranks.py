@@ -1,0 +1,314 @@
+"""Several ranks give the tokens and log-probabilities of one process; a rank that fails is named.
+
+Most tests have the followers in threads of this process, which start in no time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.armllm.models.random_configs import random_config
+from tests.armllm.models.reference import random_prompts, save_reference
+from tests.armllm.quant.forms import awq, gptq, write_quantised
+
+from armllm import LLM, AsyncLLM, SamplingParams
+from armllm.api import llm_engine
+from armllm.engine import placement
+from armllm.engine.ranks import follow, load_follower
+from armllm.errors import EngineError, RequestError
+from armllm.kernels._extension import extension
+
+SECONDS = 20.0
+MODEL = Path(llm_engine.__file__).parents[1] / "smoke/model"
+
+
+class ThreadFollowers:
+    """As `Followers`, in threads."""
+
+    def __init__(self, size):
+        self._file = os.memfd_create("ranks")
+        os.ftruncate(self._file, extension.Ranks.bytes(size))
+        self.ranks = extension.Ranks(self._file, 0, size, SECONDS)
+        self.on_failure = []
+        self.loaded = threading.Barrier(size)
+        self.errors = []
+        self.threads = []
+
+    def load(self, config):
+        config = pickle.loads(pickle.dumps(config))  # noqa: S301 - as a process gets it
+        for rank in range(1, self.ranks.size):
+            self.threads.append(threading.Thread(target=self._follow, args=(rank, config)))
+            self.threads[-1].start()
+
+    def _follow(self, rank, config):
+        torch.set_num_threads(1)
+        ranks = extension.Ranks(self._file, rank, self.ranks.size, SECONDS)
+        try:
+            runner = load_follower(config, ranks)
+            self.loaded.wait(SECONDS)
+            follow(runner, ranks)
+        except Exception as error:  # noqa: BLE001 - looked at by `close`
+            self.errors.append(error)
+            ranks.fail(rank + 1)
+
+    def wait(self):
+        self.loaded.wait(SECONDS)
+
+    def check(self):
+        if self.ranks.failure:
+            raise EngineError(f"failure {self.ranks.failure}: {self.errors}")
+
+    def close(self):
+        self.ranks.fail(1)
+        for thread in self.threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
+        os.close(self._file)
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    monkeypatch.setattr(llm_engine, "Followers", ThreadFollowers)
+    monkeypatch.setattr(placement.os, "sched_setaffinity", lambda *_: None)
+
+
+@contextlib.contextmanager
+def loaded(folder, size, **options):
+    llm = LLM(folder, tensor_parallel_size=size, **options)
+    try:
+        yield llm
+    finally:
+        if size > 1:
+            llm.llm_engine.followers.close()
+            errors = getattr(llm.llm_engine.followers, "errors", [])
+            assert all("ranks were stopped" in str(error) for error in errors), errors
+
+
+def answers(folder, size, **options):
+    """Tokens and log-probabilities of prompts that share a prefix, are chunked and are preempted."""
+    prompts = [[7, 8, 9] * 12 + prompt for prompt in random_prompts((40, 3, 17, 1), 0)]
+    params = [
+        SamplingParams(
+            max_tokens=8,
+            temperature=0.9 * (seed % 2),
+            seed=seed,
+            logprobs=3,
+            prompt_logprobs=2 if seed == 2 else None,
+            ignore_eos=True,
+        )
+        for seed in range(len(prompts))
+    ]
+    options = {"max_num_batched_tokens": 32, "block_size": 16, "num_gpu_blocks_override": 10} | options
+    with loaded(folder, size, max_model_len=128, **options) as llm:
+        results = llm.generate(prompts, params, use_tqdm=False)
+        results += llm.generate(prompts, params, use_tqdm=False)
+        engine = llm.llm_engine
+        assert engine.stats().num_prefix_hits
+        assert engine.stats().num_preemptions
+        assert not engine.runner.decode.recordings or size == 1
+    return [
+        (
+            result.outputs[0].token_ids,
+            [{token: one.logprob for token, one in step.items()} for step in result.outputs[0].logprobs],
+            [
+                step and {token: one.logprob for token, one in step.items()}
+                for step in result.prompt_logprobs or []
+            ],
+        )
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((2, 4), {"dtype": "float32"}),
+        ((4,), {"dtype": "bfloat16"}),
+        ((2,), {"dtype": "float16", "kv_cache_dtype": "int8"}),
+        ((4,), {"dtype": "bfloat16", "quantization": "int8"}),
+        ((2,), {"dtype": "bfloat16", "quantization": "int4-g32"}),
+    ],
+    ids=lambda case: "-".join(case.values()) if isinstance(case, dict) else "",
+)
+def test_ranks_give_one_process_s_bits(in_threads, make_checkpoint, sizes, options):
+    tied = options["dtype"] == "float32"
+    folder = make_checkpoint(num_key_value_heads=4, tie_word_embeddings=tied).folder
+    expected = answers(folder, 1, **options)
+    for size in sizes:
+        assert answers(folder, size, **options) == expected
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "form"),
+    [
+        (GPTQ | {"desc_act": True}, gptq(4, 32, act_order=True)),
+        (GPTQ | {"sym": False}, gptq(4, 32, symmetric=False)),
+        (
+            {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "group_size": 32},
+            awq(32),
+        ),
+    ],
+    ids=["gptq-act-order", "gptq-zeros", "awq"],
+)
+def test_quantised_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_path, settings, form):
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(hidden_size=128, intermediate_size=256), settings, form)
+    assert short_answers(folder, 2) == short_answers(folder, 1)
+
+
+def short_answers(folder, size):
+    params = SamplingParams(max_tokens=8, temperature=0, logprobs=1, ignore_eos=True)
+    with loaded(folder, size, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=64) as llm:
+        outputs = llm.generate(random_prompts((9, 20), 1), params, use_tqdm=False)
+    return [(one.outputs[0].token_ids, one.outputs[0].cumulative_logprob) for one in outputs]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "seed"),
+    [
+        ("Gemma2ForCausalLM", 1), ("Gemma3ForCausalLM", 1), ("MistralForCausalLM", 1), ("OPTForCausalLM", 1),
+        ("Phi3ForCausalLM", 1), ("Qwen2ForCausalLM", 1), ("Qwen3ForCausalLM", 1), ("SmolLM3ForCausalLM", 1),
+    ],
+)  # fmt: skip
+def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):
+    config = random_config(architecture, seed)
+    while config.get("num_key_value_heads", config["num_attention_heads"]) % 2:
+        seed += 1
+        config = random_config(architecture, seed)
+    save_reference(tmp_path, config, seed)
+    assert short_answers(tmp_path, 2) == short_answers(tmp_path, 1)
+
+
+def test_embeddings_are_those_of_one_process(in_threads, make_checkpoint):
+    folder, vectors = make_checkpoint().folder, []
+    for size in (1, 2):
+        with loaded(folder, size, dtype="float32") as llm:
+            vectors.append(llm.embed([[5, 6, 7]], use_tqdm=False)[0].outputs.embedding)
+    assert vectors[0] == vectors[1]
+
+
+def test_what_ranks_cannot_compute_is_refused(make_checkpoint, tmp_path):
+    folder = make_checkpoint(num_attention_heads=12, num_key_value_heads=12, hidden_size=96).folder
+    with pytest.raises(
+        RequestError, match=r"5 does not divide .* 12 key and value heads; .* 1, 2, 3, 4, 6, 12"
+    ):
+        LLM(folder, tensor_parallel_size=5)
+    with pytest.raises(RequestError, match="calibration"):
+        LLM(folder, tensor_parallel_size=2, quantization="int4-g32", calibration="a.txt")
+    for bad in (0, -1, True, "2"):
+        with pytest.raises(RequestError, match="tensor_parallel_size must be a positive integer"):
+            LLM(folder, tensor_parallel_size=bad)
+    with pytest.raises(RequestError, match="at most 64"):
+        LLM(folder, tensor_parallel_size=65)
+
+
+def test_a_mixture_of_experts_is_refused(in_threads, tmp_path):
+    config = random_config("MixtralForCausalLM", 1) | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    save_reference(tmp_path, config, 1)
+    with pytest.raises(RequestError, match="mixture of experts"):
+        LLM(tmp_path, tensor_parallel_size=2, skip_tokenizer_init=True)
+
+
+def test_a_step_that_fails_at_rank_0_stops_all(in_threads, make_checkpoint, monkeypatch):
+    with loaded(make_checkpoint().folder, 2, dtype="float32") as llm:
+        params = SamplingParams(max_tokens=2)
+        layer = llm.llm_engine.runner.model.layers[1]
+
+        def fail(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(layer, "mlp", fail)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5]], params, use_tqdm=False)
+        started = time.monotonic()
+        with pytest.raises(EngineError):
+            llm.generate([[5]], params, use_tqdm=False)
+        assert time.monotonic() - started < SECONDS / 2
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def gone(pids, seconds=SECONDS):
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+
+    async def idle():
+        engine = AsyncLLM(str(MODEL), tensor_parallel_size=2)
+        (process,) = engine.llm_engine.followers._processes
+        async for output in engine.generate([5, 6], SamplingParams(max_tokens=3), "a"):
+            assert output.outputs
+        process.send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        while not engine.errored:
+            assert time.monotonic() - started < SECONDS
+            await asyncio.sleep(0.02)
+        assert "rank 1 was ended by signal 9 (Killed)" in str(engine.dead_error)
+        engine.shutdown()
+
+    asyncio.run(idle())
+    llm = LLM(str(MODEL), tensor_parallel_size=2)
+    (process,) = llm.llm_engine.followers._processes
+    threading.Timer(0.3, process.kill).start()
+    with pytest.raises(EngineError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
+        llm.generate([[5, 6]] * 2000, params, use_tqdm=False)
+    with pytest.raises(EngineError, match="rank 1 was ended by signal 9"):
+        llm.generate([[5, 6]], params, use_tqdm=False)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_too_late_and_ended(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1.5")
+    llm = LLM(str(MODEL), tensor_parallel_size=2)
+    (process,) = llm.llm_engine.followers._processes
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(EngineError, match=r"rank 1 did not answer within 1\.5 seconds"):
+        llm.generate([[5, 6]], SamplingParams(max_tokens=4), use_tqdm=False)
+    assert gone([process.pid])
+
+
+@pytest.mark.slow
+def test_followers_end_with_rank_0():
+    code = f"""
+from armllm import LLM
+llm = LLM({str(MODEL)!r}, tensor_parallel_size=2)
+print(*llm.llm_engine.followers.pids, flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 1
+        assert all(map(alive, pids))
+        parent.kill()
+    assert gone(pids)

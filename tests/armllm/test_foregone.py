@@ -1,0 +1,88 @@
+"""Options of vLLM: neutral values pass, others are refused with a reason of their own, none goes unseen."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from armllm import LLM
+from armllm.cli import main
+from armllm.engine.config import EngineConfig
+from armllm.errors import RequestError
+from armllm.foregone import _warn_once, foregone_options
+from armllm.smoke.passages import MODEL
+
+
+def test_every_option_has_one_meaning_and_says_why():
+    """It would catch an option in two groups, or one that the engine has by now."""
+    options = foregone_options()
+    assert len(options) > 280
+    assert not options.keys() & set(EngineConfig.__dataclass_fields__)
+    for option in options.values():
+        assert len(option.reason) > 10
+        for value in (*option.accepted, None, {}):
+            assert option.refusal(value) is None, (option.name, value)
+        if not option.without_effect:
+            if option.is_switch and len(option.accepted) == 2:
+                continue
+            value = not option.accepted[0] if option.is_switch else "something else"
+            assert option.reason in (option.refusal(value) or ""), option.name
+
+
+def test_the_value_false_is_not_zero():
+    """It would catch ``in``, for which False is 0 and True is 1."""
+    assert foregone_options()["enable_lora"].refusal(0) is not None
+    assert foregone_options()["pipeline_parallel_size"].refusal(True) is not None
+
+
+def test_options_without_effect_are_warned_about_once(caplog):
+    _warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "armllm"):
+        for _ in range(3):
+            EngineConfig.of(MODEL, {"gpu_memory_utilization": 0.9, "swap_space": 4, "enforce_eager": True})
+    assert sorted(record.getMessage().split()[0] for record in caplog.records) == [
+        "gpu_memory_utilization",
+        "swap_space",
+    ]
+    assert "VLLM_CPU_KVCACHE_SPACE" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--enable-lora"], "--enable-lora can only be False here, not True: there are no LoRA adapters"),
+        (["--no-enable-chunked-prefill"], "--enable-chunked-prefill can only be True here"),
+        (["--speculative_config", '{"method": "ngram"}'], "--speculative-config is not supported: tokens"),
+        (["-sc.method", "ngram"], "--speculative-config is not supported"),
+        (["-dp", "2"], "--data-parallel-size can only be 1 here, not 2"),
+        (["--lora-modules", "a=b"], "--lora-modules is not supported: there are no LoRA"),
+        (["--api-server-count=4"], "--api-server-count can only be 1 here, not 4"),
+        (["--kv-transfer-config"], "--kv-transfer-config is not supported"),
+        (["--load-format", "dummy"], "can only be 'auto' or 'safetensors'"),
+    ],
+)
+def test_flags_of_the_server_are_refused_with_their_own_reason(capsys, arguments, message):
+    assert main(["serve", str(MODEL), *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "ossible" not in shown
+    assert shown.count("\n") == 1
+
+
+def test_flags_of_guides_are_accepted(capsys):
+    guide = ["--gpu-memory-utilization", "0.9", "-O3", "--enforce_eager", "--swap-space=4", "-tp", "1"]
+    guide += ["--no-enable-lora", "--compilation-config", '{"mode": 3}', "-cc.mode", "3", "--device", "cpu"]
+    assert main(["run", str(MODEL), *guide, "A wheel", "--max-tokens", "2", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.strip()
+    assert main(["run", str(MODEL), "x", "--lora-modules", "a=b"]) == 2  # only the server has it
+    assert "No such option" in capsys.readouterr().err
+
+
+def test_programs_get_the_same_answers():
+    with pytest.raises(RequestError, match="pipeline_parallel_size can only be 1 here, not 2: the"):
+        LLM(MODEL, pipeline_parallel_size=2)
+    with pytest.raises(TypeError, match="does not take 'tensor_paralel_size'"):
+        LLM(MODEL, tensor_paralel_size=1)
+    with pytest.raises(TypeError, match="does not take 'lora_modules'"):
+        LLM(MODEL, lora_modules=None)
