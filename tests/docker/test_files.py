@@ -1,6 +1,7 @@
 """The files in docker/: each checked by a linter of its kind, and against what `armbuild docker` makes."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ import helm_python
 import pytest
 import yaml
 
-from armbuild.image import config, content
+from armbuild.image import config, content, root
 from armbuild.image.base import Foundation
 
 DOCKER = Path(__file__).parents[2] / "docker"
@@ -34,6 +35,26 @@ def test_hadolint_has_nothing_to_say_about_the_dockerfile():
 
 def test_the_compose_file_follows_the_compose_specification():
     passes(linter("check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / "compose.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "served"),
+    [
+        ({"MODEL": "qwen3-8b"}, "/models/qwen3-8b"),
+        ({"HUB_MODEL": "org/name"}, "org/name"),
+        ({"HUB_MODEL": "org/name", "MODEL": "qwen3-8b"}, "org/name"),
+        ({"HUB_MODEL": "", "MODEL": "qwen3-8b"}, "/models/qwen3-8b"),
+    ],
+)
+def test_compose_serves_the_model_that_the_variables_name(variables, served):
+    command = [sys.executable, "-m", "podman_compose", "-f", DOCKER / "compose.yaml", "config"]
+    environment = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    passes(done)
+    service = yaml.safe_load(done.stdout)["services"]["armllm"]
+    assert service["command"] == [served, "--dtype", "auto"]
+    hub = next(volume for volume in service["volumes"] if volume["source"] == "hub")
+    assert (hub["type"], hub["target"]) == ("volume", f"/{root.HUB}")
 
 
 def test_kubernetes_takes_the_manifests(tmp_path):
@@ -71,6 +92,7 @@ def rendered(values):
             "env": [{"name": "VLLM_API_KEY", "value": "k"}],
         },
         {"model": {"existingClaim": "123"}},
+        {"model": {"path": "org/name"}, "hub": {"existingClaim": "cache", "tokenSecret": "s"}},
         {"tolerations": [{"key": "arm", "operator": "Exists"}], "imagePullSecrets": [{"name": "s"}]},
     ],
 )
@@ -103,7 +125,8 @@ def test_the_chart_and_the_manifests_confine_the_engine_alike():
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_NICE"]}
-        assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models", "/tmp"]  # noqa: S108
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert mounts == ["/models", f"/{root.HUB}", "/tmp"]  # noqa: S108
     plain, chart = (document["spec"]["template"]["spec"] for document in (plain, chart))
     assert plain["containers"][0].pop("image").startswith("localhost/armllm:")
     assert chart["containers"][0].pop("image").startswith("localhost/armllm:")
@@ -121,7 +144,7 @@ def test_the_dockerfile_says_what_the_oci_builder_writes():
         environment={},
         suite="bookworm",
     )
-    document = config.config((), foundation, architecture="arm64", created="", labels={}, model=None)[
+    document = config.document((), foundation, architecture="arm64", created="", labels={}, model=None)[
         "config"
     ]
     text = (DOCKER / "Dockerfile").read_text().rpartition("\nFROM ")[2].replace("\\\n", " ")
