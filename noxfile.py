@@ -14,7 +14,7 @@ nox.options.default_venv_backend = "none"  # the sessions share the environment 
 nox.options.sessions = ["lint", "types", "tests", "wheel", "proofs"]  # covers kernels and docs
 nox.options.stop_on_first_error = True
 
-# Signals, sockets and emulators have a time of their own: a test that fails gets one more try, and -raR names it.
+# A test that fails has one more try, and the summary names it: signals are late on a busy machine.
 PYTEST = ["pytest", "--reruns", "1"]
 PYTHON_SOURCES = ["src", "tests", "tools", "cmake", "noxfile.py"]
 
