@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import logging.config
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from armllm.server.engine_messages import (
     send,
     written,
 )
+from armllm.server.logs import log_config
 
 if TYPE_CHECKING:
     from armllm.api.async_llm import AsyncLLM
@@ -130,6 +132,7 @@ def main(descriptor: int) -> None:
                 return
     except (EOFError, ConnectionError):
         return
+    logging.config.dictConfig(log_config("info"))
     try:
         with progress.step(f"loading {model}"):
             from armllm.api.async_llm import AsyncLLM  # noqa: PLC0415 - takes seconds

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from armllm.sampling_params import SamplingParams
+from armllm.server.limits import check_prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -31,6 +32,8 @@ async def generate(
     priority: int | None = None,
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Yield (index of the prompt, output) as outputs come; closing the iterator drops what still runs."""
+    if params.prompt_logprobs is not None:
+        check_prompt_logprobs(sum(len(prompt.token_ids) for prompt in prompts), params.prompt_logprobs)
     if service.options.log_requests:
         sizes = ", ".join(str(len(prompt.token_ids)) for prompt in prompts[:8])
         logger.info("%s: prompts of %s tokens, %s", request_id, sizes, _shown(params))

@@ -26,6 +26,8 @@ BODIES_AT_ONCE = 16
 # Smaller bodies and texts take less time than a step of a small model.
 HEAVY_BYTES = 64 << 10
 HEAVY_TEXT = 16 << 10  # characters to tokenize
+# Each is an object here, and some 70 bytes of the answer's JSON: more would hold up the event loop.
+PROMPT_LOGPROBS = 1 << 16
 RESTS = 3  # as long as the work that they follow
 
 
@@ -70,6 +72,16 @@ class Limits:
             raise ApiError(
                 f"the body has more than {self.values} JSON values", status=413, code="body_too_large"
             )
+
+
+def check_prompt_logprobs(tokens: int, each: int) -> None:
+    """Refuse more log-probabilities of prompts than an answer may hold: each token has its own, too."""
+    if tokens * (each + 1) > PROMPT_LOGPROBS:
+        raise ApiError(
+            f"{each} prompt_logprobs and the own one of {tokens} tokens are {tokens * (each + 1)} values;"
+            f" at most {PROMPT_LOGPROBS}: ask for fewer, or send parts of the prompt",
+            param="prompt_logprobs",
+        )
 
 
 class Offload:

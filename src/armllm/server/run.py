@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import resource
 import signal
@@ -12,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from armllm.errors import RequestError
+from armllm.server.logs import log_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def _run(
     config = uvicorn.Config(
         RefusalGuard(create_app(service), service.limits.refusals),
         log_level=log_level,
-        log_config=_log_config(log_level),
+        log_config=log_config(log_level),
         access_log=access_log,
         lifespan="off",
         server_header=False,
@@ -151,39 +151,3 @@ def _stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> 
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # what is shown while the engine loads
     print(f"{clear}armllm: stopped", file=sys.stderr, flush=True)
     os._exit(128 + number)
-
-
-class NoProbes(logging.Filter):
-    """Leaves out what monitors and the page ask every second."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line stays; its arguments are client, method, path, HTTP version and status."""
-        arguments = record.args
-        return not (
-            isinstance(arguments, tuple)
-            and len(arguments) == 5
-            and arguments[2] in ("/health", "/metrics")
-            and arguments[4] == 200
-        )
-
-
-def _log_config(level: str) -> dict[str, Any]:
-    """Everything goes to stderr, one line each."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-        "filters": {"probes": {"()": NoProbes}},
-        "handlers": {
-            "stderr": {
-                "class": "logging.StreamHandler",
-                "formatter": "plain",
-                "filters": ["probes"],
-                "stream": "ext://sys.stderr",
-            }
-        },
-        "loggers": {
-            "uvicorn": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},
-            "armllm": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-        },
-    }

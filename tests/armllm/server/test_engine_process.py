@@ -145,6 +145,13 @@ main(int(sys.argv[1]))
 """
 
 
+def test_what_the_engine_logs_is_seen_as_what_the_server_logs_is(folder, capfd):
+    """It would catch a choice of the dtype that nobody hears of, since it is made in another process."""
+    EngineProcess(str(folder), dtype="auto").shutdown()
+    logged = capfd.readouterr().err
+    assert re.search(r"^[-0-9]+ [:,0-9]+ INFO armllm\.engine\.config: dtype auto: ", logged, re.MULTILINE)
+
+
 @pytest.mark.parametrize("visible", [True, False])
 def test_whoever_waits_for_the_server_sees_which_layer_is_loaded(folder, monkeypatch, capfd, visible):
     monkeypatch.setattr(progress, "visible", visible)
