@@ -89,7 +89,7 @@ class _Layer:
 
     def find(self) -> None:
         opt = self.has("fc1")
-        gemma = "pre_feedforward_layernorm.weight" in self.names
+        around = "post_feedforward_layernorm.weight" in self.names  # Gemma; OLMo 2 has none before
         queries = self.there("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
         self.from_norm("self_attn_layer_norm" if opt else "input_layernorm", queries, [])
         self.attention_output(queries)
@@ -100,7 +100,7 @@ class _Layer:
             else:
                 self.skip("fc2", f"{self.config.activation} lies before it")
             return
-        norm = "pre_feedforward_layernorm" if gemma else "post_attention_layernorm"
+        norm = "pre_feedforward_layernorm" if around else "post_attention_layernorm"
         scope = next((s for s in ("block_sparse_moe", "mlp") if self.has(f"{s}.gate")), None)
         if f"{scope}.experts.gate_up_proj" in self.names:
             self.skip(f"{scope}.experts", "its experts are in one tensor")

@@ -23,6 +23,7 @@ class RopeParameters:
     2024), whose short_factor serves sequences of up to original_max_position_embeddings tokens, long_factor
     longer ones.
     attention_factor multiplies both cosines and sines.
+    interleaved: pairs are neighbours, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
     """
 
     rotary_dim: int
@@ -38,6 +39,7 @@ class RopeParameters:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    interleaved: bool = False
 
     @property
     def switch_length(self) -> int | None:
@@ -119,7 +121,7 @@ class RotaryEmbedding:
 
     def __call__(self, rows: Tensor, query: Tensor, key: Tensor) -> None:
         """In place on ``query[T, num_heads, head_dim]`` and ``key[T, num_kv_heads, head_dim]``."""
-        kernels.rotary_embedding(rows, query, key, self.cos_sin_cache)
+        kernels.rotary_embedding(rows, query, key, self.cos_sin_cache, interleaved=self.rope.interleaved)
 
     def _grow(self, num_rows: int) -> None:
         parts = [self._table(self.short_rows, long=False)] if self.short_rows else []

@@ -36,19 +36,26 @@ class Family(NamedTuple):
 
 # by the architecture in config.json
 FAMILIES = {
+    "Ernie4_5ForCausalLM": Family("ernie4_5", "ernie4_5"),
     "Gemma2ForCausalLM": Family("gemma2", "gemma2"),
     "Gemma3ForCausalLM": Family("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "gemma3"),
+    "GemmaForCausalLM": Family("gemma", "gemma"),
+    "Glm4ForCausalLM": Family("glm", "glm4"),
+    "GlmForCausalLM": Family("glm", "glm"),
+    "GraniteForCausalLM": Family("granite", "granite"),
     "LlamaForCausalLM": Family("llama", "llama"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
     "OPTForCausalLM": Family("opt", "opt"),
+    "Olmo2ForCausalLM": Family("olmo2", "olmo2"),
     "OlmoeForCausalLM": Family("olmoe", "olmoe"),
     "Phi3ForCausalLM": Family("phi3", "phi3"),
     "Qwen2ForCausalLM": Family("qwen2", "qwen2"),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", "qwen2_moe"),
     "Qwen3ForCausalLM": Family("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "qwen3_moe"),
+    "SeedOssForCausalLM": Family("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
 }
 

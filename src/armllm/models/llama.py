@@ -100,6 +100,10 @@ class LlamaDecoderLayer:
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
         self.self_attn = self.attention_class(config, weights.scope("self_attn"), rotary, index)
         self.mlp = self.load_mlp(config, weights, index)
+        self.load_norms(config, weights)
+
+    def load_norms(self, config: Any, weights: Weights) -> None:
+        """Those before the branches."""
         self.input_layernorm = self.load_norm(config, weights, "input_layernorm")
         self.post_attention_layernorm = self.load_norm(config, weights, "post_attention_layernorm")
 

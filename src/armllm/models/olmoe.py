@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import torch
-
-from armllm.layers.norm import RMSNorm
-from armllm.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
+from armllm.models.llama import LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.mixtral import MoEConfig, load_moe, routing_fields
+from armllm.models.olmo2 import Olmo2Attention
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
@@ -28,25 +26,22 @@ class OlmoeConfig(MoEConfig):
     clip_qkv: float | None
 
 
-class OlmoeAttention(LlamaAttention):
-    """Query and key are normalised, and all three clipped, before they are cut into heads."""
+class OlmoeAttention(Olmo2Attention):
+    """Query, key and value may also be clipped."""
 
     def __init__(
         self, config: OlmoeConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:
         super().__init__(config, weights, rotary, index)
-        self.q_norm = RMSNorm(weights.scope("q_norm"), self.sizes[0], config.rms_norm_eps)
-        self.k_norm = RMSNorm(weights.scope("k_norm"), self.sizes[1], config.rms_norm_eps)
         self.clip = config.clip_qkv
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value."""
-        query, key, value = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
-        query, key = self.q_norm(query), self.k_norm(key)
+        parts = super().project(x)
         if self.clip is not None:
-            for part in (query, key, value):
+            for part in parts:
                 part.clamp_(-self.clip, self.clip)
-        return self.heads(query), self.heads(key), self.heads(value)
+        return parts
 
 
 class OlmoeDecoderLayer(LlamaDecoderLayer):

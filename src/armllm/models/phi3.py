@@ -58,7 +58,7 @@ class Phi3ForCausalLM(LlamaForCausalLM):
             reader,
             head_dim=common["head_dim"],
             positions=common["max_position_embeddings"],
-            partial=True,
+            default_partial=1.0,
             aliases={"su": "longrope", "yarn": "longrope"},
             default_original=4096,
         )

@@ -6,6 +6,7 @@ transformers, and so does original_max_position_embeddings outside over the one 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,12 @@ def read_rope(
     head_dim: int,
     positions: int,
     default_theta: float = 10000.0,
-    partial: bool = False,
+    default_partial: float | None = None,
     aliases: dict[str, str] | None = None,
     default_original: int | None = None,
+    interleaved: bool = False,
 ) -> RopeParameters:
-    """One set for all layers. ``partial``: the family may rotate a part of each head.
+    """One set for all layers. ``default_partial``: how much of a head turns; None: all must.
 
     ``aliases``: further names of rope types. ``default_original``: what the family takes for a missing
     original_max_position_embeddings, which is else ``positions``.
@@ -39,19 +41,20 @@ def read_rope(
     reader.get("rope_parameters", None)
     outside = {
         "rope_theta": reader.get("rope_theta", default_theta),
-        "partial_rotary_factor": reader.get("partial_rotary_factor", 1.0),
+        "partial_rotary_factor": reader.get("partial_rotary_factor", default_partial or 1.0),
         ORIGINAL: reader.get(ORIGINAL, default_original),
     }
-    return _read(
+    rope = _read(
         reader,
         source,
         values,
         outside,
         head_dim=head_dim,
         positions=positions,
-        partial=partial,
+        partial=default_partial is not None,
         aliases=aliases,
     )
+    return dataclasses.replace(rope, interleaved=interleaved)
 
 
 def read_one(

@@ -300,6 +300,70 @@ def opt(rng: random.Random) -> Config:
     }
 
 
+def gemma(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["head_dim"] = rng.choice([8, 16, 24])
+    return with_rope(rng, config) | {"model_type": "gemma", "attention_bias": rng.random() < 0.3}
+
+
+def olmo2(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,))
+    config.pop("head_dim", None)
+    extra = {"model_type": "olmo2", "pad_token_id": None, "attention_bias": rng.random() < 0.3}
+    return with_rope(rng, config) | extra
+
+
+def granite(rng: random.Random) -> Config:
+    config = decoder(rng, head_dims=(16,))
+    extra = {
+        "model_type": "granite",
+        "attention_bias": rng.random() < 0.3,
+        "mlp_bias": rng.random() < 0.3,
+        "embedding_multiplier": rng.choice([12, 0.7]),
+        "attention_multiplier": rng.choice([0.0625, 0.3]),
+        "residual_multiplier": rng.choice([0.22, 1.5]),
+        "logits_scaling": rng.choice([8, 0.9]),
+    }
+    return with_rope(rng, config) | extra
+
+
+def seed_oss(rng: random.Random) -> Config:
+    biases = {name: rng.random() < 0.5 for name in ("attention_bias", "attention_out_bias", "mlp_bias")}
+    config = decoder(rng)
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return with_rope(rng, config) | {"model_type": "seed_oss"} | biases
+
+
+def ernie4_5(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config.setdefault("head_dim", 16)
+    return with_rope(rng, config) | {"model_type": "ernie4_5", "use_bias": rng.random() < 0.5}
+
+
+def partial_rope(rng: random.Random, config: Config, default: float, shares: list[float]) -> Config:
+    """In either spelling; a missing share is the family's."""
+    share = rng.choice([None, *shares])
+    turned = int(head_dim_of(config) * (share or default))
+    extra = rope(rng, turned)
+    if share is None:
+        return extra
+    if extra.get("rope_parameters") and rng.random() < 0.5:
+        extra["rope_parameters"]["partial_rotary_factor"] = share
+        return extra
+    return extra | {"partial_rotary_factor": share}
+
+
+def glm(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["head_dim"] = rng.choice([8, 16, 32])
+    extra = {"model_type": "glm", "pad_token_id": None, "attention_bias": rng.random() < 0.5}
+    return config | partial_rope(rng, config, 0.5, [0.25, 1.0]) | extra
+
+
+def glm4(rng: random.Random) -> Config:
+    return glm(rng) | {"model_type": "glm4"}
+
+
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -314,4 +378,11 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "OlmoeForCausalLM": olmoe,
+    "GemmaForCausalLM": gemma,
+    "Olmo2ForCausalLM": olmo2,
+    "GraniteForCausalLM": granite,
+    "SeedOssForCausalLM": seed_oss,
+    "Ernie4_5ForCausalLM": ernie4_5,
+    "GlmForCausalLM": glm,
+    "Glm4ForCausalLM": glm4,
 }
