@@ -152,7 +152,13 @@ def _provenance(
         gone, added = (built_with - used, used - built_with) if built_with is not None else ((), ())
         for how, difference in (("leaves out", gone), ("has, and the bill of materials has not", added)):
             problems += [f"it {how}: {', '.join(sorted(difference))}"] if difference else []
-        holds = f"of these bytes, from {_source(source)}, with {len(used)} tools"
+        kinds = [part.get("annotations", {}).get("kind") for part in materials]
+        inputs = "".join(
+            f" and {kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else ends}"
+            for kind, ends in (("patch", "es"), ("fetched source", "s"))
+            if kind in kinds
+        )
+        holds = f"of these bytes, from {_source(source)}{inputs}, with {len(used)} tools"
     except BROKEN as error:
         problems.append(f"{file.name} is no SLSA provenance: {type(error).__name__} {error}")
     yield from _checks("provenance", problems, holds)

@@ -53,7 +53,7 @@ def settings_command(
     """Print every setting of a build: its key, its variable, what it means."""
     import json  # noqa: PLC0415
 
-    from armbuild.wheel import settings as known  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import settings_reference as known  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # cli.main looks for it
     print(json.dumps(known.schema(), indent=2) if as_json else known.reference(), end="\n" if as_json else "")

@@ -204,6 +204,10 @@ def _plan_text(plan: Plan) -> str:
             else ()
         ),
         *((("with", ", ".join(plan.packages)),) if plan.packages else ()),
+        *(("variable", f"{name}={value}") for name, value in plan.variables),
+        *(("requires", requirement) for requirement in plan.settings.build_requires),
+        *(("patch", str(item.path)) for item in plan.patches),
+        *(("source", f"{item.name}: {item.path}") for item in plan.sources),
         *((("flags", " ".join(plan.flags)),) if plan.flags else ()),
         ("steps", " -> ".join(facts["steps"])),
         *((("smoke", ", ".join(plan.cpus)),) if plan.cpus else ()),

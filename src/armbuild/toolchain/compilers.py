@@ -183,7 +183,8 @@ class Gnu:
                 # -s means nothing, and makes clang complain, where nothing is linked
                 + ('case " $* " in *" -r "*|*" -c "*|*" -E "*|*" -S "*|*" --version "*) ;; ' if strip else "")
                 + (f'*) set -- "$@"{strip} ;; esac\n' if strip else "")
-                + f'{prefix} exec {shlex.join(arguments)} "$@"\n'.lstrip(),
+                # nobody reads debug information that the linker strips
+                + f'{prefix} exec {shlex.join(arguments)} "$@"{" -g0" if strip else ""}\n'.lstrip(),
             )
 
 

@@ -44,13 +44,27 @@ set(CMAKE_FIND_ROOT_PATH "{root}")
 if(DEFINED ENV{{ARMBUILD_TARGET_SITE}})
   list(APPEND CMAKE_FIND_ROOT_PATH "$ENV{{ARMBUILD_TARGET_SITE}}")
 endif()
-set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+# what the project itself has, or makes, is for the target
+list(APPEND CMAKE_FIND_ROOT_PATH "${{CMAKE_SOURCE_DIR}}" "${{CMAKE_BINARY_DIR}}")
+{sources}set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)
 set(CMAKE_CROSSCOMPILING_EMULATOR "{bin}/run-target")
 set(PYBIND11_USE_CROSSCOMPILING ON CACHE BOOL "")
 """
+
+SOURCES_VARIABLE = "ARMBUILD_SOURCES"
+"""The variable with ``FETCHCONTENT_SOURCE_DIR_NAME=FOLDER`` for each source, with semicolons between."""
+SOURCES = """\
+set(armbuild_sources "$ENV{ARMBUILD_SOURCES}")
+foreach(pair IN LISTS armbuild_sources)
+  string(REGEX MATCH "^([^=]+)=(.*)$" pair "${pair}")
+  set("${CMAKE_MATCH_1}" "${CMAKE_MATCH_2}" CACHE PATH "" FORCE)
+  list(APPEND CMAKE_FIND_ROOT_PATH "${CMAKE_MATCH_2}")
+endforeach()
+"""
+"""The variables are no variables of the environment for CMake: a toolchain file makes them known."""
 
 # Else CMake would take this machine's gfortran, whose objects are of this machine.
 NO_FORTRAN = 'set(CMAKE_Fortran_COMPILER_INIT "no-fortran-for-the-target")\n'
@@ -239,7 +253,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
     place, system, headers = environment.folder, environment.sysroot, environment.headers
     fortran = (environment.bin / "fortran").exists()
     root = system.folder if system else place / "root"
-    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=TRIPLET)
+    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=TRIPLET, sources=SOURCES)
     if fortran:
         text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:

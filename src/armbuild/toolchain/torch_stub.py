@@ -74,12 +74,16 @@ def compiled_with_cxx11_abi():
 
 
 def split(requires: Iterable[str]) -> tuple[list[str], str | None]:
-    """Return a project's build requirements without torch, and the one that names torch if there is one."""
+    """Return a project's build requirements without torch, and what they ask of torch; None for nothing."""
     lines = list(requires)
-    torch = next((line for line in lines if canonicalize_name(Requirement(line).name) == "torch"), None)
-    if torch is None:
+    named = [line for line in lines if canonicalize_name(Requirement(line).name) == "torch"]
+    if not named:
         return lines, None
-    return [line for line in lines if line != torch] + list(BUILD_TIME), torch
+    first = Requirement(named[0])
+    for line in named[1:]:
+        first.specifier &= Requirement(line).specifier
+    others = [line for line in lines if line not in named]
+    return others + list(BUILD_TIME), named[0] if len(named) == 1 else str(first)
 
 
 def make(requirement: str, python: HostPython, *, log: Path) -> tuple[Path, Path]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from armbuild.host.pythons import HostPython
     from armbuild.toolchain.compile_cache import CompileCache
+    from armbuild.wheel.inputs import Input
     from armbuild.wheel.lanes.cibuildwheel import Container
     from armbuild.wheel.settings import Settings
     from armbuild.wheel.user_tests import UserTests
@@ -52,6 +53,12 @@ class Plan:
     """Where the smoke test runs; empty: nowhere."""
     tests: UserTests
     """What the smoke test does; nothing named: the engine's own test."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """What the back end sees beside the caller's variables, by name."""
+    patches: tuple[Input, ...] = ()
+    """What has changed the copy that ``project.folder`` is."""
+    sources: tuple[Input, ...] = ()
+    """What CMake's FetchContent takes in place of a download."""
     # What the lane decides.
     pythons: tuple[HostPython, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
@@ -115,6 +122,9 @@ class Plan:
                 self.project.backend,
                 self.toolchain,
                 self.packages,
+                self.variables,
+                self.settings.build_requires,
+                [(item.name.upper(), item.digest) for item in self.sources],
                 *([self.container.as_dict(())] if self.container else []),
             ]
         )
@@ -149,6 +159,10 @@ class Plan:
             "compile_cache": self.compile_cache.name if self.compile_cache else None,
             "config_settings": [f"{name}={value}" for name, value in self.config_settings],
             "packages": list(self.packages),
+            "env": [f"{name}={value}" for name, value in self.variables],
+            "build_requires": list(self.settings.build_requires),
+            "patches": [item.as_dict() for item in self.patches],
+            "sources": [item.as_dict() for item in self.sources],
             "isolation": self.settings.isolation,
             "lock": str(self.settings.lock) if self.settings.lock else None,
             "kernels": list(self.targets),

@@ -1,4 +1,7 @@
-"""From settings and project to a plan: every request is checked before anything is built. Pure and fast."""
+"""From settings and project to a plan: every request is checked before anything is built.
+
+Fast, and without side effects but for copies in the cache: of patched sources, and of unpacked archives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import armisa
 from armbuild.artifact import variant
 from armbuild.errors import UsageError
 from armbuild.host import pythons
-from armbuild.wheel import cpus, project
+from armbuild.wheel import cpus, inputs, project
 from armbuild.wheel.lanes import LANES
 from armbuild.wheel.plan import Plan
 from armbuild.wheel.settings import KERNELS
@@ -49,6 +52,8 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         )
     if settings.glibc and not re.fullmatch(r"2\.\d+", settings.glibc):
         raise UsageError(f"--glibc {settings.glibc}: not a version of glibc, such as 2.28")
+    variables, patches = inputs.variables(settings.env), inputs.patches(settings.patch)
+    described = inputs.require(inputs.patch(described, patches, settings), settings.build_requires)
     name = settings.lane or ("native" if platform.machine() == "aarch64" else "cross")
     check_writable(settings.output, f"--output {settings.output}")
     check_version(described)
@@ -83,6 +88,9 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         ),
         cpus=tuple(dict.fromkeys(cores)),
         tests=tests,
+        variables=variables,
+        patches=patches,
+        sources=inputs.sources(settings.source, described),
     )
     return LANES[name].plan(draft, find)
 

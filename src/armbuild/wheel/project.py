@@ -53,6 +53,8 @@ class Project:
     """The sdist that the folder was unpacked from."""
     free_threading: bool = False
     """Whether its classifiers say that it works without the global lock."""
+    unpatched: Path | None = None
+    """The folder as it was before patches changed a copy of it; None without patches."""
 
     @property
     def is_armllm(self) -> bool:

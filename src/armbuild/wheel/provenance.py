@@ -15,9 +15,10 @@ import armbuild
 from armbuild.host import process
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from armbuild.wheel.inputs import Input
     from armbuild.wheel.repair import RepairedWheel
 
 SUFFIX = ".provenance.json"
@@ -89,11 +90,15 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
                     "flags": list(plan.flags),
                     "config_settings": [f"{name}={value}" for name, value in plan.config_settings],
                     "packages": list(plan.packages),
+                    "env": [f"{name}={value}" for name, value in plan.variables],
+                    "build_requires": list(plan.settings.build_requires),
                     "source_date_epoch": plan.epoch,
                 },
                 "internalParameters": {"backend": plan.project.backend, "defines": plan.defines()},
                 "resolvedDependencies": [
                     _source(repaired),
+                    *_added(plan.patches, "patch"),
+                    *_added(plan.sources, "fetched source"),
                     *(
                         {"uri": f"pkg:pypi/{name}@{release}", "name": name}
                         for name, release in sorted(built.tools.items())
@@ -109,6 +114,17 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
             },
         },
     }
+
+
+def _added(found: Iterable[Input], kind: str) -> Iterator[dict[str, Any]]:
+    for item in found:
+        annotations = {"kind": kind}
+        yield {
+            "name": item.name,
+            "uri": item.path.name,
+            "digest": dict(item.digest),
+            "annotations": annotations,
+        }
 
 
 def _without_filters(git: Sequence[str | Path]) -> list[str]:
@@ -133,10 +149,11 @@ def _source(repaired: RepairedWheel) -> dict[str, Any]:
     if described.origin:
         uri = described.origin.uri
         return {"name": "source", "uri": uri, "digest": {"sha256": described.origin.sha256}}
-    git: list[str | Path] = [*process.GIT, "-C", described.folder]
+    folder = described.unpatched or described.folder
+    git: list[str | Path] = [*process.GIT, "-C", folder]
     commit = process.succeeds([*git, "rev-parse", "HEAD"])
     if commit is None:
-        return {"name": "source", "uri": described.folder.as_uri()}
+        return {"name": "source", "uri": folder.as_uri()}
     remote = process.succeeds([*git, "config", "--get", "remote.origin.url"])
     if remote:
         remote = re.sub(r"(?<=://)[^/@]*@", "", remote)  # CI systems clone with a token there
@@ -145,7 +162,7 @@ def _source(repaired: RepairedWheel) -> dict[str, Any]:
     changed = process.succeeds([*unfiltered, *git, *question])
     return {
         "name": "source",
-        "uri": f"git+{remote}" if remote else described.folder.as_uri(),
+        "uri": f"git+{remote}" if remote else folder.as_uri(),
         "digest": {"gitCommit": commit},
         "annotations": {"uncommitted_changes": bool(changed)},
     }

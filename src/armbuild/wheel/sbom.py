@@ -23,6 +23,7 @@ with packages_of("build"):
 
 if TYPE_CHECKING:
     from armbuild.wheel.crates import Crate
+    from armbuild.wheel.inputs import Input
     from armbuild.wheel.lanes.lane import BuiltWheel
 
 FOLDER = "sboms"
@@ -47,6 +48,7 @@ def document(built: BuiltWheel, name: str, version: str) -> bytes:
         )
         for part, what in built.static
     ]
+    parts += [fetched(found) for found in built.plan.sources]
     parts += [crate(found) for found in built.crates]
     bom = Bom(components=parts, metadata=BomMetaData(component=whole, tools=tool(built.compiler)))
     bom.register_dependency(whole, [part for part in parts if part.scope is ComponentScope.REQUIRED])
@@ -70,6 +72,19 @@ def crate(found: Crate) -> Component:
     part.scope = ComponentScope.REQUIRED if found.linked else ComponentScope.EXCLUDED
     if re.fullmatch("[0-9a-f]{64}", found.sha256):
         part.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=found.sha256))
+    return part
+
+
+def fetched(found: Input) -> Component:
+    """Return sources that the build took in place of a download; of a folder CycloneDX knows no hash."""
+    part = Component(
+        name=found.name,
+        bom_ref=f"source:{found.name}",
+        description=f"built from {found.path.name}",
+        scope=ComponentScope.REQUIRED,
+    )
+    if content := found.digest.get("sha256"):
+        part.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=content))
     return part
 
 

@@ -26,6 +26,7 @@ OTHER_VARIABLES = frozenset(
         "ARMBUILD_LAUNCHER",
         "ARMBUILD_MIRROR",
         "ARMBUILD_OPTIONS",
+        "ARMBUILD_SOURCES",
         "ARMBUILD_TARGET_SITE",
     }
 )
@@ -114,6 +115,34 @@ class Settings:
     )
     packages: tuple[str, ...] = _setting(
         (), "Build", "A Debian arm64 package to build with.", key="with", metavar="DEB", example="zlib1g-dev"
+    )
+    env: tuple[str, ...] = _setting(
+        (),
+        "Build",
+        "A variable for the back end; it stands in the provenance.",
+        metavar="NAME=VALUE",
+        example="WITH_FAST_MATH=0",
+    )
+    build_requires: tuple[str, ...] = _setting(
+        (),
+        "Build",
+        "A build requirement that the project does not name itself.",
+        metavar="REQUIREMENT",
+        example="torch==2.10.0",
+    )
+    patch: tuple[str, ...] = _setting(
+        (),
+        "Build",
+        "A patch for a copy of the sources (`git diff`, `diff -ru`); it applies whole or not at all.",
+        metavar="FILE",
+        example="fix.patch",
+    )
+    source: tuple[str, ...] = _setting(
+        (),
+        "Build",
+        "Sources that CMake's FetchContent takes in place of a download.",
+        metavar="NAME=DIR|ARCHIVE",
+        example="oneDNN=onednn.tar.xz",
     )
     isolation: bool = _setting(True, "Build", "Install build requirements into a separate environment.")
     sandbox: bool = _setting(
@@ -268,7 +297,8 @@ class Setting:
     def from_text(self, variable: str, text: str) -> Any:
         """Return the value of an environment variable; raises UsageError for what is neither yes nor no."""
         if self.type is tuple:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            separator = "\n" if "\n" in text else ","
+            return tuple(part.strip() for part in text.split(separator) if part.strip())
         if self.type is bool:
             if text.lower() in YES | NO:
                 return text.lower() in YES
@@ -361,41 +391,3 @@ def _near(text: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def _hint(text: str, known: Iterable[str]) -> str:
     near = _near(text, known)
     return f"; did you mean {near}?" if near else ""
-
-
-def schema(settings: tuple[Setting, ...] = ALL) -> dict[str, Any]:
-    """Return the JSON schema of ``[tool.armbuild]``."""
-    properties: dict[str, Any] = {}
-    for setting in settings:
-        described = {**setting.json_type(), "description": setting.about.help}
-        if setting.about.former:
-            properties[setting.about.former] = {**described, "deprecated": True}
-        properties[setting.key] = described
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "[tool.armbuild]",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
-    }
-
-
-def reference(settings: tuple[Setting, ...] = ALL) -> str:
-    """Return the reference in Markdown, a table for each group."""
-    lines = []
-    for group in GROUPS:
-        lines += [f"### {group}", "", "| option | `[tool.armbuild]` | meaning |", "| --- | --- | --- |"]
-        for setting in settings:
-            if setting.about.group == group:
-                lines.append(f"| `{setting.option}` | `{_toml_line(setting)}` | {setting.about.help} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_line(setting: Setting) -> str:
-    example = setting.about.example
-    if setting.type is bool:
-        return (
-            f"{setting.key} = {str(not setting.default).lower() if setting.default is not None else example}"
-        )
-    return f'{setting.key} = ["{example}"]' if setting.type is tuple else f'{setting.key} = "{example}"'

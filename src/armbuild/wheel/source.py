@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -99,6 +100,24 @@ def _files(project: Path, *, complete: bool) -> list[str]:
             listed = [name for name in {*tracked.split("\0"), *others.split("\0")} if name]
     names = listed if listed is not None else list(_walk(project, complete=complete))
     return sorted(name for name in names if _is_file(project / name))
+
+
+def complete(folder: Path) -> bool:
+    """Return whether every file of a source folder counts: no git says which do."""
+    return not (folder / ".git").exists()
+
+
+def digest(folder: Path) -> str:
+    """Return the hash of a source folder's files: in-toto's ``dirHash``, as Go's modules have it.
+
+    Of a link it is the text that counts. In a git work tree the files are those of ``mirror``.
+    """
+    total = hashlib.sha256()
+    for name in _files(folder, complete=complete(folder)):
+        path = folder / name
+        content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        total.update(f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()
 
 
 def has_cxx(folder: Path) -> bool:

@@ -23,7 +23,8 @@ PLAN = ("--lane=cross", "--compile-cache=none", "--plan")
 OPTIONS = (
     "--toolchain=zig", "--glibc=2.28", "-C", "a=1", "-C", "a=2", "--with=zlib1g-dev,libffi-dev",
     "--lock=lock.txt", "--baseline=neoverse-v1", "--import=fixture_scikit", "--command=run {project}",
-    "--cpu=neoverse-n1", "--check-reproducible", "--no-provenance",
+    "--cpu=neoverse-n1", "--check-reproducible", "--no-provenance", "--env=B=2", "--env=A=1,1",
+    "--build-requires=cython>=3",
 )  # fmt: skip
 CONTAINER = (
     "--lane=container", "--engine=podman", "--image=localhost/build:1", "--python=3.12", "--plan",

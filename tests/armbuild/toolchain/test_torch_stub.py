@@ -7,6 +7,7 @@ from armbuild.toolchain import torch_stub
 
 def test_torch_is_taken_out_of_the_build_requirements_and_its_helpers_put_in():
     assert torch_stub.split(["setuptools", "Torch>=2"]) == (["setuptools", "typing-extensions"], "Torch>=2")
+    assert torch_stub.split(["torch>=2", "torch==2.10.0"]) == (["typing-extensions"], "torch==2.10.0,>=2")
     assert torch_stub.split(["setuptools", "torchvision"]) == (["setuptools", "torchvision"], None)
 
 

@@ -10,6 +10,7 @@ from tests.armbuild.plans import planned
 
 from armbuild.wheel import sbom
 from armbuild.wheel.crates import Crate
+from armbuild.wheel.inputs import Input
 from armbuild.wheel.lanes.cross import ZIG_RUNTIME
 from armbuild.wheel.lanes.lane import BuiltWheel
 
@@ -28,6 +29,16 @@ def built(tmp_path):
         tools={"pybind11": "3.0.1", "Scikit_Build_Core": "1.1"},
         static=ZIG_RUNTIME,
     )
+
+
+def test_fetched_sources_are_parts_of_the_wheel_with_the_hash_of_their_archive(built, tmp_path):
+    found = Input(name="oneDNN", path=tmp_path / "onednn.tar.xz", digest={"sha256": "a" * 64})
+    plan = replace(built.plan, sources=(found, replace(found, name="acl", digest={"dirHash": "b" * 64})))
+    document = sbom.document(replace(built, plan=plan), "thing", "1.0")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document.decode()) is None
+    parts = {part["name"]: part for part in json.loads(document)["components"]}
+    assert parts["oneDNN"]["hashes"] == [{"alg": "SHA-256", "content": "a" * 64}]
+    assert parts["oneDNN"]["scope"] == parts["acl"]["scope"] == "required"
 
 
 def test_the_parts_list_names_what_is_linked_in_and_what_only_built_it(built):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from armbuild.cli import main, options
 from armbuild.errors import UsageError
-from armbuild.wheel import settings
+from armbuild.wheel import settings, settings_reference
 from armbuild.wheel.lanes import LANES
 
 ROOT = Path(__file__).parents[3]
@@ -26,6 +26,12 @@ def test_options_win_over_variables_and_these_over_the_table():
     merged = load({"output": Path("three"), "lane": None}, table, environ)
     assert (merged.lane, merged.packages, merged.output) == ("cross", ("b-dev", "c-dev"), Path("three"))
     assert load() == settings.Settings()
+
+
+def test_a_variable_of_several_lines_is_a_list_whose_values_may_have_commas():
+    environ = {"ARMBUILD_BUILD_REQUIRES": "numpy>=1,<2\n", "ARMBUILD_ENV": "A=1,2\nB=3"}
+    merged = load(environ=environ)
+    assert (merged.build_requires, merged.env) == (("numpy>=1,<2",), ("A=1,2", "B=3"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_an_option_overrides_yes_and_no_of_the_table(capsys, tmp_path):
 
 
 def test_the_schema_describes_what_is_accepted():
-    schema = settings.schema()
+    schema = settings_reference.schema()
     assert set(schema["properties"]) == {key for setting in settings.ALL for key in setting.keys}
     assert schema["properties"]["with"]["type"] == "array"
     assert schema["properties"]["smoke"]["type"] == "boolean"
@@ -91,7 +97,7 @@ def test_the_schema_describes_what_is_accepted():
 
 
 def test_the_reference_page_is_the_one_that_the_settings_give():
-    assert (ROOT / "docs/wheel.md").read_text().count(settings.reference()) == 1
+    assert (ROOT / "docs/wheel.md").read_text().count(settings_reference.reference()) == 1
     assert (ROOT / "docs/wheel.md").read_text().count("## Options") == 1
 
 
@@ -133,8 +139,8 @@ def test_a_setting_that_is_added_in_one_place_is_found_in_all(monkeypatch):
     assert load(table={"colour": "red"}, environ={"ARMBUILD_COLOUR": "blue"}).colour == "blue"
     with pytest.raises(UsageError, match="--colour green: there are red and blue"):
         WithColour(colour="green").check()
-    assert settings.schema(found)["properties"]["colour"]["enum"] == ["red", "blue"]
-    assert '| `--colour` | `colour = "red"` | The wheel\'s colour. |' in settings.reference(found)
+    assert settings_reference.schema(found)["properties"]["colour"]["enum"] == ["red", "blue"]
+    assert '| `--colour` | `colour = "red"` | The wheel\'s colour. |' in settings_reference.reference(found)
 
 
 def test_a_projects_own_table_decides_the_plan(capsys, tmp_path, monkeypatch):

@@ -133,6 +133,17 @@ def _check_settings(settings: Settings, packages: Sequence[str]) -> None:
             "--lock: the container lane installs build requirements inside the container: "
             "[tool.cibuildwheel] environment = { PIP_CONSTRAINT = ... }, or --lane cross"
         )
+    if settings.env:
+        raise UsageError(
+            "--env: in the container lane this is cibuildwheel's: [tool.cibuildwheel] environment"
+        )
+    if settings.build_requires:
+        raise UsageError(
+            "--build-requires: the container lane installs what [build-system] requires names: a --patch of "
+            "pyproject.toml adds to it, or --lane cross"
+        )
+    if settings.source:
+        raise UsageError("--source: nothing of this machine is in the container: use --lane cross")
     if settings.compile_cache not in (None, "none"):
         raise UsageError(
             f"--compile-cache: the container lane uses what is in the image: "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from armbuild.errors import UsageError
 from armbuild.host import cache, process
 from armbuild.toolchain import compilers, rust
-from armbuild.wheel import backend, crates, sandbox, source
+from armbuild.wheel import backend, crates, inputs, sandbox, source
 from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.lanes.setup import backend_family, prefix_map
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     """How a lane runs the hooks: with the setup, the build folder and the log."""
 
 
+FLAGS = frozenset(
+    {"ARCHFLAGS", "CFLAGS", "CMAKE_ARGS", "CMAKE_GENERATOR", "CPPFLAGS", "CXXFLAGS", "FFLAGS", "LDFLAGS"}
+)
+"""Variables of the caller's that CMake and meson read once, and keep."""
 ZIG_CACHE = "zig"
 """Where zig writes in a build's own folder, in a sandbox."""
 
@@ -72,6 +76,7 @@ def build(
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_world(folder, setup)
+        added = inputs.environment(plan, setup.environment, folder)
         sources = _sources(plan, folder)
         (out := work / f"built-{python.version}").mkdir()
         if setup.runtime and source.has_cxx(sources):
@@ -85,8 +90,7 @@ def build(
         def hooks(current: Setup) -> tuple[Path, isolation.BuildEnvironment]:
             nonlocal setup  # the last one made the wheel
             setup = current
-            variables = {"SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
-            variables |= {**current.environment, **cached}
+            variables = {**added, **current.environment, **cached}
             box = _sandbox(plan, python, folder, out, current, mirror=mirror)
             return backend.build_wheel(
                 plan, python, sources, out, settings=current.settings, hooks=variables, log=log, box=box
@@ -138,13 +142,15 @@ def _sandbox(
         readable.append(compilers.zig().parent)
     if python.include:
         readable.append(python.include)
-    writable = [folder / "source", folder / "build", folder / ZIG_CACHE, out]
+    writable = [folder / "source", folder / "sources", folder / "build", folder / ZIG_CACHE, out]
     return sandbox.make(out.parent, readable=readable, writable=writable, mirror=mirror)
 
 
 def forget_other_world(folder: Path, setup: Setup) -> None:
     """Drop what was compiled with other tools: CMake and meson keep the compiler they first saw."""
-    world = cache.digest({"environment": setup.world or dict(setup.environment), "settings": setup.settings})
+    callers = {name: os.environ[name] for name in os.environ if name in FLAGS or name.startswith("SKBUILD_")}
+    own = setup.world or dict(setup.environment)
+    world = cache.digest({"environment": own, "settings": setup.settings, "callers": callers})
     stamp = folder / "world"
     if not stamp.is_file() or stamp.read_text() != world:
         for build_folder in (folder / "build", folder / "source/build"):

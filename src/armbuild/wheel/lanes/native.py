@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process
 from armbuild.target import arm64_headers
-from armbuild.toolchain import compile_cache, rust
+from armbuild.toolchain import compile_cache, crossenv, rust
 from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
 from armbuild.wheel.lanes.local import refuse_container_settings
@@ -64,7 +64,8 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
 
 def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
     """Return the back end's world; raises MissingError without a C++ compiler or Python.h."""
-    compiler = os.environ.get("CXX") or next(
+    environ = {**os.environ, **dict(plan.variables)}
+    compiler = environ.get("CXX") or next(
         (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None
     )
     if compiler is None:
@@ -76,9 +77,15 @@ def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
         *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map(plan, folder).items())),
     ]
     runtime = STATIC if plan.project.is_armllm else ()
-    own = {name: os.environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
+    own = {name: environ.get(name, "") for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}
+    sources = {}
+    if plan.sources:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "sources.cmake").write_text(crossenv.SOURCES)
+        sources = {"CMAKE_TOOLCHAIN_FILE": str(folder / "sources.cmake")}
     return Setup(
         environment={
+            **sources,
             "CFLAGS": " ".join([own["CFLAGS"], *flags]).strip(),
             "CXXFLAGS": " ".join([own["CXXFLAGS"], *flags]).strip(),
             "LDFLAGS": " ".join([own["LDFLAGS"], "-Wl,-s", *runtime]).strip(),
