@@ -19,6 +19,7 @@ FLOORS = (
         "utils",
         "inputs",
         "environment",
+        "lora",
         "helper_process",
         "progress",
         "kernels",

@@ -57,6 +57,7 @@ MANY_PARAMETERS = {
     "armllm/cli/bench.py:latency": OPTIONS,
     "armllm/cli/bench.py:serve": OPTIONS,
     "armllm/cli/bench.py:throughput": OPTIONS,
+    "armllm/api/llm.py:chat": "those of vLLM's method",
     "armllm/cli/chat.py:chat_command": OPTIONS,
     "armllm/cli/run_batch.py:run_batch_command": OPTIONS,
     "armllm/cli/options.py:_engine": OPTIONS,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from armllm.api.llm_engine import LLMEngine
     from armllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from armllm.inputs import PromptType, TextPrompt, TokensPrompt
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -55,6 +56,7 @@ __all__ = [
     "EngineArgs",
     "FlexibleArgumentParser",
     "LLMEngine",
+    "LoRARequest",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -85,6 +87,7 @@ _HOMES = {
     "FlexibleArgumentParser": "armllm.utils",
     "LLM": "armllm.api.llm",
     "LLMEngine": "armllm.api.llm_engine",
+    "LoRARequest": "armllm.lora.request",
     "PoolingOutput": "armllm.outputs",
     "PoolingParams": "armllm.sampling_params",
     "PoolingRequestOutput": "armllm.outputs",

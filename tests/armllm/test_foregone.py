@@ -32,7 +32,7 @@ def test_every_option_has_one_meaning_and_says_why():
 
 def test_the_value_false_is_not_zero():
     """It would catch ``in``, for which False is 0 and True is 1."""
-    assert foregone_options()["enable_lora"].refusal(0) is not None
+    assert foregone_options()["fully_sharded_loras"].refusal(0) is not None
     assert foregone_options()["pipeline_parallel_size"].refusal(True) is not None
 
 
@@ -51,7 +51,7 @@ def test_options_without_effect_are_warned_about_once(caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--enable-lora"], "--enable-lora can only be False here, not True: there are no LoRA adapters"),
+        (["--fully-sharded-loras"], "--fully-sharded-loras can only be False here, not True: LoRA adapters"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill can only be True here"),
         (["--speculative_config", '{"method": "ngram"}'], "--speculative-config is not supported: tokens"),
         (["-sc.method", "ngram"], "--speculative-config is not supported"),

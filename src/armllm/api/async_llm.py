@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request
     from armllm.engine.stats import EngineStats
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, RequestOutput
     from armllm.sampling_params import PoolingParams, SamplingParams
     from armllm.tokenizer import Tokenizer
@@ -116,12 +117,13 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         request_id: str,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request, until one is ``finished``. ``output_kind`` decides what they hold.
 
         A reader that is slower than the engine gets several steps in one output. To stop the request, close
         the iterator or cancel the task that reads it. With scheduling_policy "priority" the lowest
-        ``priority`` comes first.
+        ``priority`` comes first. ``lora_request``: the adapter.
 
         Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
         (NaN), and EngineError if the engine fails.
@@ -132,18 +134,24 @@ class AsyncLLM:
             prompt=engine_prompt,
             params=sampling_params,
             priority=priority,
+            lora_request=lora_request,
         )
         slow = len(engine_prompt) > LONG_PROMPT or sampling_params.num_entries > LONG_LISTS
         # grammars may take seconds: nobody else shall wait for a thread because of them
         executor = self._grammars if sampling_params.structured_outputs is not None else None
-        slow = slow or executor is not None
+        slow = slow or executor is not None or lora_request is not None  # its adapter may have to be read
         outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow, executor=executor)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
 
     async def encode(
-        self, prompt: Prompt, pooling_params: PoolingParams, request_id: str, priority: int = 0
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of a prompt. To stop the request, cancel the task that waits.
 
@@ -155,10 +163,10 @@ class AsyncLLM:
             prompt=engine_prompt,
             params=pooling_params,
             priority=priority,
+            lora_request=lora_request,
         )
-        outputs = self._run(
-            request_id, RequestOutputKind.FINAL_ONLY, make, slow=len(engine_prompt) > LONG_PROMPT
-        )
+        slow = len(engine_prompt) > LONG_PROMPT or lora_request is not None
+        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=slow)
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 

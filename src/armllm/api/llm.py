@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 from tqdm import tqdm
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
     from armllm.engine.stats import EngineStats
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
     from armllm.sampling_params import BeamSearchParams
     from armllm.tokenizer import Tokenizer
 
+LoRARequests: TypeAlias = "LoRARequest | Sequence[LoRARequest | None] | None"
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 
 
@@ -89,7 +91,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt, and return the outputs in the order of the prompts.
@@ -98,10 +100,11 @@ class LLM:
         - ``use_tqdm``: whether a progress bar goes to stderr, or a function that makes one.
         - ``priority``: one number, or one for each prompt. With scheduling_policy "priority" the lowest comes
           first.
+        - ``lora_request``: one adapter for all prompts, or one or None for each.
 
         All prompts are checked before the first one starts. RequestError (a ValueError) names what is wrong.
         """
-        _only_neutral(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        _only_neutral(tokenization_kwargs=tokenization_kwargs)
         batch = as_batch(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -111,7 +114,8 @@ class LLM:
             id(choice): dataclasses.replace(choice, output_kind=RequestOutputKind.FINAL_ONLY)
             for choice in params
         }
-        return self._run(batch, [finals[id(choice)] for choice in params], priority, use_tqdm)
+        params = [finals[id(choice)] for choice in params]
+        return self._run(batch, params, priority, use_tqdm, lora_request)
 
     def embed(
         self,
@@ -119,14 +123,14 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
-        lora_request: None = None,
+        lora_request: LoRARequests = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the embedding of every prompt, in order. The rest is as in `generate`."""
-        _only_neutral(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        _only_neutral(tokenization_kwargs=tokenization_kwargs)
         batch = as_batch(prompts)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
-        return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm)]
+        return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm, lora_request)]
 
     def encode(
         self,
@@ -134,6 +138,7 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequests = None,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the embedding of every prompt as a tensor. ``pooling_task``: None or "embed".
@@ -149,7 +154,7 @@ class LLM:
                 output.num_cached_tokens,
                 prompt=output.prompt,
             )
-            for output in self.embed(prompts, pooling_params, use_tqdm=use_tqdm)
+            for output in self.embed(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request)
         ]
 
     def classify(
@@ -164,12 +169,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
         *,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the ``beam_width`` likeliest sequences of every prompt.
 
-        ``concurrency_limit``: how many prompts are searched at once; default: all.
+        ``concurrency_limit``: how many prompts are searched at once; default: all. ``lora_request``: the
+        adapter of all prompts.
         """
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit must be at least 1, not {concurrency_limit!r}")
@@ -182,7 +189,9 @@ class LLM:
             for output in search(
                 batch[first : first + size],
                 params,
-                lambda beams, one_token: self.generate(beams, one_token, use_tqdm=False),
+                lambda beams, one_token: self.generate(
+                    beams, one_token, use_tqdm=False, lora_request=lora_request
+                ),
                 end_token_ids=processor.end_token_ids,
                 max_model_len=processor.max_model_len,
                 use_tqdm=use_tqdm,
@@ -234,6 +243,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         *,
+        lora_request: LoRARequests = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -245,6 +255,7 @@ class LLM:
         - ``messages``: dicts with ``role`` and ``content``.
         - ``chat_template``: another template, or the path of its file.
         - ``chat_template_kwargs``: further variables for the template.
+        - ``lora_request``: as in `generate`.
         """
         from armllm.chat import ChatTemplate, find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
 
@@ -269,7 +280,7 @@ class LLM:
         ]
         # a template writes the begin token itself
         token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        outputs = self.generate(token_ids, sampling_params, use_tqdm=use_tqdm)
+        outputs = self.generate(token_ids, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
         for output, prompt in zip(outputs, prompts, strict=True):
             output.prompt = prompt
         return outputs
@@ -280,17 +291,27 @@ class LLM:
         params: Sequence[SamplingParams | PoolingParams],
         priority: int | Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
+        lora_request: LoRARequests,
     ) -> list[RequestOutput]:
         """Queue everything, step until all is done, and leave nothing behind if something fails."""
         priority = priority or 0
         priorities = [priority] * len(batch) if isinstance(priority, int) else list(priority)
         if len(priorities) != len(batch):
             raise RequestError(f"{len(batch)} prompts but {len(priorities)} priorities: give one each")
+        adapters: list[LoRARequest | None] = (
+            list(lora_request)
+            if isinstance(lora_request, (list, tuple))
+            else [cast("LoRARequest | None", lora_request)] * len(batch)
+        )
+        if len(adapters) != len(batch):
+            raise RequestError(
+                f"{len(batch)} prompts but {len(adapters)} lora_requests: give one, or one each"
+            )
         request_ids: list[str] = []
         try:
-            for prompt, choice, rank in zip(batch, params, priorities, strict=True):
+            for prompt, choice, rank, adapter in zip(batch, params, priorities, adapters, strict=True):
                 request_id = next(self._request_ids)
-                self.llm_engine.add_request(request_id, prompt, choice, rank)
+                self.llm_engine.add_request(request_id, prompt, choice, rank, adapter)
                 request_ids.append(request_id)
             outputs = self._finish(len(batch), use_tqdm)
         except BaseException:

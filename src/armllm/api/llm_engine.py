@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from armllm.convert.calibration import source_of
 from armllm.engine import logprobs
+from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from armllm.engine.config import EngineConfig
     from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request, Sequence
+    from armllm.lora.request import LoRARequest
     from armllm.models import Model
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
@@ -69,6 +71,10 @@ class LLMEngine:
             if self.followers is not None:
                 self.followers.close()
             raise
+        slots = self.runner.slots
+        if slots is not None:
+            logger.info("LoRA is on: decode steps with an adapter are not recorded")
+        self.adapters = AdapterCache(config, {} if slots is None else slots.shapes())
         self.processor = Processor(
             self.tokenizer,
             vocab_size=model_config.vocab_size,
@@ -77,6 +83,7 @@ class LLMEngine:
             end_token_ids=read_end_token_ids(config.model_folder, model_config, self.tokenizer),
             default_pooling=read_default_pooling(config.model_folder),
             config=config,
+            adapters=self.adapters,
         )
         self.blocks = BlockManager(
             self.runner.num_blocks,
@@ -88,6 +95,7 @@ class LLMEngine:
             self.blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_adapters=config.max_loras,
         )
         self.requests: dict[str, Request] = {}
         self._stopwatch = Stopwatch()
@@ -127,13 +135,16 @@ class LLMEngine:
         prompt: Prompt,
         params: SamplingParams | PoolingParams,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Check and queue a request; RequestError says what can't be honoured."""
         engine_prompt = as_prompt(prompt)
         if isinstance(params, PoolingParams):
-            request = self.processor.make_pooling_request(request_id, engine_prompt, params, priority)
+            request = self.processor.make_pooling_request(
+                request_id, engine_prompt, params, priority, lora_request
+            )
         else:
-            request = self.processor.make_request(request_id, engine_prompt, params, priority)
+            request = self.processor.make_request(request_id, engine_prompt, params, priority, lora_request)
         self.add(request)
 
     def add(self, request: Request) -> None:

@@ -142,6 +142,17 @@ def _engine(  # noqa: PLR0917 - a list of options
             rich_help_panel="Engine",
         ),
     ] = 1,
+    enable_lora: Annotated[bool, typer.Option(help="Take LoRA adapters.", rich_help_panel="Engine")] = False,
+    max_loras: Annotated[
+        int, typer.Option(help="Different adapters per step at most.", rich_help_panel="Engine")
+    ] = 1,
+    max_lora_rank: Annotated[
+        int, typer.Option(help="The greatest rank of an adapter.", rich_help_panel="Engine")
+    ] = 16,
+    max_cpu_loras: Annotated[
+        int | None,
+        typer.Option(help="Adapters in memory at most; default: --max-loras.", rich_help_panel="Engine"),
+    ] = None,
     scheduling_policy: Annotated[
         str,
         typer.Option(help="fcfs, or priority: lower numbers first.", rich_help_panel="Engine"),

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from armllm.engine.sequence import Sequence
 
+# Before a sequence's first token. One whose rotary frequencies are those for long ones has other keys, and so
+# has one with a LoRA adapter: -2 and -3 with the first, and so on.
 NO_PREFIX = 0
-NO_PREFIX_LONG = -1  # before the tokens of a sequence whose rotary frequencies are those for long ones
+NO_PREFIX_LONG = -1
 Key = tuple[int, tuple[int, ...]]
 
 
@@ -145,7 +147,8 @@ class BlockManager:
 
     def _root(self, sequence: Sequence) -> int:
         long = self.switch_length is not None and sequence.num_tokens > self.switch_length
-        return NO_PREFIX_LONG if long else NO_PREFIX
+        adapter = 0 if sequence.adapter is None else sequence.adapter.number
+        return (NO_PREFIX_LONG if long else NO_PREFIX) - 2 * adapter
 
     def _key(self, sequence: Sequence, index: int, prefix: int) -> Key:
         start = index * self.block_size

@@ -69,6 +69,10 @@ class EngineConfig:
       `AsyncLLM` and the server, for `LLM` -1, which is no limit.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
+    - enable_lora: requests may bring LoRA adapters.
+    - max_loras: the most different adapters in a step. max_lora_rank: the greatest rank.
+    - max_cpu_loras: the most adapters in memory, at least max_loras, which is the default. Those that
+      running requests use are kept beside them.
     """
 
     model: str
@@ -92,6 +96,10 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     max_logprobs: int = -1
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
 
     @classmethod
     def of(cls, model: str | Path, options: dict[str, Any], usage: str = "offline") -> EngineConfig:
@@ -115,7 +123,7 @@ class EngineConfig:
         self._check_numbers()
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise RequestError(f"seed must be an integer, not {self.seed!r}")
-        for name in ("skip_tokenizer_init", "enable_prefix_caching"):
+        for name in ("skip_tokenizer_init", "enable_prefix_caching", "enable_lora"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
         for name, allowed in ALLOWED.items():
@@ -126,12 +134,31 @@ class EngineConfig:
             raise RequestError(
                 "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
             )
+        if self.enable_lora:
+            self._check_lora()
         self._check_dtype()
+
+    def _check_lora(self) -> None:
+        if (self.max_cpu_loras or self.max_loras) < self.max_loras:
+            raise RequestError(
+                f"max_cpu_loras {self.max_cpu_loras} must be at least max_loras {self.max_loras}"
+            )
+        if self.tensor_parallel_size > 1:
+            raise RequestError(
+                "enable_lora with tensor_parallel_size above 1 is not supported: use one of them"
+            )
+        if self.calibration is not None:
+            raise RequestError(
+                "enable_lora with calibration is not supported: it scales the inputs that adapters know"
+            )
 
     def _check_numbers(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             self._check_positive(name, getattr(self, name))
+        for name in ("max_loras", "max_lora_rank"):
+            self._check_positive(name, getattr(self, name))
         unlimited = {"max_model_len": None, "num_gpu_blocks_override": None, "max_logprobs": -1}
+        unlimited["max_cpu_loras"] = None
         for name, value in unlimited.items():
             if getattr(self, name) != value:
                 self._check_positive(name, getattr(self, name))

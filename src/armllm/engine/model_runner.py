@@ -19,7 +19,8 @@ from armllm.engine.placement import torch_threads
 from armllm.engine.recording import RecordedDecode
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.layers.linear import has_own_products
+from armllm.layers.linear import has_own_products, has_torch_product
+from armllm.layers.lora import AdapterSlots, building_with
 from armllm.layers.ranks import INTERRUPTED, building_for
 from armllm.models import check_model
 
@@ -92,11 +93,19 @@ class ModelRunner:
         self.own_products = has_own_products(self.dtype)
         kernels.use_own_threads(self.own_products)
         with building_for(ranks):
-            inventory, layouts = self._check(config, architecture, source)
+            with building_with(planned := self._slots(config)):
+                inventory, layouts = self._check(config, architecture, source, planned)
             checked(self)
-            self.model, self.load_report = load_model(
-                architecture, model_config, source, inventory, self.dtype, max_positions=self.max_model_len
-            )
+            self.slots = self._slots(config)
+            with building_with(self.slots):
+                self.model, self.load_report = load_model(
+                    architecture,
+                    model_config,
+                    source,
+                    inventory,
+                    self.dtype,
+                    max_positions=self.max_model_len,
+                )
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
@@ -105,8 +114,19 @@ class ModelRunner:
             )
         release(mapped_spans(source.checkpoint.files()))
 
+    def _slots(self, config: EngineConfig) -> AdapterSlots | None:
+        """Room for LoRA adapters, which a model takes when it is built."""
+        if not config.enable_lora:
+            return None
+        dtype = self.dtype if has_torch_product(self.dtype) else torch.float32
+        return AdapterSlots(config.max_loras, config.max_lora_rank, dtype, self.dtype)
+
     def _check(
-        self, config: EngineConfig, architecture: type[Model], source: WeightSource
+        self,
+        config: EngineConfig,
+        architecture: type[Model],
+        source: WeightSource,
+        slots: AdapterSlots | None,
     ) -> tuple[Inventory, list[KVCacheLayout]]:
         """Build the model without data: every tensor must be there, and weights and cache fit into memory."""
         model, inventory = check_model(
@@ -128,7 +148,7 @@ class ModelRunner:
         if self._ranks is not None and self._ranks.rank and config.num_gpu_blocks_override is not None:
             self.num_blocks = config.num_gpu_blocks_override  # rank 0 has counted them, for all
         else:
-            left = self._left_beside(inventory.num_bytes)
+            left = self._left_beside(inventory.num_bytes + (0 if slots is None else slots.num_bytes))
             self.num_blocks = self._count_blocks(config, block_bytes, left)
         self.cache_bytes = self.num_blocks * block_bytes * self._num_ranks
         return inventory, layouts
@@ -183,11 +203,14 @@ class ModelRunner:
 
         Sequences with a reader show it what it wants to see of the hidden states, within ``alone(sequence)``.
         """
-        if self._ranks is None and self.decode.takes(sequences):
+        adapters = [sequence.adapter for sequence in sequences]
+        if self._ranks is None and not any(adapters) and self.decode.takes(sequences):
             with torch_threads(few=self.own_products):
                 return self.decode.run(sequences)
         counts = [_num_rows(sequence) for sequence in sequences]
-        hidden = self._compute(self._prepare(sequences, counts))
+        scheduled = [sequence.num_scheduled_tokens for sequence in sequences]
+        with nullcontext() if self.slots is None else self.slots.applied(adapters, scheduled, counts):
+            hidden = self._compute(self._prepare(sequences, counts))
         ends = np.cumsum(counts)
         for sequence, count, end in zip(sequences, counts, ends, strict=True):
             if count and sequence.reader is not None:

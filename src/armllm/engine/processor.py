@@ -19,8 +19,10 @@ from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from armllm.engine.adapters import AdapterCache
     from armllm.engine.config import EngineConfig
     from armllm.engine.structured import Matcher
+    from armllm.lora.request import LoRARequest
     from armllm.sampling_params import PoolingParams
     from armllm.tokenizer import Tokenizer
 
@@ -56,6 +58,7 @@ class Processor:
         end_token_ids: frozenset[int],
         default_pooling: str,
         config: EngineConfig,
+        adapters: AdapterCache,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -68,12 +71,18 @@ class Processor:
         self.grammars = (
             GrammarCompiler(tokenizer, vocab_size, end_token_ids) if tokenizer is not None else None
         )
+        self._adapters = adapters
         self._lock = threading.Lock()
         self._prepared: dict[Any, _Prepared] = {}
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrecy
 
     def make_request(
-        self, request_id: str, prompt: str | list[int], params: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> Request:
         """A request with its ``n`` sequences; RequestError says what can't be honoured."""
         self._check_priority(priority)
@@ -82,6 +91,7 @@ class Processor:
         self._check_params(params)
         prepared = self._prepare(params)
         matcher = self._make_matcher(params)
+        adapter = self._adapters.get(lora_request)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
         room = self.max_model_len - len(token_ids)
         sequences = [
@@ -100,6 +110,7 @@ class Processor:
                 rules=prepared.rules,
                 priority=priority,
                 matcher=matcher.copy() if matcher is not None else None,
+                adapter=adapter,
             )
             for index in range(params.n)
         ]
@@ -108,7 +119,12 @@ class Processor:
         return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, sequences)
 
     def make_pooling_request(
-        self, request_id: str, prompt: str | list[int], params: PoolingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt: str | list[int],
+        params: PoolingParams,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> Request:
         """A request for an embedding of the prompt."""
         self._check_priority(priority)
@@ -128,6 +144,7 @@ class Processor:
             detokenizer=None,
             priority=priority,
             pooler=Pooler(params, params.pooling or self.default_pooling),
+            adapter=self._adapters.get(lora_request),
         )
         return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, [sequence])
 

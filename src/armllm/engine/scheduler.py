@@ -25,13 +25,17 @@ class Scheduler:
     Decodes and chunks of prompts share the budget: a sequence is served as far as it reaches, and what is
     left of its prompt comes in later steps. When blocks run out, the running sequence of the last rank gives
     all of its own back and is computed again later; the first one always gets on, because the cache holds at
-    least one sequence of the greatest length.
+    least one sequence of the greatest length. At most ``max_adapters`` LoRA adapters run at once; sequences
+    with another one let others pass.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_adapters: int = 0
+    ) -> None:
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_adapters = max_adapters
         self.waiting: list[Sequence] = []  # both lists by rank
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -60,11 +64,11 @@ class Scheduler:
                 budget -= self._commit(sequence, num_tokens)
                 scheduled.append(sequence)
         while budget and self.waiting and not preempted and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            if not self._admit(sequence):
+            waiting = self._next()
+            if waiting is None or not self._admit(waiting):
                 break
-            budget -= self._commit(sequence, sequence.num_computed_tokens + self._chunk(sequence, budget))
-            scheduled.append(sequence)
+            budget -= self._commit(waiting, waiting.num_computed_tokens + self._chunk(waiting, budget))
+            scheduled.append(waiting)
         return scheduled
 
     def restart(self, sequence: Sequence) -> None:
@@ -81,8 +85,19 @@ class Scheduler:
             self._give_back(sequence)
             sequence.status = SequenceStatus.FINISHED
 
+    def _next(self) -> Sequence | None:
+        """The first waiting sequence whose adapter may run beside those that do."""
+        first = self.waiting[0]
+        if first.adapter is None:
+            return first
+        running = {sequence.adapter for sequence in self.running} - {None}
+        if len(running) < self.max_adapters:
+            return first
+        allowed = {None, *running}
+        return next((sequence for sequence in self.waiting if sequence.adapter in allowed), None)
+
     def _admit(self, sequence: Sequence) -> bool:
-        """Let the first waiting sequence run, if all of its tokens fit now.
+        """Let a waiting sequence run, if all of its tokens fit now.
 
         A prompt that starts and is thrown out half-way would be work for nothing.
         """
@@ -98,7 +113,8 @@ class Scheduler:
                 self.num_prefix_hits += sequence.num_computed_tokens
         sequence.scheduled_ts = sequence.scheduled_ts or time.monotonic()
         sequence.status = SequenceStatus.RUNNING
-        bisect.insort(self.running, self.waiting.pop(0), key=_rank)
+        del self.waiting[bisect.bisect_left(self.waiting, sequence.rank, key=_rank)]
+        bisect.insort(self.running, sequence, key=_rank)
         return True
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
+    from armllm.checkpoint.adapter import Adapter
     from armllm.engine.detokenizer import Detokenizer
     from armllm.engine.logit_rules import LogitRules
     from armllm.engine.pooling import Pooler
@@ -38,7 +39,7 @@ class Sequence:
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
     the output was part of a `RequestOutput`. ``…_ts``: seconds of `time.monotonic`, 0 before it happened.
-    ``rank``: the order in which the scheduler serves.
+    ``rank``: the order in which the scheduler serves. ``adapter``: LoRA's; None: the model as it is.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class Sequence:
     matcher: Matcher | None = None
     pooler: Pooler | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    adapter: Adapter | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
     prefix_ids: list[int] = dataclasses.field(default_factory=list)

@@ -52,6 +52,8 @@ class AsymmetricLinear:
     ) -> None:
         self.product, self.weight, self.columns, self.bias = product, weight, columns, bias
         self.scale, self.zero = scale, zero
+        # an input that rounding leaves as it is
+        self.unit = 1.0 if scale is None else -scale if zero > 0 else scale
         self.sums = torch.empty(1, weight.out_features)  # of each row of weights
         product(self.sums, torch.ones(1, weight.in_features), weight, x_scale=1.0)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
 from armllm.layers.asymmetric import AsymmetricLinear
+from armllm.layers.lora import current_slots
 from armllm.layers.ranks import Cut, current_ranks
 from armllm.quant.integers import pack
 
@@ -95,6 +96,7 @@ class QuantizedLinear:
         packed = weight if isinstance(weight, PackedMatrix) else pack(weight)
         self.columns = packed.columns
         self.input_scale = packed.input_scale
+        self.unit = packed.input_scale or 1.0  # an input that rounding leaves as it is
         self.bias = bias
         self.weight = packed.weight
         product = kernels.matmul_w8a8 if self.weight.bits == 8 else kernels.matmul_w4a8
@@ -271,6 +273,9 @@ def load_linear(
         product = _load(weights.cut(cut), parts, in_features, bias=bias)
         return Gathered(product, cut.gatherer(list(parts.values()))) if gathered else product
     product = _load(weights, parts, in_features, bias=bias)
+    slots = current_slots()
+    if slots is not None:
+        return slots.join(product, {weights.prefix + name: rows for name, rows in parts.items()}, in_features)
     if weights.watch is None:
         return product
     return Watched(product, [weights.prefix + name for name in parts], weights.watch)

@@ -11,6 +11,7 @@ from armllm import kernels
 from armllm.errors import RequestError
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
+from armllm.layers.lora import building_with
 from armllm.layers.ranks import current_ranks
 from armllm.quant.round_to_nearest import rounded
 from armllm.quant.rounding import fit
@@ -152,7 +153,8 @@ def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor |
     form = weights.quantization
     floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
     if not floating or weights.watch is not None:
-        return load_linear(weights, parts, inputs, bias=False)
+        with building_with(None):  # experts get other rows than the step's
+            return load_linear(weights, parts, inputs, bias=False)
     names = [f"{name}.weight" for name in parts]
     if len(names) == 1:
         return weights.take(names[0], *parts.values(), inputs)

@@ -54,7 +54,7 @@ def test_what_a_model_cannot_do_is_said(llm):
         llm.encode("Hello", pooling_task="classify")
     with pytest.raises(RequestError, match="can only be 'embed'"):
         PoolingParams(task="token_embed")
-    with pytest.raises(RequestError, match="lora_request can only be None"):
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
         llm.generate("Hello", lora_request=object())
     with pytest.raises(RequestError, match="prompt dict"):
         llm.generate({"prompt": "x", "multi_modal_data": {"image": 1}})

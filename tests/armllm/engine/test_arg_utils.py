@@ -34,8 +34,8 @@ def test_options_become_a_config_with_the_defaults_of_their_use():
 
 
 def test_wrong_options_are_refused_when_they_are_set():
-    with pytest.raises(RequestError, match="there are no LoRA"):
-        EngineArgs(model="m", enable_lora=True)
+    with pytest.raises(RequestError, match="LoRA adapters change"):
+        EngineArgs(model="m", enable_lora_bias=True)
     arguments = EngineArgs(model="m")
     with pytest.raises(RequestError, match="one machine"):
         arguments.pipeline_parallel_size = 2

@@ -19,6 +19,7 @@ def sequence(tokens):
         num_tokens=len(tokens),
         block_table=array.array("i"),
         prefix_ids=[],
+        adapter=None,
     )
 
 

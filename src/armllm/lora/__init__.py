@@ -1,0 +1,1 @@
+"""Requests for LoRA adapters, under vLLM's names."""
