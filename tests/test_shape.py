@@ -47,6 +47,7 @@ LONG = {
     "armbuild/cli/docker.py:docker_command": OPTIONS,
     "armllm/cli/bench.py:serve": OPTIONS,
     "armllm/cli/options.py:_engine": OPTIONS,
+    "armllm/cli/route.py:route_command": OPTIONS,
     "armllm/cli/serve.py:serve_command": OPTIONS,
 }
 MANY_PARAMETERS = {
@@ -61,6 +62,7 @@ MANY_PARAMETERS = {
     "armllm/cli/chat.py:chat_command": OPTIONS,
     "armllm/cli/run_batch.py:run_batch_command": OPTIONS,
     "armllm/cli/options.py:_engine": OPTIONS,
+    "armllm/cli/route.py:route_command": OPTIONS,
     "armllm/cli/run.py:run_command": OPTIONS,
     "armllm/cli/serve.py:serve_command": OPTIONS,
     "armllm/kernels/attention.py:paged_attention": "the tensors of the op",

@@ -145,7 +145,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
 
     options = ServerOptions(
         served_model_names=tuple(served_model_name or [name]),
-        api_keys=_keys(api_key),
+        api_keys=keys_of(api_key),
         chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
         neutral_sampling=generation_config == "vllm",
         enable_auto_tool_choice=enable_auto_tool_choice,
@@ -161,8 +161,8 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
             ssl_cert_reqs=ssl_cert_reqs,
             ssl_ciphers=ssl_ciphers,
         ),
-        allowed_origins=_texts("--allowed-origins", allowed_origins),
-        allowed_hosts=(*_texts("--allowed-hosts", allowed_hosts), *([host] if host else [])),
+        allowed_origins=texts_of("--allowed-origins", allowed_origins),
+        allowed_hosts=(*texts_of("--allowed-hosts", allowed_hosts), *([host] if host else [])),
     )
     return run(
         name,
@@ -176,7 +176,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     )
 
 
-def _keys(values: list[str] | None) -> tuple[str, ...]:
+def keys_of(values: list[str] | None) -> tuple[str, ...]:
     """Keys from the command line, else from the environment."""
     keys = values or [os.environ.get("ARMLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
     if values and not all(key.strip() for key in values):
@@ -184,7 +184,8 @@ def _keys(values: list[str] | None) -> tuple[str, ...]:
     return tuple(key for key in keys if key)
 
 
-def _texts(option: str, text: str) -> tuple[str, ...]:
+def texts_of(option: str, text: str) -> tuple[str, ...]:
+    """The texts of a JSON list; RequestError if it is none."""
     try:
         texts = json.loads(text.replace("'", '"'))
     except ValueError:

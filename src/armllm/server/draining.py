@@ -1,4 +1,4 @@
-"""uvicorn's server, with signals as a container wants them, ending when the engine has failed."""
+"""uvicorn's server, with signals as a container wants them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,26 @@ LOOK_EVERY = 0.1  # seconds
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains at the first of ``signals``, calls ``stop_now`` at the second."""
+    """Drains at the first of ``signals``, calls ``stop_now`` at the second, ends when it has `failed`."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        service: Service,
-        engine: EngineProcess,
-        address: str,
-        *,
-        signals: tuple[signal.Signals, ...],
-        stop_now: Callable[[], Any],
+        self, config: uvicorn.Config, *, signals: tuple[signal.Signals, ...], stop_now: Callable[[], Any]
     ) -> None:
         super().__init__(config)
-        self.service = service
-        self.engine = engine
-        self.address = address
         self.signals = signals
         self.stop_now = stop_now
-        self._log: asyncio.Task[None] | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say what was found."""
-        await self.engine.connect()
-        await super().startup(sockets)
-        audience = " to this machine only (--host opens it)" if self.address.startswith(LOOPBACK) else ""
-        for line in self.engine.lines:
-            _say(line)
-        _say(f"  serving {', '.join(self.service.options.served_model_names)}{audience} on {self.address}")
-        if self.service.options.log_stats:
-            self._log = asyncio.ensure_future(log_throughput(self.service.engine.stats))
+    def failed(self) -> bool:
+        """Whether there is nothing left to answer requests with."""
+        raise NotImplementedError
+
+    def computes(self) -> bool:
+        """Whether there is work for a client: while there is none, what is open waits for clients."""
+        raise NotImplementedError
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end."""
-        return self.service.engine.errored or await super().on_tick(counter)
+        return self.failed() or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for requests that run, and a while for clients that keep theirs open."""
@@ -67,8 +53,6 @@ class DrainingServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             watcher.cancel()
-            if self._log is not None:
-                self._log.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,25 +67,68 @@ class DrainingServer(uvicorn.Server):
             self.stop_now()
         self.should_exit = True
         running = len(self.server_state.tasks)
-        _say(f"armllm: stopping after the {running} requests that are running; a second signal stops now")
+        say(f"armllm: stopping after the {running} requests that are running; a second signal stops now")
 
     async def _leave_silent_clients(self) -> None:
         """Who sends half a body, or doesn't read the answer, would else keep the process for ever."""
         idle = 0.0
         while idle < PATIENCE:
             await asyncio.sleep(LOOK_EVERY)
-            idle = 0.0 if self._computes() else idle + LOOK_EVERY
+            idle = 0.0 if self.computes() else idle + LOOK_EVERY
         left: list[Any] = list(self.server_state.connections)
-        _say(f"armllm: closing {len(left)} connections whose clients neither send nor read")
+        say(f"armllm: closing {len(left)} connections whose clients neither send nor read")
         for connection in left:
             connection.transport.abort()
 
-    def _computes(self) -> bool:
-        if self.service.engine.errored:
+
+class EngineServer(DrainingServer):
+    """Serves one engine."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, engine: EngineProcess, address: str, **options: Any
+    ) -> None:
+        super().__init__(config, **options)
+        self.service = service
+        self.engine = engine
+        self.address = address
+        self._log: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say what was found."""
+        await self.engine.connect()
+        await super().startup(sockets)
+        for line in self.engine.lines:
+            say(line)
+        say(f"  serving {', '.join(self.service.options.served_model_names)}{audience(self.address)}")
+        if self.service.options.log_stats:
+            self._log = asyncio.ensure_future(log_throughput(self.service.engine.stats))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, and log no more."""
+        try:
+            await super().shutdown(sockets)
+        finally:
+            if self._log is not None:
+                self._log.cancel()
+
+    def failed(self) -> bool:
+        """Whether the engine has failed."""
+        return self.service.engine.errored
+
+    def computes(self) -> bool:
+        """Whether the engine has something to do."""
+        if self.failed():
             return False
         stats = self.service.engine.stats()
         return stats.num_running + stats.num_waiting > 0
 
 
-def _say(line: str) -> None:
+def audience(address: str) -> str:
+    """Where a server can be reached, and by whom if that is not everybody."""
+    local = " to this machine only (--host opens it)" if address.startswith(LOOPBACK) else ""
+    return f"{local} on {address}"
+
+
+def say(line: str) -> None:
+    """Write a line to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -45,16 +45,16 @@ def serve(
         host = "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104 - with a key, as vLLM does
     # As PID 1 of a container, a process that has no handler never sees SIGTERM.
     for number in SIGNALS:
-        signal.signal(number, _stop_now)
-    _allow_many_connections()
-    with _bound(host, port, uds) as sock:
+        signal.signal(number, stop_now)
+    allow_many_connections()
+    with bound(host, port, uds) as sock:
         from armllm.server.engine_process import EngineProcess  # noqa: PLC0415 - a port in use is said at once
         from armllm.server.service import Service  # noqa: PLC0415
 
         engine = EngineProcess(model, **engine_options)
         try:
             service = Service(engine, options)
-            address = _address(sock, uds)
+            address = address_of(sock, uds)
             if options.tls is not None:
                 address = address.replace("http://", "https://", 1)
             return _run(service, engine, sock, address, log_level=log_level, access_log=access_log)
@@ -75,7 +75,7 @@ def _run(
 
     from armllm.server.app import create_app  # noqa: PLC0415
     from armllm.server.connection import protocol  # noqa: PLC0415
-    from armllm.server.draining import DrainingServer  # noqa: PLC0415
+    from armllm.server.draining import EngineServer  # noqa: PLC0415
     from armllm.server.refusals import RefusalGuard  # noqa: PLC0415
 
     config = uvicorn.Config(
@@ -89,7 +89,7 @@ def _run(
         root_path=service.options.root_path,
         http=protocol(service.limits, service.options.tls),  # type: ignore[arg-type]
     )
-    server = DrainingServer(config, service, engine, address, signals=SIGNALS, stop_now=_stop_now)
+    server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)
     server.run(sockets=[sock])
     if service.engine.errored:
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)
@@ -97,7 +97,7 @@ def _run(
     return 0
 
 
-def _allow_many_connections() -> None:
+def allow_many_connections() -> None:
     """Every connection is an open file, and the usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -106,7 +106,7 @@ def _allow_many_connections() -> None:
 
 
 @contextlib.contextmanager
-def _bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
     """A socket that has its address but doesn't listen yet."""
     if uds is not None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -139,14 +139,15 @@ def _bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
         yield sock
 
 
-def _address(sock: socket.socket, uds: str | None) -> str:
+def address_of(sock: socket.socket, uds: str | None) -> str:
+    """The URL of a bound socket."""
     if uds is not None:
         return f"unix:{uds}"
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
+def stop_now(number: int = signal.SIGTERM, _frame: FrameType | None = None) -> NoReturn:
     """End without waiting for the engine's thread, which may be within torch for seconds."""
     clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # what is shown while the engine loads
     print(f"{clear}armllm: stopped", file=sys.stderr, flush=True)

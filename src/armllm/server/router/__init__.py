@@ -1,0 +1,1 @@
+"""`armllm route`: several servers of one model behind one address."""

@@ -1,0 +1,159 @@
+"""`armllm route`: one address for several servers of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from armllm.server.app import KeyGuard
+from armllm.server.connection import protocol
+from armllm.server.draining import DrainingServer, audience, say
+from armllm.server.errors import ApiError, error_handlers
+from armllm.server.limits import Limits
+from armllm.server.logs import log_config
+from armllm.server.origins import OriginGuard
+from armllm.server.refusals import RefusalGuard
+from armllm.server.router.forward import Forwarder
+from armllm.server.router.metrics import RouterMetrics
+from armllm.server.run import SIGNALS, address_of, allow_many_connections, bound, stop_now
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from starlette.requests import Request
+
+    from armllm.server.router.replica import Replicas
+
+# The replicas know their models' limits; here a body may be as large as any of them lets it be.
+MAX_MODEL_LEN = 1 << 20
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RouterOptions:
+    """Where the router listens, and to whom; as `armllm serve` has them."""
+
+    host: str | None = None
+    port: int = 8000
+    uds: str | None = None
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    tls: ssl.SSLContext | None = None
+    log_level: str = "info"
+    access_log: bool = True
+
+
+class Router:
+    """The application: a few answers of its own, everything else from a replica."""
+
+    def __init__(self, replicas: Replicas, options: RouterOptions) -> None:
+        self.replicas = replicas
+        self.limits = Limits(MAX_MODEL_LEN)
+        self.metrics = RouterMetrics(replicas)
+        self.forwarder = Forwarder(replicas, self.limits, self.metrics)
+        middleware = []
+        if options.allowed_origins:
+            allowed = list(options.allowed_origins)
+            middleware.append(
+                Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
+            )
+        if options.api_keys:
+            middleware.append(Middleware(KeyGuard, keys=options.api_keys))
+        else:
+            hosts, origins = options.allowed_hosts, options.allowed_origins
+            middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
+        self.app = Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/ping", self.health, methods=["GET", "POST"]),
+                Route("/load", self.load),
+                Route("/metrics", self.show_metrics),
+                Route("/{path:path}", self.forwarder.forward, methods=METHODS),
+            ],
+            middleware=middleware,
+            exception_handlers=error_handlers(),
+        )
+        self.app.router.redirect_slashes = False
+
+    async def health(self, _request: Request) -> Response:
+        """Status 200 while a replica is well, else 503."""
+        if not self.replicas.well:
+            raise ApiError("no replica is well", status=503, code="no_replica")
+        return Response()
+
+    async def load(self, _request: Request) -> Response:
+        """How many requests are at replicas."""
+        return JSONResponse({"server_load": sum(replica.num_running for replica in self.replicas.all)})
+
+    async def show_metrics(self, _request: Request) -> Response:
+        """The replicas' metrics and the router's, in Prometheus's text format."""
+        text = await self.metrics.render()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class RouterServer(DrainingServer):
+    """Serves a router, and watches its replicas meanwhile."""
+
+    def __init__(self, router: Router, options: RouterOptions, address: str) -> None:
+        config = uvicorn.Config(
+            RefusalGuard(router.app, router.limits.refusals),
+            log_level=options.log_level,
+            log_config=log_config(options.log_level),
+            access_log=options.access_log,
+            lifespan="off",
+            server_header=False,
+            ws="none",
+            http=protocol(router.limits, options.tls),  # type: ignore[arg-type]
+        )
+        super().__init__(config, signals=SIGNALS, stop_now=stop_now)
+        self.router = router
+        self.address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Look for the replicas, then listen."""
+        await self.router.replicas.start()
+        await super().startup(sockets)
+        replicas = self.router.replicas
+        found = f"{len(replicas.all)} replicas, {len(replicas.well)} of them well"
+        say(f"  routing to {found}{audience(self.address)}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then leave the replicas alone."""
+        try:
+            await super().shutdown(sockets)
+        finally:
+            await self.router.replicas.stop()
+
+    def failed(self) -> bool:
+        """A router waits for its replicas to come back."""
+        return False
+
+    def computes(self) -> bool:
+        """Whether a replica has something to do."""
+        return self.router.forwarder.num_waiting > 0
+
+
+def route(replicas: Replicas, options: RouterOptions) -> int:
+    """Route until a signal comes; return the exit status."""
+    host = options.host
+    if host is None:
+        host = "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104 - with a key, as `armllm serve` does
+    for number in SIGNALS:
+        signal.signal(number, stop_now)
+    allow_many_connections()
+    with bound(host, options.port, options.uds) as sock:
+        address = address_of(sock, options.uds)
+        if options.tls is not None:
+            address = address.replace("http://", "https://", 1)
+        RouterServer(Router(replicas, options), options, address).run(sockets=[sock])
+    return 0

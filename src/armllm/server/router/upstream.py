@@ -1,0 +1,270 @@
+"""HTTP/1.1 to one replica: connections that stay open, and answers piece by piece as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import ssl
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httptools
+
+from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+HEAD_BYTES = 64 << 10  # of an answer's status and headers
+READ_BYTES = 64 << 10
+CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 4.0  # uvicorn closes a connection after 5
+MOST_IDLE = 256
+
+
+class UpstreamError(Exception):
+    """A replica can't be reached, or broke its answer off."""
+
+
+class UnreachableError(UpstreamError):
+    """There is nobody to connect to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where a replica listens; ``url`` is what the user wrote."""
+
+    url: str
+    host: str = ""
+    port: int = 0
+    uds: str | None = None
+    tls: ssl.SSLContext | None = None
+    prefix: bytes = b""
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Read http://HOST[:PORT][/PREFIX], https://… or unix:PATH; RequestError says what is wrong."""
+        if url.startswith("unix:") and len(url) > len("unix:"):
+            return cls(url, uds=url.removeprefix("unix:"))
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise RequestError(f"URL {url!r}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RequestError(f"URL {url!r} must be http://HOST:PORT, https://HOST:PORT or unix:PATH")
+        if parts.query or parts.fragment or parts.username or not url.isascii() or not url.isprintable():
+            raise RequestError(f"URL {url!r} may have a host, a port and a path, and nothing else")
+        secure = parts.scheme == "https"
+        return cls(
+            url,
+            parts.hostname,
+            port or (443 if secure else 80),
+            tls=ssl.create_default_context() if secure else None,
+            prefix=parts.path.rstrip("/").encode(),
+        )
+
+    @property
+    def host_header(self) -> bytes:
+        """What the replica is called in requests."""
+        if self.uds is not None:
+            return b"localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        standard = 443 if self.tls else 80
+        return (host if self.port == standard else f"{host}:{self.port}").encode()
+
+    async def connect(self) -> Connection:
+        """Open a connection; UnreachableError says why there is none."""
+        try:
+            if self.uds is not None:
+                opening = asyncio.open_unix_connection(self.uds)
+            else:
+                opening = asyncio.open_connection(self.host, self.port, ssl=self.tls)
+            reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError):  # two classes in Python 3.10
+            raise UpstreamError(f"no connection within {CONNECT_SECONDS:g} s") from None
+        except (OSError, ValueError) as error:  # ValueError: a name that IDNA refuses
+            raise UnreachableError(getattr(error, "strerror", None) or str(error)) from None
+        return Connection(reader, writer)
+
+
+@dataclasses.dataclass(eq=False)
+class Connection:
+    """An open connection, and since when it has had nothing to do."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since: float = 0.0
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.writer.transport.abort()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be used again."""
+        closed = self.writer.transport.is_closing() or self.reader.at_eof()
+        return not closed and time.monotonic() - self.idle_since < IDLE_SECONDS
+
+
+class Answer:
+    """The answer to one request. It has begun with the first byte of its body, or with its end."""
+
+    def __init__(self, pool: Pool, connection: Connection, method: str) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.heard_at = time.monotonic()
+        self.begun = False
+        self.heard = False  # a single byte, of any part
+        self.aborted = False
+        self._pool = pool
+        self._connection = connection
+        self._no_body = method == "HEAD"
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: collections.deque[bytes] = collections.deque()
+        self._head_bytes = 0
+        self._has_head = self._complete = self._excess = False
+
+    async def begin(self) -> None:
+        """Wait until it has begun."""
+        while not self._complete and not self._pieces:
+            await self._read()
+        self.begun = True
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """The bytes of the body; UpstreamError if the replica breaks off."""
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+            if self._complete:
+                return
+            await self._read()
+
+    async def _read(self) -> None:
+        try:
+            data = await self._connection.reader.read(READ_BYTES)
+        except (OSError, ssl.SSLError) as error:
+            raise UpstreamError(f"the connection broke: {error}") from None
+        self.heard_at = time.monotonic()
+        if not data:
+            if self._has_head and self._until_end() and not self.aborted:
+                self._complete = True
+                return
+            raise UpstreamError("the connection was closed before the answer's end")
+        self.heard = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise UpstreamError(f"its answer is not HTTP: {error}") from None
+        if not self._has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                raise UpstreamError(f"the headers of its answer have more than {HEAD_BYTES} bytes")
+
+    def _until_end(self) -> bool:
+        """Whether the end of the connection is the body's."""
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    def close(self) -> None:
+        """Keep the connection for another request if that is possible; else the replica hears of it."""
+        reusable = self._complete and not self._excess and not self._no_body and not self.aborted
+        self._pool.release(self, self._connection, reusable and self._parser.should_keep_alive())
+
+    def abort(self) -> None:
+        """End the connection; whoever reads from it gets an error."""
+        self.aborted = True
+        self._connection.abort()
+
+    # what httptools calls
+
+    def on_message_begin(self) -> None:
+        """Another answer that nobody asked for makes the connection useless."""
+        self._excess = self._excess or self._complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which is dropped."""
+        if not self._has_head:
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is there, unless it only says that another follows."""
+        status = self._parser.get_status_code()
+        if status < 200:
+            self.headers.clear()
+        elif not self._has_head:
+            self.status, self._has_head = status, True
+            self._complete = self._no_body
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if not self._complete:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        """The end of an answer."""
+        self._complete = self._has_head
+
+
+class Pool:
+    """The connections to one replica. Of those that wait, the latest is taken first."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.answers: set[Answer] = set()  # those that are awaited or read
+        self._idle: list[Connection] = []
+
+    async def ask(self, method: str, head: bytes, body: bytes) -> Answer:
+        """Send a request and wait until its answer begins; UpstreamError if none does.
+
+        A replica may close a connection that waited just when it is used. Then another one is tried.
+        """
+        while True:
+            self.prune()
+            connection = self._idle.pop() if self._idle else None
+            reused = connection is not None
+            connection = connection or await self.address.connect()
+            answer = Answer(self, connection, method)
+            self.answers.add(answer)
+            try:
+                connection.writer.write(head + body if len(body) < READ_BYTES else head)
+                if len(body) >= READ_BYTES:
+                    connection.writer.write(body)
+                await answer.begin()
+            except UpstreamError:
+                answer.close()
+                if reused and not answer.heard and not answer.aborted:
+                    continue
+                raise
+            except BaseException:
+                answer.close()
+                raise
+            return answer
+
+    def release(self, answer: Answer, connection: Connection, reusable: bool) -> None:
+        """Take a connection back whose answer is no longer read."""
+        if answer not in self.answers:
+            return
+        self.answers.discard(answer)
+        if reusable and len(self._idle) < MOST_IDLE:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def prune(self) -> None:
+        """Close what has waited too long, or was closed by the replica."""
+        usable = []
+        for connection in self._idle:
+            if connection.usable:
+                usable.append(connection)
+            else:
+                connection.abort()
+        self._idle = usable
+
+    def close(self) -> None:
+        """Close every connection that waits."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
