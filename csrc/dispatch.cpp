@@ -184,7 +184,7 @@ Choice choose(const std::string& cap, bool (*has)(const std::string& feature), i
   return choice;
 }
 
-const Choice& chosen() {
+const Choice& dispatched() {
   static const Choice choice = [] {
     const char* cap = getenv("ARMLLM_ISA");
     return choose(cap == nullptr ? "" : cap, cpu_has);

@@ -53,20 +53,20 @@ void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args)
   pack_weight(*matmul_kernel(table, bits, Storage::f32).layout, bits, args);
 }
 
-void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& given,
+void matmul(const KernelTable& table, WeightForm form, Storage storage, const MatmulArgs& request,
             const Beside& beside) {
   const int bits = bits_of(form);
   const bool quantized = bits != 0;
-  if (quantized) check_weight(bits, given.shape);
+  if (quantized) check_weight(bits, request.shape);
   const MatmulKernel& kernel = quantized ? matmul_kernel(table, bits, storage)
                                : form == WeightForm::panels
                                    ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
                                    : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
-  if (given.rows == 0 || given.shape.out_features == 0) return;
+  if (request.rows == 0 || request.shape.out_features == 0) return;
 
   thread_local Workspace workspace;
   const int threads = num_threads();
-  MatmulArgs args = given;
+  MatmulArgs args = request;
   const int64_t activation_bytes = ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
   const int64_t scratch_bytes = kernel.scratch_bytes(args.rows);
   char* const memory = workspace.reserve(activation_bytes + threads * scratch_bytes);

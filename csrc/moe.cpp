@@ -251,9 +251,9 @@ void moe(const KernelTable& table, WeightForm form, Storage storage, Function fu
         [&](int64_t begin, int64_t end, int thread) {
           float* const row = static_cast<float*>(activated.of(thread));
           second.for_rows(
-              begin, end, [&](const MatmulArgs& given, const Group& group, int64_t first, int64_t last) {
+              begin, end, [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last) {
                 const float* product = products + (group.first - first_row + first) * 2 * width;
-                MatmulArgs call = given;
+                MatmulArgs call = shared;
                 call.x = row;
                 call.x_stride = 0;
                 for (int64_t r = first; r < last; ++r, product += 2 * width) {

@@ -1,6 +1,7 @@
 """The shape of the code: names that say something, functions that fit on a screen."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,18 @@ def test_no_function_has_the_name_of_its_module():
 def test_names_are_the_fields_terms_and_not_vague():
     for path, tree in trees():
         assert VAGUE & {Path(path).stem, *bound(tree)} <= STILL_VAGUE.get(path, set()), path
+
+
+def test_names_in_cpp_are_the_fields_terms_and_not_vague():
+    """Every word of the code counts, but not those of comments and texts."""
+    prose = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+    root = SOURCES.parent
+    sources = [
+        path
+        for folder in ("csrc", "tests/csrc")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".cpp", ".h")
+    ]
+    assert len(sources) > 50
+    for path in sources:
+        assert not VAGUE & set(re.findall(r"\w+", prose.sub("", path.read_text()))), path

@@ -282,9 +282,9 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   alignas(64) float memory[2][4 * 256] = {};
   float* sums = memory[0];
   Sums last;
-  const auto begin_next = [&](const Sums& made) ARMLLM_LAMBDA {
+  const auto begin_next = [&](const Sums& current) ARMLLM_LAMBDA {
     finish(a, last);
-    last = made;
+    last = current;
     sums = memory[sums == memory[0] ? 1 : 0];
   };
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {

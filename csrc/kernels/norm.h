@@ -69,8 +69,8 @@ ARMLLM_INLINE float sum_of_squared_differences(const T* x, int64_t n, float mean
   if (i < n) {
     // Lanes behind the end hold 0 and must add nothing.
     const Vf v = sub(load_first(x + i, n - i), m);
-    const Vf kept = where_less(lane_numbers(), splat(static_cast<float>(n - i)), v, zero());
-    b = fma(kept, kept, b);
+    const Vf inside = where_less(lane_numbers(), splat(static_cast<float>(n - i)), v, zero());
+    b = fma(inside, inside, b);
   }
   return reduce_add(add(add(a, b), add(c, d)));
 }

@@ -125,8 +125,8 @@ ARMLLM_INLINE void adjust_logits(const PagedAttentionArgs& a, const AttentionTil
 // Lanes outside [begin, end) become -infinity.
 ARMLLM_INLINE Vf keep_range(Vf x, int64_t begin, int64_t end) {
   const Vf lane = lane_numbers(), nothing = splat(-INFINITY);
-  const Vf kept = where_less(lane, splat(static_cast<float>(end)), x, nothing);
-  return where_less(lane, splat(static_cast<float>(begin)), nothing, kept);
+  const Vf below_end = where_less(lane, splat(static_cast<float>(end)), x, nothing);
+  return where_less(lane, splat(static_cast<float>(begin)), nothing, below_end);
 }
 
 // logits[0, padded) become 2^(logit - base) in `seen` and 0 elsewhere (padded is a multiple of kLanes), where
@@ -222,8 +222,8 @@ ARMLLM_INLINE void attention_finish(const PagedAttentionArgs& a, const Attention
       const double unit = static_cast<double>(a.sinks[query_head(a, tile, row)]) * kLog2E;
       const auto sink = static_cast<float>(unit);
       const float base = sink > state.base[r] ? ceilf(sink) : state.base[r];
-      const float kept = rescale(state.base[r], base);
-      factor = kept / (state.sum[r] * kept + rescale(sink, base));
+      const float rescaled = rescale(state.base[r], base);
+      factor = rescaled / (state.sum[r] * rescaled + rescale(sink, base));
     }
     const Vf scale = splat(factor);
     const float* x = state.values + r * head_dim;

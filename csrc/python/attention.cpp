@@ -19,7 +19,7 @@ const std::string& target_of(Storage storage, KvCacheType cache) {
       {Op::kv_cache_layout_f32, Op::kv_cache_layout_f16, Op::kv_cache_layout_bf16},
       {Op::kv_cache_layout_int8_f32, Op::kv_cache_layout_int8_f16, Op::kv_cache_layout_int8_bf16}};
   const Op op = kOps[static_cast<int>(cache)][static_cast<int>(storage)];
-  return chosen().target[static_cast<size_t>(op)];
+  return dispatched().target[static_cast<size_t>(op)];
 }
 
 KvCacheType type_of(std::string_view dtype, std::string_view cache_dtype) {
@@ -37,7 +37,7 @@ PyObject* py_kv_cache_layout(PyObject* const* a) {
   const KvCacheType cache = type_of(dtype, text("cache_dtype", a[1]));
   const KvCacheShape shape{integer("num_kv_heads", a[2]), integer("head_dim", a[3]),
                            integer("block_size", a[4])};
-  const KvCacheLayout layout = kv_cache_layout(chosen().table, storage, cache, shape);
+  const KvCacheLayout layout = kv_cache_layout(dispatched().table, storage, cache, shape);
   return Py_BuildValue("LLLs", static_cast<long long>(layout.block_bytes),
                        static_cast<long long>(layout.head_stride_bytes),
                        static_cast<long long>(layout.value_offset_bytes), target_of(storage, cache).c_str());
@@ -52,17 +52,17 @@ struct Cache {
   KvCacheLayout layout;
   Size blocks{"num_blocks"};
 
-  explicit Cache(const Description& given)
-      : storage(storage_of("layout", given.text(0))),
-        type(type_of(given.text(0), given.text(1))),
-        heads(given.number(2)),
-        head_dim(given.number(3)),
-        shape{heads, head_dim, given.number(4)},
-        layout(kv_cache_layout(chosen().table, storage, type, shape)) {
-    const std::string_view target = given.text(8);
+  explicit Cache(const Description& fields)
+      : storage(storage_of("layout", fields.text(0))),
+        type(type_of(fields.text(0), fields.text(1))),
+        heads(fields.number(2)),
+        head_dim(fields.number(3)),
+        shape{heads, head_dim, fields.number(4)},
+        layout(kv_cache_layout(dispatched().table, storage, type, shape)) {
+    const std::string_view target = fields.text(8);
     const std::string& here = target_of(storage, type);
-    if (given.number(5) != layout.block_bytes || given.number(6) != layout.head_stride_bytes ||
-        given.number(7) != layout.value_offset_bytes || target != here) {
+    if (fields.number(5) != layout.block_bytes || fields.number(6) != layout.head_stride_bytes ||
+        fields.number(7) != layout.value_offset_bytes || target != here) {
       throw std::invalid_argument("layout was made for target " + std::string(target) +
                                   "; this process uses " + here);
     }
@@ -104,7 +104,7 @@ void py_write_kv_cache(PyObject* const* a) {
   const WriteKvCacheArgs args{key.data,      value.data,      blocks,         slots.of<int64_t>(),
                               cache.shape,   cache.layout,    tokens,         key.stride[0],
                               key.stride[1], value.stride[0], value.stride[1]};
-  run_op([=] { write_kv_cache(chosen().table, cache.storage, cache.type, args, cache.blocks); });
+  run_op([=] { write_kv_cache(dispatched().table, cache.storage, cache.type, args, cache.blocks); });
 }
 
 void py_paged_attention(PyObject* const* a) {
@@ -147,7 +147,7 @@ void py_paged_attention(PyObject* const* a) {
                                 cap,
                                 slopes.of<float>(),
                                 sinks.of<float>()};
-  run_op([=] { paged_attention(chosen().table, cache.storage, cache.type, args, cache.blocks, tokens); });
+  run_op([=] { paged_attention(dispatched().table, cache.storage, cache.type, args, cache.blocks, tokens); });
 }
 
 PyMethodDef methods[] = {

@@ -20,8 +20,8 @@ void py_rms_norm(PyObject* const* a) {
   const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
   const RmsNormArgs args{out.data,      x.data,      weight.data, tokens, hidden,
                          out.stride[0], x.stride[0], eps,         offset};
-  run_norm([=] { rms_norm(chosen().table, type, args); },
-           [&] { return rms_norm_pieces(chosen().table, type, args); },
+  run_norm([=] { rms_norm(dispatched().table, type, args); },
+           [&] { return rms_norm_pieces(dispatched().table, type, args); },
            {args.out, tokens, hidden, args.out_stride, type});
 }
 
@@ -34,8 +34,8 @@ void py_fused_add_rms_norm(PyObject* const* a) {
   const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
   const FusedAddRmsNormArgs args{x.data,      residual.data,      weight.data, tokens, hidden,
                                  x.stride[0], residual.stride[0], eps,         offset};
-  run_norm([=] { fused_add_rms_norm(chosen().table, type, args); },
-           [&] { return fused_add_rms_norm_pieces(chosen().table, type, args); },
+  run_norm([=] { fused_add_rms_norm(dispatched().table, type, args); },
+           [&] { return fused_add_rms_norm_pieces(dispatched().table, type, args); },
            {args.x, tokens, hidden, args.x_stride, type});
 }
 
@@ -49,8 +49,8 @@ void py_layer_norm(PyObject* const* a) {
   const float eps = number("eps", a[4]);
   const LayerNormArgs args{out.data, x.data,        weight.data, bias.data, tokens,
                            hidden,   out.stride[0], x.stride[0], eps};
-  run_norm([=] { layer_norm(chosen().table, type, args); },
-           [&] { return layer_norm_pieces(chosen().table, type, args); },
+  run_norm([=] { layer_norm(dispatched().table, type, args); },
+           [&] { return layer_norm_pieces(dispatched().table, type, args); },
            {args.out, tokens, hidden, args.out_stride, type});
 }
 
@@ -82,7 +82,7 @@ void py_rotary_embedding(PyObject* const* a) {
                         key.stride[1],
                         cache.stride[0],
                         interleaved};
-  run_op([=] { rotary_embedding(chosen().table, type, args, max_position); });
+  run_op([=] { rotary_embedding(dispatched().table, type, args, max_position); });
 }
 
 template <Function function>
@@ -97,8 +97,8 @@ void py_activation(PyObject* const* a) {
   Size width(is_gated(function) ? columns / 2 : columns);
   const Tensor out = TensorMatcher({tokens, width}).of(type).written().match("out", a[0]);
   const ActivationArgs args{out.data, x.data, tokens, width, out.stride[0], x.stride[0]};
-  run_activation([=] { activation(chosen().table, function, type, args); },
-                 [&] { return activation_pieces(chosen().table, function, type, args); },
+  run_activation([=] { activation(dispatched().table, function, type, args); },
+                 [&] { return activation_pieces(dispatched().table, function, type, args); },
                  {args.x, tokens, columns, args.x_stride, type});
 }
 
@@ -108,7 +108,7 @@ void py_convert(PyObject* const* a) {
   const Tensor x = TensorMatcher({tokens, width}).of(from).match("x", a[1]);
   const Tensor out = TensorMatcher({tokens, width}).of(to).written().match("out", a[0]);
   const ActivationArgs args{out.data, x.data, tokens, width, out.stride[0], x.stride[0]};
-  run_op([=] { convert(chosen().table, to, from, args); });
+  run_op([=] { convert(dispatched().table, to, from, args); });
 }
 
 void py_gather_rows(PyObject* const* a) {

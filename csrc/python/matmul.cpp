@@ -55,7 +55,7 @@ PyObject* py_panel_features_together(PyObject* const* a) {
   Size out_features("out_features"), in_features("in_features");
   TensorMatcher({out_features, in_features}).of(type).match("weight", a[0]);
   return PyLong_FromLongLong(
-      ARMLLM_OF_STORAGE(chosen().table, panel_matmul, static_cast<Storage>(type))->features_together);
+      ARMLLM_OF_STORAGE(dispatched().table, panel_matmul, static_cast<Storage>(type))->features_together);
 }
 
 void py_quantize_rows(PyObject* const* a) {
@@ -67,7 +67,7 @@ void py_quantize_rows(PyObject* const* a) {
   const Tensor zeros = TensorMatcher({tokens}).of(kInt32).written().match_or_none("zeros", a[3]);
   const QuantizeRowsArgs args{q.of<int8_t>(), scales.of<float>(), zeros.of<int32_t>(), x.data,
                               tokens,         features,           q.stride[0],         x.stride[0]};
-  run_op([=] { quantize_rows(chosen().table, type, args); });
+  run_op([=] { quantize_rows(dispatched().table, type, args); });
 }
 
 template <WeightForm form>

@@ -25,7 +25,7 @@ void py_use_torch(PyObject* const* a) { use_torch(a[0], a[1], a[2]); }
 
 py::dict report() {
   py::dict result;
-  const Choice& choice = chosen();
+  const Choice& choice = dispatched();
   for (size_t i = 0; i < static_cast<size_t>(kOpCount); ++i) {
     py::dict entry;
     entry["target"] = choice.target[i];
@@ -66,7 +66,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("weight_layouts", weight_layouts);
   m.def("report", report);
   m.def("targets", compiled_targets);
-  m.def("problem", [] { return chosen().problem; });
+  m.def("problem", [] { return dispatched().problem; });
   py::class_<Program>(m, "Program").def("run", &Program::run, py::call_guard<py::gil_scoped_release>());
   m.def("start_recording", start_recording);
   m.def("take_recording", take_recording);

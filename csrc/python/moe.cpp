@@ -58,7 +58,7 @@ void py_moe(PyObject* const* a) {
                      count,
                      out.stride[0],
                      x.stride[0]};
-  run_op([=] { moe(chosen().table, form, type, function, args); });
+  run_op([=] { moe(dispatched().table, form, type, function, args); });
 }
 
 PyMethodDef methods[] = {

@@ -15,8 +15,8 @@ namespace armllm {
 // What the products with weights of so many bits read in this process.
 struct CurrentLayout {
   explicit CurrentLayout(int bits)
-      : layout(matmul_kernel(chosen().table, bits, Storage::f32).layout),
-        target(chosen()
+      : layout(matmul_kernel(dispatched().table, bits, Storage::f32).layout),
+        target(dispatched()
                    .target[static_cast<size_t>(bits == 4 ? Op::matmul_w4a8_f32 : Op::matmul_w8a8_f32)]
                    .c_str()) {}
   const WeightLayout* layout;
@@ -31,11 +31,11 @@ struct QuantizedWeight {
 
   // (bits, out_features, in_features, group_size, zero_points, layout, target)
   QuantizedWeight(const char* argument, PyObject* description) : name(argument) {
-    const Description given(name, description, 7);
-    bits = static_cast<int>(given.number(0));
-    shape = {given.number(1), given.number(2), given.number(3), given.number(4) != 0};
-    layout = given.text(5);
-    target = given.text(6);
+    const Description fields(name, description, 7);
+    bits = static_cast<int>(fields.number(0));
+    shape = {fields.number(1), fields.number(2), fields.number(3), fields.number(4) != 0};
+    layout = fields.text(5);
+    target = fields.text(6);
   }
 
   const void* match(const char* data_name, PyObject* data) const {

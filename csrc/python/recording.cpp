@@ -9,7 +9,7 @@ namespace {
 thread_local std::unique_ptr<Program> current;
 
 void multiply(const Product& product, const Beside& beside) {
-  matmul(chosen().table, product.form, product.storage, product.args, beside);
+  matmul(dispatched().table, product.form, product.storage, product.args, beside);
 }
 
 }  // namespace

@@ -197,16 +197,16 @@ namespace {
 // Whether the bit is that of other tensors, too: some bits of a tensor nobody ever writes to.
 bool holds(PyObject* tensor) {
   constexpr int kTensors = 8;
-  PyObject* made[2 * kTensors] = {};  // alive at once, so that no two have the same memory
+  PyObject* copies[2 * kTensors] = {};  // alive at once, so that no two have the same memory
   bool result = true;
   for (int i = 0; i < 2 * kTensors; ++i) {
     const bool is_plain = i % 2 == 0;
-    made[i] = PyObject_CallMethod(tensor, is_plain ? "detach" : "_neg_view", nullptr);
+    copies[i] = PyObject_CallMethod(tensor, is_plain ? "detach" : "_neg_view", nullptr);
     dlpack::Tensor one;
-    result = result && made[i] != nullptr && read_tensor(made[i], &one) == 0 &&
+    result = result && copies[i] != nullptr && read_tensor(copies[i], &one) == 0 &&
              negative_bit.surely_clear(one) == is_plain;
   }
-  for (PyObject* one : made) Py_XDECREF(one);
+  for (PyObject* one : copies) Py_XDECREF(one);
   return result;
 }
 

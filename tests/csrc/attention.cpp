@@ -90,7 +90,7 @@ Result test_paged_attention_int8(const Context& context) {
 template <class T>
 void compare_thread_counts(Result& result, const Case& c, uint64_t seed,
                            armllm::KvCacheType cache = armllm::KvCacheType::plain) {
-  const armllm::KernelTable& table = armllm::chosen().table;
+  const armllm::KernelTable& table = armllm::dispatched().table;
   Random random(seed);
   const Problem<T> problem(table, c, random, cache);
   std::vector<char> first;

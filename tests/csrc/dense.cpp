@@ -22,12 +22,12 @@ int64_t place(int64_t n, int64_t k, int64_t in_features, int64_t together) {
 }
 
 template <class T>
-struct Given {
+struct Operands {
   int64_t out_features, in_features, x_stride;
   Array<T> x, weight, panels, bias;
   std::vector<double> sums, sizes;  // [kMostRows, out_features]: of products, and of their magnitudes
 
-  Given(int64_t n, int64_t k, int64_t together, float size, Random& random)
+  Operands(int64_t n, int64_t k, int64_t together, float size, Random& random)
       : out_features(n),
         in_features(k),
         x_stride(k + random.integer(0, 3)),
@@ -59,23 +59,23 @@ struct Given {
 };
 
 template <class T>
-void check(Result& result, const Context& context, armllm::WeightForm form, const Given<T>& given,
+void check(Result& result, const Context& context, armllm::WeightForm form, const Operands<T>& operands,
            int64_t rows, bool with_bias) {
-  const int64_t n = given.out_features, k = given.in_features, stride = n + rows % 3;
+  const int64_t n = operands.out_features, k = operands.in_features, stride = n + rows % 3;
   const Array<T> out((rows - 1) * stride + n);
   T untouched;
   from_float(-77, untouched);
   std::fill(out.data(), out.data() + out.size(), untouched);
   armllm::matmul(context.table, form, Type<T>::kStorage,
                  {out.data(),
-                  given.x.data(),
-                  with_bias ? given.bias.data() : nullptr,
-                  form == armllm::WeightForm::panels ? given.panels.data() : given.weight.data(),
+                  operands.x.data(),
+                  with_bias ? operands.bias.data() : nullptr,
+                  form == armllm::WeightForm::panels ? operands.panels.data() : operands.weight.data(),
                   nullptr,
                   {n, k, 0, false},
                   rows,
                   stride,
-                  given.x_stride});
+                  operands.x_stride});
   char what[96];
   snprintf(what, sizeof what, "%lld rows, %lld x %lld%s", static_cast<long long>(rows),
            static_cast<long long>(n), static_cast<long long>(k), with_bias ? ", bias" : "");
@@ -87,10 +87,10 @@ void check(Result& result, const Context& context, armllm::WeightForm form, cons
         continue;
       }
       const auto at = static_cast<size_t>(r * n + c);
-      const double b = with_bias ? to_double(given.bias[c]) : 0, expected = given.sums[at] + b;
+      const double b = with_bias ? to_double(operands.bias[c]) : 0, expected = operands.sums[at] + b;
       // BFMMLA rounds to odd, which may cost twice a rounding to nearest.
       const double error =
-          2 * sum_error(static_cast<double>(k)) * given.sizes[at] + 2 * kFloatRound * fabs(expected);
+          2 * sum_error(static_cast<double>(k)) * operands.sizes[at] + 2 * kFloatRound * fabs(expected);
       result.compare_stored(got, expected,
                             error + (fabs(expected) + error) * Type<T>::kRound + Type<T>::kTiny, what, r, c);
     }
@@ -110,12 +110,12 @@ Result test_linear(const Context& context) {
     for (const float size : {1.0f, 0x1p-8f, 200.0f}) {
       // More features than a block of them, which only panels have.
       if (k > 2048 && (form != armllm::WeightForm::panels || size != 1.0f)) continue;
-      const Given<T> given(n, k, together, size, random);
+      const Operands<T> operands(n, k, together, size, random);
       for (int64_t rows = 1; rows <= (size == 1.0f ? 17 : 3); ++rows) {
-        check(result, context, form, given, rows, rows % 2 == 0);
+        check(result, context, form, operands, rows, rows % 2 == 0);
       }
-      check(result, context, form, given, 33, true);
-      check(result, context, form, given, kMostRows, false);
+      check(result, context, form, operands, 33, true);
+      check(result, context, form, operands, kMostRows, false);
     }
   }
   return result;

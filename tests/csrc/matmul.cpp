@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kRows = 70;
 
 template <class T>
-struct Given {
+struct Operands {
   int bits;
   armllm::WeightShape shape;
   int64_t groups, group, x_stride, q_stride;
@@ -24,7 +24,7 @@ struct Given {
   Array<float> scales, offsets;
   std::vector<double> expected, bound;  // [kRows, out_features]; in float, before storing
 
-  Given(int bits_, const armllm::WeightShape& s, bool exact, Random& random)
+  Operands(int bits_, const armllm::WeightShape& s, bool exact, Random& random)
       : bits(bits_),
         shape(s),
         groups(s.group_size == 0 ? 1 : s.in_features / s.group_size),
@@ -103,22 +103,22 @@ struct Given {
 };
 
 template <class T>
-void check_product(Result& result, const Context& context, const Given<T>& given, int64_t rows,
+void check_product(Result& result, const Context& context, const Operands<T>& operands, int64_t rows,
                    bool with_bias) {
-  const armllm::WeightShape& s = given.shape;
-  const int64_t bytes = armllm::packed_bytes(context.table, given.bits, s);
+  const armllm::WeightShape& s = operands.shape;
+  const int64_t bytes = armllm::packed_bytes(context.table, operands.bits, s);
   const Array<char> packed((bytes + 63) / 64 * 64);
-  armllm::pack_weight(context.table, given.bits,
-                      {packed.data(), given.q.data(), given.scales.data(),
-                       s.zero_points ? given.offsets.data() : nullptr, s, given.q_stride});
+  armllm::pack_weight(context.table, operands.bits,
+                      {packed.data(), operands.q.data(), operands.scales.data(),
+                       s.zero_points ? operands.offsets.data() : nullptr, s, operands.q_stride});
   const int64_t stride = s.out_features + rows % 3;
   const Array<T> out((rows - 1) * stride + s.out_features);
   T untouched;
   from_float(-77, untouched);
   std::fill(out.data(), out.data() + out.size(), untouched);
-  armllm::matmul(context.table, form_of(given.bits), Type<T>::kStorage,
-                 {out.data(), given.x.data(), with_bias ? given.bias.data() : nullptr, packed.data(), nullptr,
-                  s, rows, stride, given.x_stride});
+  armllm::matmul(context.table, form_of(operands.bits), Type<T>::kStorage,
+                 {out.data(), operands.x.data(), with_bias ? operands.bias.data() : nullptr, packed.data(),
+                  nullptr, s, rows, stride, operands.x_stride});
   char what[96];
   snprintf(what, sizeof what, "%lld rows, %lld x %lld, groups of %lld%s", static_cast<long long>(rows),
            static_cast<long long>(s.out_features), static_cast<long long>(s.in_features),
@@ -131,8 +131,8 @@ void check_product(Result& result, const Context& context, const Given<T>& given
         continue;
       }
       const auto at = static_cast<size_t>(r * s.out_features + c);
-      const double expected = given.expected[at] - (with_bias ? 0 : to_double(given.bias[c]));
-      const double float_bound = given.bound[at];
+      const double expected = operands.expected[at] - (with_bias ? 0 : to_double(operands.bias[c]));
+      const double float_bound = operands.bound[at];
       const double stored =
           float_bound == 0 ? 0 : (fabs(expected) + float_bound) * Type<T>::kRound + Type<T>::kTiny;
       result.compare_stored(got, expected, float_bound + stored, what, r, c);
@@ -199,26 +199,26 @@ Result test_matmul(const Context& context) {
   for (const Size& size : sizes) {
     for (const bool zero_points : {false, true}) {
       const armllm::WeightShape shape{size.out_features, size.in_features, size.group_size, zero_points};
-      const Given<T> given(bits, shape, false, random);
+      const Operands<T> operands(bits, shape, false, random);
       for (const int64_t rows : {1, 2, 3, 8, 17, 33}) {
-        check_product(result, context, given, rows, random.integer(0, 1) == 1);
+        check_product(result, context, operands, rows, random.integer(0, 1) == 1);
       }
       if (!kIsFloat) continue;
-      const Given<T> exact(bits, shape, true, random);
+      const Operands<T> exact(bits, shape, true, random);
       for (int64_t rows = 1; rows <= 17; ++rows) check_product(result, context, exact, rows, true);
       check_product(result, context, exact, kRows, true);
     }
   }
   // Enough panels and rows for more than one block of either.
   for (const int64_t group : {0, 32}) {
-    const Given<T> large(bits, {150, 96, group, false}, false, random);
+    const Operands<T> large(bits, {150, 96, group, false}, false, random);
     for (const int64_t rows : {int64_t{1}, int64_t{33}, kRows})
       check_product(result, context, large, rows, true);
   }
   // Enough features for more than one block of them, and panels for more than take a block together.
   for (const int64_t group : {0, 32, 128}) {
     if (!kIsFloat) break;
-    const Given<T> deep(bits, {70, 4224, group, group == 32}, false, random);
+    const Operands<T> deep(bits, {70, 4224, group, group == 32}, false, random);
     for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{17}, kRows})
       check_product(result, context, deep, rows, true);
   }

@@ -173,7 +173,7 @@ Result test_dispatch() {
 #undef CHECK_ENTRY
   // What this process uses is what ARMLLM_ISA and the CPU give.
   const char* cap = getenv("ARMLLM_ISA");
-  if (armllm::chosen().target != armllm::choose(cap == nullptr ? "" : cap, armllm::cpu_has).target) {
+  if (armllm::dispatched().target != armllm::choose(cap == nullptr ? "" : cap, armllm::cpu_has).target) {
     result.fail("the process's own choice is another");
   }
   ++result.cases;
@@ -184,7 +184,7 @@ Result test_dispatch() {
 Result test_rejects() {
   constexpr auto kPlain = armllm::KvCacheType::plain;
   Result result;
-  const armllm::KernelTable& table = armllm::chosen().table;
+  const armllm::KernelTable& table = armllm::dispatched().table;
   const auto refused = [&](const char* argument, auto call) {
     ++result.cases;
     try {

@@ -75,12 +75,12 @@ void from_float(float x, float& out) { out = x; }
 void from_float(float x, bfloat16& out) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
-  const uint32_t kept = bits >> 16, dropped = bits & 0xffff;
+  const uint32_t high = bits >> 16, dropped = bits & 0xffff;
   if (isnan(x)) {
-    out.bits = static_cast<uint16_t>(kept | 0x40);
+    out.bits = static_cast<uint16_t>(high | 0x40);
   } else {
-    const bool up = dropped > 0x8000 || (dropped == 0x8000 && (kept & 1) != 0);
-    out.bits = static_cast<uint16_t>(kept + (up ? 1 : 0));
+    const bool up = dropped > 0x8000 || (dropped == 0x8000 && (high & 1) != 0);
+    out.bits = static_cast<uint16_t>(high + (up ? 1 : 0));
   }
 }
 

@@ -45,6 +45,6 @@ Choice choose(const std::string& cap, bool (*has)(const std::string& feature));
 Choice choose(const std::string& cap, bool (*has)(const std::string& feature), int vector_bits);
 
 // The choice for this process: this CPU, capped by the environment variable ARMLLM_ISA.
-const Choice& chosen();
+const Choice& dispatched();
 
 }  // namespace armllm

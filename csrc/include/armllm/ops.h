@@ -1,7 +1,7 @@
 // The drivers: they check every index that a kernel will follow, split the work over threads, and own the
 // scratch memory. Shapes and strides have been checked by the caller (csrc/python does).
 //
-// Which kernels: those of `table`, for a process's own calls chosen().table.
+// Which kernels: those of `table`, for a process's own calls dispatched().table.
 //
 // std::invalid_argument names the argument at fault; nothing has been written then.
 
