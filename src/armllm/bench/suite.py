@@ -20,6 +20,7 @@ READY_SECONDS = 1800
 PARAMETERS = ("parameters", "server_parameters", "client_parameters")
 KEYS = {
     "test_name",
+    "tier",
     *PARAMETERS,
     "server_environment_variables",
     "environment_variables",
@@ -30,11 +31,15 @@ KEYS = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One case. server: the arguments of `armllm serve`, or None; clients: those of `armllm bench`."""
+    """One case. tier: a group of cases, or empty. server: the arguments of `armllm serve`, or None.
+
+    clients: those of `armllm bench`.
+    """
 
     name: str
     model: str
     dtype: str
+    tier: str
     environment: dict[str, str]
     server: list[str] | None
     clients: list[list[str]]
@@ -89,7 +94,15 @@ def _case(path: Path, number: int, test: Any, defaults: dict[str, Any], result_d
             )
         output = ["--output-json", str(result_dir / f"{name}.json")]
         clients = [["bench", kind, *_arguments(parameters), *output]]
-    return Case(name, parameters["model"], str(parameters.get("dtype", "auto")), environment, server, clients)
+    return Case(
+        name=name,
+        model=parameters["model"],
+        dtype=str(parameters.get("dtype", "auto")),
+        tier=str(merged.get("tier", "")),
+        environment=environment,
+        server=server,
+        clients=clients,
+    )
 
 
 def _clients(name: str, test: dict[str, Any], result_dir: Path) -> Iterator[list[str]]:

@@ -70,7 +70,7 @@ class _DataSet:
                 max_model_len=max_model_len,
                 seed=self.seed,
             )
-        only("--dataset-name", self.name, ("random",), "other data sets are not known")
+        only("--dataset-name", self.name, ("random", "sharegpt"), "other data sets are not known")
         only("--dataset-path", self.path, (None,), "random prompts come from no file")
         return dataset.random_requests(
             self.count,

@@ -55,6 +55,7 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
     cases: Annotated[Path, typer.Argument(help="A JSON file of cases, in the form of vLLM's.")],
     model_filter: Annotated[str | None, typer.Option(help="Only cases of this model.")] = None,
     dtype_filter: Annotated[str | None, typer.Option(help="Only cases with this dtype.")] = None,
+    tier_filter: Annotated[str | None, typer.Option(help="Only cases of this tier.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")] = False,
     result_dir: Annotated[Path, typer.Option(help="Folder for a result file per case.")] = Path("results"),
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
@@ -65,10 +66,12 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
     wanted = [
         case
         for case in read_suite(cases, result_dir)
-        if model_filter in (None, case.model) and dtype_filter in (None, case.dtype)
+        if model_filter in (None, case.model)
+        and dtype_filter in (None, case.dtype)
+        and tier_filter in (None, case.tier)
     ]
     if not wanted:
-        raise RequestError(f"{cases} has no such case: see --model-filter and --dtype-filter")
+        raise RequestError(f"{cases} has no such case: see --model-filter, --dtype-filter and --tier-filter")
     if not dry_run:
         result_dir.mkdir(parents=True, exist_ok=True)
     failed = []

@@ -21,6 +21,7 @@ SUITE = {
         },
         {
             "test_name": "serving_large",
+            "tier": "full",
             "server_parameters": {"model": "org/large", "dtype": "float32", "port": 8100},
         },
     ],
@@ -50,8 +51,11 @@ def test_a_dry_run_prints_the_commands_of_the_filtered_cases(suite, capsys):
         ),
         "kill $!",
     ]
-    assert main(["bench", "suite", suite, "--dry-run", "--model-filter", "org/large"]) == 0
-    assert "--port 8100 --request-rate" in capsys.readouterr().out
+    for only in (["--model-filter", "org/large"], ["--tier-filter", "full"]):
+        assert main(["bench", "suite", suite, "--dry-run", *only]) == 0
+        shown = capsys.readouterr().out
+        assert "--port 8100 --request-rate" in shown
+        assert "# 1 of 1: serving_large" in shown
     assert main(["bench", "suite", suite, "--dry-run", "--model-filter", "org/other"]) == 2
     assert "--model-filter" in capsys.readouterr().err
 
