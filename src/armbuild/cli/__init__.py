@@ -26,6 +26,8 @@ from armbuild.cli import (
     verify,
     wheel,
 )
+from armbuild.cli.options import Quiet
+from armbuild.cli.progress import Progress
 from armbuild.errors import ArmbuildError
 from armisa.errors import IsaError
 
@@ -54,11 +56,13 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback prints it
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Build, audit and test AArch64 wheels on any Linux machine."""
+    Progress.quiet = quiet
 
 
 for module in (detect, wheel, audit, smoke, verify, index, docker, manylinux_image, matrix, cache, doctor):

@@ -70,7 +70,7 @@ def docker_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
@@ -112,7 +112,7 @@ def docker_command(
         print(json.dumps(image.as_dict(), indent=2) if as_json else _plan_text(image))
         return 0
     engines.check(image)
-    progress = Progress(quiet=quiet)
+    progress = Progress()
     with cache.work_folder("image") as work, logs(work, shown=verbose):
         result = _build(image, work, progress, mirror)
         if push:
@@ -145,13 +145,14 @@ def _build(image: ImagePlan, work: Path, progress: Progress, mirror: str | None)
             report = smoke.prove(draft.output, image.cpus, work, mirror=mirror, on_step=progress.note)
         cache.move_all_into(files, image.output.parent)
         runs = report.as_dict()["results"]
-    result = _report(built, image, quiet=progress.quiet) if built else {**result, "path": str(image.output)}
+    result = _report(built, image) if built else {**result, "path": str(image.output)}
     return {**result, "smoke": runs}
 
 
-def _report(built: Built, plan: ImagePlan, *, quiet: bool) -> dict[str, Any]:
+def _report(built: Built, plan: ImagePlan) -> dict[str, Any]:
     """Say on stderr what was built, and return it as a JSON value."""
-    from armbuild.wheel import provenance  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.cli.progress import Progress  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.wheel import provenance  # noqa: PLC0415
 
     lines = [str(plan.output)]
     platforms = {}
@@ -181,7 +182,7 @@ def _report(built: Built, plan: ImagePlan, *, quiet: bool) -> dict[str, Any]:
         }
     lines.append(f"  proven on {', '.join(plan.cpus)}" if plan.cpus else "  audited, not proven: not run")
     lines.append(f"  {plan.tag}; load it with: docker load -i FILE, podman load -i FILE")
-    if not quiet:
+    if not Progress.quiet:
         print("\n".join(lines), file=sys.stderr)
     return {
         "schema": 1,

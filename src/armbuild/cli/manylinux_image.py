@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, PlanOnly, Verbose
+from armbuild.cli.options import AsJson, Mirror, PlanOnly, Quiet, Verbose
 
 if TYPE_CHECKING:
     from armbuild.image.manylinux import BuildImage
@@ -45,6 +45,7 @@ def manylinux_image_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
@@ -69,11 +70,12 @@ def manylinux_image_command(
         if load:
             with progress.step("load", load):
                 manylinux.load(image, load, work)
-    print(
-        f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
-        f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}",
-        file=sys.stderr,
-    )
+    if not Progress.quiet:
+        print(
+            f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
+            f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}",
+            file=sys.stderr,
+        )
     if as_json:
         result = {**image.as_dict(), "ok": True, "size": written.size, "digest": written.digest}
         print(json.dumps({**result, "loaded": load, "seconds": progress.seconds}, indent=2))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError
 from armbuild.wheel import settings
 
@@ -30,7 +31,20 @@ Verbose = Annotated[
         "--verbose", help="Show what the tools say, and where errors arise.", rich_help_panel=OUTPUT
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.", rich_help_panel=OUTPUT)]
+
+
+def _hide_progress(quiet: bool) -> bool:
+    if quiet:
+        Progress.quiet = True
+    return quiet
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Say nothing but errors.", rich_help_panel=OUTPUT, callback=_hide_progress
+    ),
+]
 Traceback = Annotated[
     bool, typer.Option("--verbose", help="Show where errors arise.", rich_help_panel=OUTPUT)
 ]

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from armbuild.host import process
 
@@ -34,11 +34,13 @@ class Progress:
     every = 30.0
     """Seconds between lines in a pipe."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    quiet: ClassVar[bool] = False
+    """Set by -q, for every command."""
+
+    def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415 - only when a command works
 
         self.seconds: dict[str, float] = {}
-        self.quiet = quiet
         # FORCE_COLOR would else send control codes into a pipe.
         self._console = Console(stderr=True, force_terminal=sys.stderr.isatty(), soft_wrap=True)
 

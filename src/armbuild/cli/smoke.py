@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from armbuild.cli import smoke_image
-from armbuild.cli.options import AsJson, Mirror, Options, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, Quiet, Verbose, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -42,6 +42,7 @@ def smoke_command(
     mirror: Mirror = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs

@@ -43,7 +43,7 @@ def wheel_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,
+    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and test it with real inference."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
@@ -63,7 +63,7 @@ def wheel_command(
     if plan_only:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else _plan_text(plan))
         return 0
-    return build_and_report(plan, mirror=mirror, verbose=verbose, quiet=quiet, as_json=as_json)
+    return build_and_report(plan, mirror=mirror, verbose=verbose, as_json=as_json)
 
 
 def _plan(
@@ -87,13 +87,11 @@ def _plan(
     return planning.plan(asked, described, find=find)
 
 
-def build_and_report(
-    plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool, quiet: bool = False
-) -> int:
+def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool) -> int:
     """Build every wheel of the plan, say how far it is, and return the status of the first failure."""
     from armbuild.wheel import pipeline  # noqa: PLC0415
 
-    console = Console(verbose=verbose, quiet=quiet)
+    console = Console(verbose=verbose)
     results: list[Result] = []
     for result in pipeline.run(plan, console, mirror=mirror):
         results.append(result)
@@ -108,8 +106,8 @@ def build_and_report(
 class Console(Progress):
     """What a person sees on stderr; an observer of the pipeline."""
 
-    def __init__(self, *, verbose: bool, quiet: bool = False) -> None:
-        super().__init__(quiet=quiet)
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__()
         self.verbose = verbose
 
     def begin(self, plan: Plan, python: HostPython) -> None:

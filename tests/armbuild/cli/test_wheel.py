@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tests.armbuild.image import small
 
 import armbuild
 from armbuild import cli
-from armbuild.cli import main
+from armbuild.cli import main, wheel
+from armbuild.cli.progress import Progress
 from armbuild.errors import MissingError
 from armbuild.host import cache, pythons
 
@@ -158,6 +160,20 @@ def test_the_version_is_printed(capsys):
     status, out, _ = run(capsys, "--version")
     assert (status, out) == (0, f"armbuild {armbuild.version()}\n")
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", armbuild.version())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quiet"),
+    [(["-q", "wheel"], True), (["wheel", "-q"], True), (["--quiet", "wheel"], True), (["wheel"], False)],
+)
+def test_quiet_stands_before_or_after_the_command(monkeypatch, arguments, quiet):
+    seen = []
+    monkeypatch.setattr(Progress, "quiet", False)
+    plan = types.SimpleNamespace(cpus=())
+    monkeypatch.setattr(wheel, "_plan", lambda *_arguments, **_options: plan)
+    monkeypatch.setattr(wheel, "build_and_report", lambda _plan, **_options: seen.append(Progress.quiet) or 0)
+    assert main([*arguments, "tests/armbuild/projects"]) == 0
+    assert seen == [quiet]
 
 
 def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):

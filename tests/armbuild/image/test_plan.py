@@ -187,7 +187,7 @@ def test_only_an_image_that_served_reaches_its_place(tmp_path, monkeypatch, repo
     monkeypatch.setattr(docker, "_report", lambda *_arguments, **_options: {"ok": True})
     (work := tmp_path / "work").mkdir()
     with pytest.raises(error, match=re.escape(said)) if error else contextlib.nullcontext():
-        assert docker._build(made, work, Progress(quiet=True), None)["smoke"][0]["cpu"] == "max"
+        assert docker._build(made, work, Progress(), None)["smoke"][0]["cpu"] == "max"
     there = sorted(path.name for path in output.parent.iterdir()) if output.parent.exists() else []
     assert there == ([] if error else ["x.tar", "x.tar.provenance.json"])
 
