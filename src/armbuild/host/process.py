@@ -58,6 +58,7 @@ UNANSWERED = re.compile(
 """What uv says of a host, and below it why, the last reason in the end."""
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
 """What apt says of a host, and why."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -114,7 +115,7 @@ def latest_line() -> str:
             ]
             if lines and state.st_mtime_ns >= newest:
                 newest, found = state.st_mtime_ns, lines[-1]
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f-\x9f]", " ", found).strip()
+    return re.sub(rf"{COLOUR.pattern}|[\x00-\x1f\x7f-\x9f]", " ", found).strip()
 
 
 def succeeds(
@@ -263,6 +264,7 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
 def _fail(
     what: str, heard: str, printed: str, log: Path, *, status: int, error: type[ArmbuildError]
 ) -> NoReturn:
+    heard, printed = COLOUR.sub("", heard), COLOUR.sub("", printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(f"{what}: no space left on the device that holds {log.parent} (log: {log})")

@@ -97,6 +97,15 @@ def find(name: str, *, glibc: str) -> Compiler:
     return Clang(programs=_clang())
 
 
+def gcc_for(what: str) -> bool:
+    """Return whether Debian's cross GCC is here, with its Fortran where ``what`` is "Fortran"."""
+    try:
+        programs = _gcc()
+    except MissingError:
+        return False
+    return what != "Fortran" or "fortran" in programs
+
+
 def zig() -> Path:
     """Return the zig program of the ziglang package; raises MissingError when that is not installed."""
     spec = importlib.util.find_spec("ziglang")

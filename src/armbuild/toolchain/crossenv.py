@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from armbuild.errors import MissingError
 from armbuild.host import cache, process
 from armbuild.target import arm64_headers, arm64_root, qemu
-from armbuild.toolchain import compilers, sysconfig_data, sysroot
+from armbuild.toolchain import compilers, sysconfig_data, sysroot, target_answers
 from armbuild.toolchain.compilers import World, program
 from armbuild.toolchain.sysroot import TRIPLET
 
@@ -159,6 +159,7 @@ class CrossEnvironment:
             "PKG_CONFIG_LIBDIR": str(self.folder / "pkgconfig"),
             "CONFIG_SITE": str(self.folder / "config.site"),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": str(self.folder / "answers"),
         }
         if self.sysroot:
             common |= {
@@ -187,12 +188,14 @@ def make(
     flags: Sequence[str],
     prefix_map: Mapping[str, str],
     packages: tuple[str, ...] = (),
+    baseline: str | None = None,
     mirror: str | None,
 ) -> CrossEnvironment:
     """Write the environment for ``python``, or find it in the cache: equal settings give the same folder.
 
     ``flags`` are compiled into everything; ``prefix_map`` replaces folders in what the compiler writes down;
-    ``packages`` are Debian arm64 packages whose headers and libraries the project may use.
+    ``packages`` are Debian arm64 packages whose headers and libraries the project may use;
+    ``baseline`` is the core that /proc/cpuinfo describes to the build.
     """
     found = arm64_headers.find(python, mirror=mirror)
     headers = found.folders
@@ -204,6 +207,7 @@ def make(
     facts = {
         "tools": str(tools),
         "python": [str(python.executable), python.version],
+        "cpus": [baseline, os.cpu_count()],
         "code": [hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in CODE],
     }
     place = cache.root() / "crossenvs" / cache.digest(facts)
@@ -218,7 +222,8 @@ def make(
             (folder / name).mkdir()
         values = sysconfig_data.target_values(json.loads(answer), tools / "bin", headers[:1])
         (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
-        (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE)
+        opening = target_answers.write(folder, place, baseline, system)
+        (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
         _write_settings(folder, environment)
 
     environment = CrossEnvironment(
@@ -291,4 +296,4 @@ def _write_emulator(mirror: str | None) -> None:
         emulator().unlink(missing_ok=True)
 
 
-CODE = (sys.modules[__name__], sysconfig_data, compilers)
+CODE = (sys.modules[__name__], sysconfig_data, compilers, target_answers)

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 LAST_CPU_ONLY = "<2.11"
 """From 2.11 on, the AArch64 package on the Python index is a CUDA build."""
-BUILD_TIME = ("typing-extensions",)
+BUILD_TIME = ("filelock", "typing-extensions")
 """What torch.utils.cpp_extension imports from elsewhere."""
 
 STUB = '''\
 """Stands for torch while something is built for another machine: only what building asks for is here."""
 
+import contextlib
 import sys
 import types
 
 __path__ = [{package!r}]
+__file__ = {package!r} + "/__init__.py"
 
 
 class _Absent(types.ModuleType):
@@ -48,6 +50,16 @@ class _Absent(types.ModuleType):
         raise RuntimeError(f"{{self.__name__}}.{{name}}: this torch is the target's, and does not run here")
 
 
+class _Counter:
+    """A counter that counts nothing."""
+
+    def __init__(self, *_arguments):
+        pass
+
+    def guard(self):
+        return contextlib.nullcontext()
+
+
 def _module(name, **values):
     module = _Absent(name)
     module.__dict__.update(values)
@@ -57,10 +69,13 @@ def _module(name, **values):
 
 _folder = __path__[0]
 utils = _module("torch.utils", __path__=[_folder + "/utils"], cmake_prefix_path=_folder + "/share/cmake")
-_C = _module("torch._C", _GLIBCXX_USE_CXX11_ABI=True)
+# PyTorch's packages for Linux on Arm are built with OpenMP.
+_parallel = "ATen parallel backend: OpenMP"
+_C = _module("torch._C", _GLIBCXX_USE_CXX11_ABI=True, _parallel_info=lambda: _parallel)
 cuda = _module("torch.cuda")
 xpu = _module("torch.xpu")
 distributed = _module("torch.distributed")
+monitor = _module("torch.monitor", _WaitCounter=_Counter)
 _parts = {{name: _module("torch.backends." + name) for name in ("mps", "cuda", "mkl")}}
 backends = _module("torch.backends", **_parts)
 

@@ -16,6 +16,7 @@ ON_ARM = "--lane native on an AArch64 machine"
 FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
+OPENMP_SENTENCE = "needs OpenMP, which zig lacks: `--toolchain gcc` brings it"
 ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
@@ -50,8 +51,11 @@ KNOWN = (
         FORTRAN_SENTENCE,
     ),
     (
-        r"omp\.h'? file not found|unable to find library '(?:lib)?(?:g?omp)",
-        "needs OpenMP, which zig lacks: `--toolchain gcc` brings it",
+        (
+            r"omp\.h'? file not found|unable to find (?:\w+ )*library '(?:lib)?(?:g?omp)"
+            r"|CMake Error.*Could NOT find OpenMP|ERROR: Dependency.*\bopenmp\b.*not found"
+        ),
+        OPENMP_SENTENCE,
     ),
     (
         r"\bstubgen\.py\"|\bpybind11_stubgen\b",
@@ -99,6 +103,12 @@ def explain(log: str) -> str:
         what, package = found
         return f"{what}: --with {package or 'the Debian package that brings it'}"
     return ""
+
+
+def wants_gcc(cause: str, log: str) -> str:
+    """Return "Fortran" or "OpenMP" where a build with zig failed for want of it; else nothing."""
+    sentence = explain(cause) or explain(log)
+    return {FORTRAN_SENTENCE: "Fortran", OPENMP_SENTENCE: "OpenMP"}.get(sentence, "")
 
 
 def missing(log: str) -> tuple[str, str] | None:

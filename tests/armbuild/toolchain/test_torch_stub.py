@@ -6,8 +6,11 @@ from armbuild.toolchain import torch_stub
 
 
 def test_torch_is_taken_out_of_the_build_requirements_and_its_helpers_put_in():
-    assert torch_stub.split(["setuptools", "Torch>=2"]) == (["setuptools", "typing-extensions"], "Torch>=2")
-    assert torch_stub.split(["torch>=2", "torch==2.10.0"]) == (["typing-extensions"], "torch==2.10.0,>=2")
+    assert torch_stub.split(["setuptools", "Torch>=2"]) == (
+        ["setuptools", *torch_stub.BUILD_TIME],
+        "Torch>=2",
+    )
+    assert torch_stub.split(["torch>=2", "torch==2.10.0"]) == ([*torch_stub.BUILD_TIME], "torch==2.10.0,>=2")
     assert torch_stub.split(["setuptools", "torchvision"]) == (["setuptools", "torchvision"], None)
 
 
@@ -30,7 +33,9 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
     code = (
         "import torch, torch.utils.cpp_extension as e\n"
         "print(torch.__version__, e.home, torch.cuda.is_available(),"
-        " torch.utils.cmake_prefix_path, torch.compiled_with_cxx11_abi())\ntorch.cuda.synchronize()"
+        " torch.utils.cmake_prefix_path, torch.compiled_with_cxx11_abi())\n"
+        "print(torch.__file__, 'OpenMP' in torch._C._parallel_info())\n"
+        "with torch.monitor._WaitCounter('x').guard(): pass\ntorch.cuda.synchronize()"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
@@ -45,6 +50,8 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
         f"{home}/utils/cpp_extension.py",
         "False",
         f"{home}/share/cmake",
+        "True",
+        f"{home}/__init__.py",
         "True",
     ]
     assert "torch.cuda.synchronize: this torch is the target's" in done.stderr

@@ -50,6 +50,8 @@ ASKED_FOR_RUST = "build/asked-for-rust"
 """What a call of cargo or rustc leaves in a build's folder, where the project did not announce Rust."""
 RUST_STAMP = "rust"
 """The file that then says so to all later builds there."""
+GCC_STAMP = "needs-gcc"
+"""The file that says what a project needs that zig lacks, to all later builds of the same plan."""
 
 
 def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
@@ -75,8 +77,30 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
 
 
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
-    """Build with the project's own back end; QEMU is fetched for one whose checks run on the target."""
+    """Build with the project's own back end; QEMU is fetched for one whose checks run on the target.
 
+    What zig cannot build for want of Fortran or OpenMP, GCC builds, unless zig was asked for by name.
+    """
+    if plan.settings.toolchain or plan.toolchain != "zig":
+        return _build(plan, python, work, mirror=mirror, watcher=watcher)
+    stamp = local.build_folder(plan, python) / GCC_STAMP
+    if not stamp.is_file():
+        try:
+            return _build(plan, python, work, mirror=mirror, watcher=watcher)
+        except BuildError as error:
+            log = work / f"build-{python.version}.log"
+            what = hints.wants_gcc(str(error).splitlines()[0], log.read_text(errors="replace"))
+            if not what or not compilers.gcc_for(what):
+                raise
+            log.rename(log.with_name(f"build-{python.version}-zig.log"))
+            shutil.rmtree(work / f"built-{python.version}")
+            stamp.write_text(what)
+    watcher.note(f"{plan.project.name} needs {stamp.read_text()}, which zig lacks: GCC builds it")
+    other = replace(plan, toolchain="gcc", flags=plan.baseline_flags("gcc"))
+    return _build(other, python, work, mirror=mirror, watcher=watcher)
+
+
+def _build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     def setup(folder: Path) -> Setup:
         return prepare(plan, python, folder, mirror=mirror)
 
@@ -136,11 +160,13 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         flags=plan.flags,
         prefix_map=prefix_map(plan, folder),
         packages=plan.packages,
+        baseline=plan.settings.baseline,
         mirror=mirror,
     )
     environment = tools.environment(meson=backend_family(plan.project.backend) == "meson")
     found = _rust(plan, folder, mirror)
     if found:
+        answers = environment["PATH"]
         environment |= found.environment(
             tools.bin,
             tools.folder / "sysconfig",
@@ -150,10 +176,11 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
             baseline=plan.baseline_flags("zig"),
             prefix_map=prefix_map(plan, folder),
         )
+        environment["PATH"] += f"{os.pathsep}{answers}"
         if plan.settings.sandbox:
             environment["CARGO_NET_OFFLINE"] = "true"
     else:
-        environment["PATH"] = str(rust.ask(folder / ASKED_FOR_RUST))
+        environment["PATH"] += f"{os.pathsep}{rust.ask(folder / ASKED_FOR_RUST)}"
     torch = torch_stub.split(plan.project.requires)[1]
     if torch:
         environment = _with_torch(environment, torch, python, folder)

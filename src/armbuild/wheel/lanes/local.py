@@ -47,6 +47,11 @@ def cargo_home(plan: Plan, folder: Path) -> Path:
     return folder / "build/cargo-home" if plan.settings.sandbox else rust.home()
 
 
+def build_folder(plan: Plan, python: HostPython) -> Path:
+    """Return the folder in the cache in which a plan is compiled."""
+    return cache.root() / "builds" / f"{plan.project.name}-{plan.key(python)}"
+
+
 def refuse_container_settings(settings: Settings, lane: str) -> None:
     """Raise UsageError for a setting of the container lane in another."""
     for name in ("engine", "image"):
@@ -68,7 +73,7 @@ def build(
 
     Two builds of one plan take turns. Raises BuildError with the back end's first error.
     """
-    folder = cache.root() / "builds" / f"{plan.project.name}-{plan.key(python)}"
+    folder = build_folder(plan, python)
     log = work / f"build-{python.version}.log"
     with cache.lock(
         folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")

@@ -1,8 +1,11 @@
 """What the cross lane does when a build asks for what was not brought before."""
 
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.armbuild.plans import planned
 
 from armbuild.errors import BuildError
 from armbuild.wheel.lanes import cross, local
@@ -26,7 +29,8 @@ def lane(tmp_path, monkeypatch):
             return attempt(counted, prepare(tmp_path), tmp_path, log)
 
         monkeypatch.setattr(local, "build", build)
-        return cross.build(SimpleNamespace(), None, tmp_path, mirror=None, watcher=None), len(seen)
+        plan = SimpleNamespace(settings=SimpleNamespace(toolchain=None), toolchain="gcc")
+        return cross.build(plan, None, tmp_path, mirror=None, watcher=None), len(seen)
 
     return run
 
@@ -62,3 +66,67 @@ def test_what_fails_with_rust_too_says_why(lane, tmp_path):
 
     with pytest.raises(BuildError, match=r"(?s)could not compile.*--with libffi-dev"):
         lane(hooks)
+
+
+@pytest.fixture
+def switching(tmp_path, monkeypatch):
+    """A project that lacks what its log says: how to build it, with which compilers, and the notes."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cross.compilers, "gcc_for", lambda _what: True)
+    notes, used = [], []
+
+    def run(message, **settings):
+        project = Path(__file__).parents[2] / "projects/setuptools"
+        plan = planned(project, lane="cross", compile_cache="none", output=tmp_path, **settings)
+
+        def build(plan, python, work, **_more):
+            used.append(plan.toolchain)
+            local.build_folder(plan, python).mkdir(parents=True, exist_ok=True)
+            (work / f"built-{python.version}").mkdir()
+            (work / f"build-{python.version}.log").write_text(message)
+            if plan.toolchain == "zig":
+                raise BuildError(f"failed: {message}")
+            return plan
+
+        monkeypatch.setattr(local, "build", build)
+        work = Path(tempfile.mkdtemp(dir=tmp_path))
+        watcher = SimpleNamespace(note=notes.append)
+        return cross.build(plan, plan.pythons[0], work, mirror=None, watcher=watcher)
+
+    return run, used, notes
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ("x.c:1:10: fatal error: 'omp.h' file not found", "OpenMP"),
+        ("CMake Error at x.cmake:1 (message): Could NOT find OpenMP_CXX (missing: X)", "OpenMP"),
+        ('meson.build:5:0: ERROR: Dependency "OpenMP" not found', "OpenMP"),
+        ("error: unable to find dynamic system library 'gomp' using strategy", "OpenMP"),
+        ("meson.build:88:0: ERROR: 'fortran' compiler binary not defined", "Fortran"),
+    ],
+)
+def test_what_zig_lacks_gcc_builds_with_one_line_that_says_so(switching, message, what):
+    run, used, notes = switching
+    assert run(message).toolchain == "gcc"
+    assert used == ["zig", "gcc"]
+    assert notes == [f"fixture-setuptools needs {what}, which zig lacks: GCC builds it"]
+    run(message)
+    assert used[2:] == ["gcc"], "the next build knows it"
+
+
+def test_gcc_is_not_taken_for_other_faults_nor_against_a_choice_nor_where_it_is_absent(
+    switching, monkeypatch
+):
+    run, used, _ = switching
+    openmp = "x.c:1:10: fatal error: 'omp.h' file not found"
+    with pytest.raises(BuildError):
+        run(
+            "x.c:1: error: use of undeclared identifier\n-- Could NOT find OpenMP_C (missing: OpenMP_C_FLAGS)"
+        )
+    with pytest.raises(BuildError, match=r"omp\.h"):
+        run(openmp, toolchain="zig")
+    monkeypatch.setattr(cross.compilers, "gcc_for", lambda _what: False)
+    with pytest.raises(BuildError, match=r"omp\.h"):
+        run(openmp)
+    assert set(used) == {"zig"}

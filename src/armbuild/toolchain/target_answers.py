@@ -1,0 +1,109 @@
+"""What answers for the target's system while a build asks this machine's: /proc/cpuinfo, `ldconfig -p`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+import armisa
+from armbuild.toolchain.compilers import program
+from armisa import tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.toolchain.sysroot import Sysroot
+
+CPUINFO = "/proc/cpuinfo"
+LOWEST = frozenset({"fp", "asimd", "evtstrm", "cpuid"})
+"""What every Armv8.0 core has."""
+READERS = ("cat", "grep")
+"""Programs by which build scripts read /proc/cpuinfo."""
+READER = """\
+#!/bin/sh
+case " $* " in *" /proc/cpuinfo "*)
+  for word do
+    shift
+    test "$word" != /proc/cpuinfo || word={cpuinfo}
+    set -- "$@" "$word"
+  done ;;
+esac
+exec {reader} "$@"
+"""
+LDCONFIG = """\
+#!/bin/sh
+# The cache of this machine's loader is not the target's, and is not a build's to change.
+case " $* " in *" -p "*|*" --print-cache "*) exec cat {listing} ;; esac
+exit 0
+"""
+OPEN = """\
+
+import builtins
+import io
+
+
+class _Open:
+    \"\"\"open(), but for the file that describes the machine's CPU.\"\"\"
+
+    def __init__(self, original):
+        self._original = original
+
+    def __call__(self, file, *arguments, **named):
+        if isinstance(file, (str, os.PathLike)) and os.fspath(file) == "/proc/cpuinfo":
+            file = {cpuinfo!r}
+        return self._original(file, *arguments, **named)
+
+    def __getattr__(self, name):
+        return getattr(self._original, name)
+
+
+builtins.open = io.open = _Open(io.open)
+"""
+"""The end of a sitecustomize.py. An object, since a function would become a method where a class has it."""
+
+
+def cpuinfo(baseline: str | None, processors: int) -> str:
+    """Return what Linux says on a machine whose cores are all ``baseline``; None: plain Armv8.0.
+
+    Format: arch/arm64/kernel/cpuinfo.c of Linux.
+    """
+    core = armisa.Isa.from_target(baseline or "cortex-a53")
+    stated = core.features if baseline else LOWEST
+    order = [name for bits in tables.hwcap_bits().values() for _, name in sorted(bits.items())]
+    features = " ".join(name for name in order if name in stated)
+    part = core.cores[0] if core.cores else None
+    lines = [
+        "BogoMIPS\t: 50.00",
+        f"Features\t: {features}",
+        f"CPU implementer\t: 0x{part.implementer if part else 0x41:02x}",
+        "CPU architecture: 8",
+        f"CPU variant\t: 0x{part.variant if part else 0:x}",
+        f"CPU part\t: 0x{part.part if part else 0xD03:03x}",
+        f"CPU revision\t: {part.revision if part else 0}",
+    ]
+    return "".join("\n".join((f"processor\t: {number}", *lines, "\n")) for number in range(processors))
+
+
+def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | None) -> str:
+    """Write programs and files into ``folder``, which moves to ``place``; return code for sitecustomize.py.
+
+    ``system`` has the libraries that ``ldconfig -p`` lists.
+    """
+    (folder / "answers").mkdir()
+    (folder / "cpuinfo").write_text(cpuinfo(baseline, os.cpu_count() or 1))
+    described = place / "cpuinfo"
+    for name in READERS:
+        reader = shlex.quote(shutil.which(name) or f"/usr/bin/{name}")
+        text = READER.format(cpuinfo=shlex.quote(str(described)), reader=reader)
+        program(folder / "answers" / name, text)
+    found = {
+        path.name: path
+        for libraries in reversed(system.libraries if system else ())
+        for path in sorted(libraries.glob("lib*.so*"))
+    }
+    listing = "".join(f"\t{name} (libc6,AArch64) => {path}\n" for name, path in sorted(found.items()))
+    (folder / "libraries").write_text(f"{len(found)} libs found in cache `/etc/ld.so.cache'\n{listing}")
+    program(folder / "answers/ldconfig", LDCONFIG.format(listing=shlex.quote(str(place / "libraries"))))
+    return OPEN.format(cpuinfo=str(described))

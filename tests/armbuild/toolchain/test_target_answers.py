@@ -1,0 +1,74 @@
+"""What a build hears of the target when it asks this machine: its CPU, its libraries."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import armisa
+from armbuild.toolchain import crossenv, target_answers
+from armbuild.toolchain.sysroot import Sysroot
+
+
+@pytest.mark.parametrize("core", ["neoverse-v1", "neoverse-n1", None])
+def test_the_cpu_that_is_described_has_the_features_of_the_baseline_and_no_others(core):
+    text = target_answers.cpuinfo(core, 2)
+    read = armisa.Isa.from_cpuinfo(text)
+    expected = armisa.Isa.from_target(core or "cortex-a53")
+    assert read.features == (expected.features if core else target_answers.LOWEST)
+    assert {found.name for found in read.cores} == {found.name for found in expected.cores}
+    assert text.count("processor\t") == 2
+
+
+@pytest.fixture
+def answers(tmp_path):
+    """A folder with the programs, a sitecustomize.py, and a sysroot with one library."""
+    libraries = tmp_path / "root/usr/lib/aarch64-linux-gnu"
+    libraries.mkdir(parents=True)
+    (libraries / "libtcmalloc.so.4").touch()
+    system = Sysroot(folder=tmp_path / "root", suite="bullseye")
+    opening = target_answers.write(tmp_path, tmp_path, "neoverse-v1", system)
+    (tmp_path / "sitecustomize.py").write_text(crossenv.SITECUSTOMIZE + opening)
+    return tmp_path
+
+
+def run(answers, *command):
+    path = f"{answers / 'answers'}{os.pathsep}{os.environ['PATH']}"
+    env = {"PATH": path, "PYTHONPATH": str(answers)}
+    return subprocess.run(
+        command, env=env, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    ).stdout
+
+
+def test_scripts_and_pythons_open_read_the_targets_cpu(answers):
+    described = (answers / "cpuinfo").read_text()
+    assert " i8mm " in described
+    assert run(answers, "cat", "/proc/cpuinfo") == described
+    assert run(answers, "sh", "-c", "grep -c i8mm /proc/cpuinfo").strip() == str(os.cpu_count())
+    for code in (
+        "print(open('/proc/cpuinfo').read(), end='')",
+        "from pathlib import Path; print(Path('/proc/cpuinfo').read_text(), end='')",
+        "import io; print(io.open(file='/proc/cpuinfo', mode='rb').read().decode(), end='')",
+        "class A:\n  o = open\nprint(A().o('/proc/cpuinfo').read(), end='')",
+    ):
+        assert run(answers, sys.executable, "-c", code) == described
+
+
+def test_other_files_are_read_as_they_are(answers):
+    (answers / "a b").write_text("one\n")
+    assert run(answers, "cat", str(answers / "a b")) == "one\n"
+    assert run(answers, "grep", "-o", "n", str(answers / "a b")) == "n\n"
+    code = "import sys; print(open(sys.argv[1]).read(), open(0).read() == '', end='')"
+    assert run(answers, sys.executable, "-c", code, str(answers / "a b")) == "one\n True"
+
+
+def test_ldconfig_lists_the_sysroots_libraries_and_changes_nothing(answers):
+    """Else a build would copy this machine's libraries into the wheel."""
+    listed = run(answers, "ldconfig", "-p").splitlines()
+    place = answers / "root/usr/lib/aarch64-linux-gnu/libtcmalloc.so.4"
+    assert listed == [
+        "1 libs found in cache `/etc/ld.so.cache'",
+        f"\tlibtcmalloc.so.4 (libc6,AArch64) => {place}",
+    ]
+    assert run(answers, "ldconfig") == ""
