@@ -13,6 +13,7 @@ from armbuild.target import arm64_root, qemu, target_packages
 
 COMPILER = ("g++", "libpython3.11-dev", "binutils")
 TOOLS = [
+    "abi3info",
     "auditwheel>=6.8",
     "backports.zstd",
     "build",

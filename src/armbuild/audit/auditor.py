@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.archives import TEXT_LIMIT
-from armbuild.audit import code, wheel
+from armbuild.audit import code, stable_abi, wheel
 from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
@@ -237,8 +237,9 @@ class _Run:
             return
         self._place(name, elf)
         errors, warnings = check_hygiene(name, elf, own=self.own)
-        self.errors.extend(errors)
-        self.warnings.extend(warnings)
+        abi_errors, abi_warnings = stable_abi.check(name, path, self.wheel)
+        self.errors.extend((*errors, *abi_errors))
+        self.warnings.extend((*warnings, *abi_warnings))
         found = code.Code()
         if elf.machine == "aarch64":
             found = code.scan(path, elf)

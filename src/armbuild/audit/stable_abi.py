@@ -1,0 +1,81 @@
+"""Whether an extension for Python's stable ABI keeps to it: what it imports of the interpreter.
+
+The rules are those of PEP 384 and of CPython's Misc/stable_abi.toml: a wheel ``cp38-abi3`` may import what
+the limited API had in Python 3.8, and nothing else of the interpreter. The table is abi3info's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+from armbuild.audit.elf import BrokenElf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from armbuild.artifact.wheelfile import FileName
+
+SUFFIX = ".abi3.so"
+_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
+_MOST_SYMBOLS = 200_000
+
+
+def check(name: str, path: Path, wheel: FileName | None) -> tuple[list[str], list[str]]:
+    """Return errors and warnings about what the file ``name`` imports of the interpreter.
+
+    A wheel's abi3 tag is a promise, and breaking it an error. The suffix alone, in a wheel for one Python,
+    promises to nobody: that is a warning.
+    """
+    promised = [tag.interpreter for tag in wheel.tags if tag.abi == "abi3"] if wheel else []
+    if not (promised or name.endswith(SUFFIX)) or ".cpython-" in name:
+        return [], []
+    imported = _imported(path)
+    if not imported:
+        return [], []
+    versions = [int(tag[3:]) for tag in promised if re.fullmatch(r"cp3\d+", tag)]
+    found = _violations(name, imported, min(versions, default=None))
+    return (found, []) if promised else ([], found)
+
+
+def _violations(name: str, imported: set[str], oldest: int | None) -> list[str]:
+    """Return a line for symbols outside of the stable ABI, one for those newer than Python 3.``oldest``."""
+    import abi3info  # noqa: PLC0415 - for these wheels alone
+    from abi3info.models import Symbol  # noqa: PLC0415
+
+    added = {}
+    for symbol in imported:
+        entry = abi3info.FUNCTIONS.get(Symbol(symbol)) or abi3info.DATAS.get(Symbol(symbol))
+        added[symbol] = entry.added.minor if entry else None
+    foreign = sorted(symbol for symbol, minor in added.items() if minor is None)
+    lines = [f"{name}: not in Python's stable ABI: {_some(foreign)}"] if foreign else []
+    late = sorted(symbol for symbol, minor in added.items() if minor and oldest and minor > oldest)
+    if late:
+        newest = max(added[symbol] or 0 for symbol in late)
+        lines.append(f"{name}: the tag says Python 3.{oldest}, it needs 3.{newest} for {_some(late)}")
+    return lines
+
+
+def _some(symbols: list[str]) -> str:
+    more = f" and {len(symbols) - 5} more" if len(symbols) > 5 else ""
+    return ", ".join(symbols[:5]) + more
+
+
+def _imported(path: Path) -> set[str]:
+    """Return the interpreter's symbols without which the dynamic linker refuses the file."""
+    with path.open("rb") as file:
+        table = ELFFile(file).get_section_by_name(".dynsym")
+        if not isinstance(table, SymbolTableSection):
+            return set()
+        if table.num_symbols() > _MOST_SYMBOLS:
+            raise BrokenElf(f"{table.num_symbols()} dynamic symbols: not read")
+        return {
+            symbol.name
+            for symbol in table.iter_symbols()
+            if symbol["st_shndx"] == "SHN_UNDEF"
+            and symbol["st_info"]["bind"] == "STB_GLOBAL"
+            and _SYMBOL.fullmatch(symbol.name)
+        }
