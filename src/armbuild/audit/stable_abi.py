@@ -13,6 +13,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from armbuild.audit.elf import BrokenElf
+from armbuild.errors import packages_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +44,9 @@ def check(name: str, path: Path, wheel: FileName | None) -> tuple[list[str], lis
 
 def _violations(name: str, imported: set[str], oldest: int | None) -> list[str]:
     """Return a line for symbols outside of the stable ABI, one for those newer than Python 3.``oldest``."""
-    import abi3info  # noqa: PLC0415 - for these wheels alone
-    from abi3info.models import Symbol  # noqa: PLC0415
+    with packages_of("build"):
+        import abi3info  # noqa: PLC0415 - for these wheels alone
+        from abi3info.models import Symbol  # noqa: PLC0415
 
     added = {}
     for symbol in imported:
