@@ -128,6 +128,12 @@ class Weights(abc.ABC):
         found.own = own
         return found
 
+    def in_dtype(self, dtype: torch.dtype) -> Weights:
+        """The same tensors in another dtype."""
+        found = copy.copy(self)
+        found.dtype = dtype
+        return found
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor."""
         return self.prefix + name in self.checkpoint.names()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ModelConfig
     from armllm.checkpoint.tensors import Tensors
 
-LAYER = re.compile(r"(.*\blayers\.\d+)\.")
+LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
 GATES = ("gate_proj", "w1")
 UPS = ("up_proj", "w3")
 DOWNS = ("down_proj", "w2")
@@ -88,24 +88,60 @@ class _Layer:
         self.stem, self.names, self.config, self.folds = stem, names, config, folds
 
     def find(self) -> None:
-        opt = self.has("fc1")
-        around = "post_feedforward_layernorm.weight" in self.names  # Gemma; OLMo 2 has none before
-        queries = self.there("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-        self.from_norm("self_attn_layer_norm" if opt else "input_layernorm", queries, [])
-        self.attention_output(queries)
-        if opt:
-            self.from_norm("final_layer_norm", ["fc1"], [])
-            if self.config.activation == "relu":  # relu(x / s) = relu(x) / s
-                self.from_rows("fc2", "fc1", 0)
-            else:
-                self.skip("fc2", f"{self.config.activation} lies before it")
+        if self.has("self_attention.query_key_value"):
+            for name in sorted(self.names):
+                if name.endswith(".weight") and "ln_" not in name and "norm" not in name:
+                    self.skip(name.removesuffix(".weight"), "calibration does not know Falcon's layers")
             return
+        if self.has("self_attn.kv_a_proj_with_mqa"):
+            self.latent_attention()
+        else:
+            self.attention()
+        if self.has("fc1"):
+            self.from_norm("final_layer_norm", ["fc1"], [])
+            self.plain("fc1", "fc2")
+        elif self.has("mlp.c_fc"):
+            self.from_norm("post_attention_layernorm", ["mlp.c_fc"], [])
+            self.plain("mlp.c_fc", "mlp.c_proj")
+        elif self.parallel:
+            self.gated("mlp")
+        else:
+            self.feed_forward()
+
+    @property
+    def parallel(self) -> bool:
+        """Whether both branches read the same norm."""
+        return getattr(self.config, "parallel", False)
+
+    def attention(self) -> None:
+        """Query, key and value, beside them gate and up where the branches are parallel, and the output."""
+        queries = self.there("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+        beside = self.gates_and_ups("mlp") if self.parallel else []
+        norm = "self_attn_layer_norm" if self.has("fc1") else "input_layernorm"
+        self.from_norm(norm, queries + beside, [])
+        self.attention_output(queries)
+
+    def latent_attention(self) -> None:
+        """DeepSeek's: matrices behind the norms of the latent vectors are scaled, too."""
+        latent = self.has("self_attn.q_a_proj")
+        query = "self_attn.q_a_proj" if latent else "self_attn.q_proj"
+        self.from_norm("input_layernorm", [query, "self_attn.kv_a_proj_with_mqa"], [])
+        if latent:
+            self.from_norm("self_attn.q_a_layernorm", ["self_attn.q_b_proj"], [])
+        self.from_norm("self_attn.kv_a_layernorm", ["self_attn.kv_b_proj"], [])
+        self.skip("self_attn.o_proj", "its inputs are expanded from a latent vector")
+
+    def feed_forward(self) -> None:
+        """Gate, up and down, or experts."""
+        around = "post_feedforward_layernorm.weight" in self.names  # Gemma; OLMo 2 has none before
         norm = "pre_feedforward_layernorm" if around else "post_attention_layernorm"
         scope = next((s for s in ("block_sparse_moe", "mlp") if self.has(f"{s}.gate")), None)
-        if f"{scope}.experts.gate_up_proj" in self.names:
+        if self.has("block_sparse_moe.input_linear"):  # Granite
+            for name in ("input_linear", "output_linear"):
+                self.skip(f"block_sparse_moe.{name}", "its experts are in one tensor")
+        elif f"{scope}.experts.gate_up_proj" in self.names:
             self.skip(f"{scope}.experts", "its experts are in one tensor")
-            return
-        if scope is None:
+        elif scope is None:
             self.from_norm(norm, self.gates_and_ups("mlp"), [])
             self.gated("mlp")
         else:
@@ -115,10 +151,12 @@ class _Layer:
         """Experts, which share their inputs with the router and a shared expert."""
         pattern = re.compile(rf"{scope}\.experts\.\d+(?=\.)")
         experts = sorted({found[0] for name in self.names if (found := pattern.match(name))})
-        shared = [s for s in (f"{scope}.shared_expert",) if self.has(f"{s}.down_proj")]
+        names = (f"{scope}.shared_expert", f"{scope}.shared_experts")
+        shared = [name for name in names if self.has(f"{name}.down_proj")]
         matrices = [matrix for mlp in experts + shared for matrix in self.gates_and_ups(mlp)]
         others = [f"{scope}.{gate}" for gate in ("gate", "shared_expert_gate") if self.has(f"{scope}.{gate}")]
-        self.from_norm(norm, matrices, others, seen=f"{scope}.gate")
+        biased = f"{scope}.gate.e_score_correction_bias" in self.names
+        self.from_norm(norm, matrices, others, seen=matrices[-1] if biased else f"{scope}.gate")
         for mlp in shared:
             self.gated(mlp)
         for mlp in experts:
@@ -161,6 +199,13 @@ class _Layer:
             heads_per_kv_head=config.num_heads // config.num_kv_heads,
             head_dim=config.head_dim,
         )
+
+    def plain(self, up: str, down: str) -> None:
+        """act(up): linear in each channel only if it is relu."""
+        if self.config.activation == "relu":  # relu(x / s) = relu(x) / s
+            self.from_rows(down, up, 0)
+        else:
+            self.skip(down, f"{self.config.activation} lies before it")
 
     def gated(self, mlp: str) -> None:
         """act(gate) * up: linear in up."""

@@ -18,6 +18,7 @@ from armllm.convert.calibration import calibrated
 from armllm.convert.derived import check_free, derived_folder
 from armllm.errors import CheckpointError, RequestError
 from armllm.layers.linear import cpu_computes_bfloat16
+from armllm.layers.moe import STACKED
 from armllm.models import check_model, read_model_config
 from armllm.progress import progress
 from armllm.quant.bit_packing import pack_signed
@@ -89,9 +90,8 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
         raise CheckpointError(f"{folder} is quantised already: {config.quantization}")
     checkpoint = Checkpoint(folder)
     _, inventory = check_model(architecture, config, checkpoint, torch.float32, RoundToNearest(scheme))
-    stacked = [
-        name for name in checkpoint.names() if name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-    ]
+    ends = tuple(end for pair in STACKED for end in pair)
+    stacked = [name for name in checkpoint.names() if name.endswith(ends)]
     if stacked:
         raise CheckpointError(
             f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantised;"

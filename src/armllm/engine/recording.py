@@ -47,7 +47,8 @@ FUNCTIONS = frozenset(
         f"aten::{name}"
         for name in (
             *("add", "addcmul", "amax", "amin", "cat", "chunk", "clamp", "clamp_max", "clamp_min", "detach"),
-            *("div", "eq", "flatten", "index_select", "linear", "masked_fill", "mul", "relu", "reshape"),
+            *("alias", "div", "eq", "expand", "flatten", "gather", "index_select", "linear"),
+            *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
             *("topk", "unsqueeze", "view"),
         )

@@ -1,10 +1,10 @@
-"""The gated feed-forward network of today's decoders."""
+"""Feed-forward networks: the gated one of today's decoders, and the plain one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armllm.layers.activation import gated
+from armllm.layers.activation import gated, plain
 from armllm.layers.linear import load_linear
 from armllm.layers.ranks import Cut, current_ranks
 
@@ -48,3 +48,26 @@ class GatedMLP:
         """``x[T, hidden_size]`` to the same shape."""
         activated = self.activation(self.gate_up_proj(x))
         return self.down_proj(activated if self.gather is None else self.gather(activated))
+
+
+class PlainMLP:
+    """down(activation(up(x))); ``names``: of up and down in the checkpoint."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        hidden_size: int,
+        size: int,
+        *,
+        activation: str,
+        bias: bool,
+        names: tuple[str, str],
+    ) -> None:
+        up, down = names
+        self.up = load_linear(weights, {up: size}, hidden_size, bias=bias)
+        self.down = load_linear(weights, {down: hidden_size}, size, bias=bias)
+        self.activation = plain(activation)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x[T, hidden_size]`` to the same shape."""
+        return self.down(self.activation(self.up(x)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from armllm import kernels
 from armllm.errors import RequestError
 from armllm.layers.activation import gated, gated_kernel
-from armllm.layers.linear import Linear, QuantizedLinear, dense, load_linear
+from armllm.layers.linear import Linear, QuantizedLinear, as_float32, dense, load_linear
 from armllm.layers.lora import building_with
 from armllm.layers.ranks import current_ranks
 from armllm.quant.round_to_nearest import rounded
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.weights import Weights
     from armllm.kernels.moe import GatedActivation
+
+
+# Gates above ups, and downs, of all experts: as transformers 5 holds them, and as Granite's files do.
+STACKED = (
+    ("experts.gate_up_proj", "experts.down_proj"),
+    ("input_linear.weight", "output_linear.weight"),
+)
 
 
 class Experts(Protocol):
@@ -60,6 +68,59 @@ class Router:
         if self.normalise:
             expert_weights /= expert_weights.sum(dim=-1, keepdim=True)
         return expert_ids, expert_weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How `GroupedRouter` chooses ``num_experts_per_tok`` of ``num_experts``.
+
+    groups: into how many experts are cut, and from how many of these a token's come. normalise: the weights
+    of those chosen sum to one. factor: of all weights. sigmoid: scores are sigmoids, to which a bias is added
+    for the choice (Wang et al. 2024), and a group counts as its two best; else softmax, and its best.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    normalise: bool
+    factor: float = 1.0
+    groups: tuple[int, int] = (1, 1)
+    sigmoid: bool = False
+
+
+class GroupedRouter:
+    """Chooses experts in fp32, from the best groups of them (DeepSeek-AI 2024), never by rounded weights."""
+
+    def __init__(self, weights: Weights, hidden_size: int, routing: Routing) -> None:
+        exact = weights.in_dtype(torch.float32)
+        self.weight = exact.take("weight", routing.num_experts, hidden_size)
+        self.bias = exact.take("e_score_correction_bias", routing.num_experts) if routing.sigmoid else None
+        self.routing = routing
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Expert ids int64 and weights fp32, both ``[T, num_experts_per_tok]``."""
+        logits = torch.nn.functional.linear(as_float32(x), self.weight)
+        if self.bias is None:
+            scores = logits.softmax(dim=-1)
+            expert_weights, expert_ids = self._in_best_groups(scores).topk(self.routing.num_experts_per_tok)
+        else:
+            scores = logits.sigmoid()
+            ranking = self._in_best_groups(scores + self.bias)
+            expert_ids = ranking.topk(self.routing.num_experts_per_tok)[1]
+            expert_weights = scores.gather(1, expert_ids)
+        if self.routing.normalise:
+            expert_weights = expert_weights / (expert_weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return expert_ids, expert_weights * self.routing.factor
+
+    def _in_best_groups(self, scores: Tensor) -> Tensor:
+        """The scores, out of reach where they are not in one of the best groups."""
+        number, top_groups = self.routing.groups
+        if number == 1:
+            return scores
+        groups = scores.view(len(scores), number, scores.shape[1] // number)
+        best = groups.amax(-1) if self.bias is None else groups.topk(2)[0].sum(-1)
+        inside = torch.zeros_like(best).scatter(1, best.topk(top_groups)[1], 1.0)
+        outside = 0.0 if self.bias is None else -torch.inf
+        return groups.masked_fill((inside == 0).unsqueeze(-1), outside).view(scores.shape)
 
 
 class FusedExperts:
@@ -118,19 +179,20 @@ def load_experts(
     activation: str,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Experts:
-    """Experts from ``experts.N.<name>.weight``, or from the two stacked tensors that transformers 5 holds.
+    """Experts from ``experts.N.<name>.weight``, or from one of the pairs of `STACKED` tensors.
 
-    Stacked, ``experts.gate_up_proj[E, 2 size, hidden_size]`` and ``experts.down_proj[E, hidden_size, size]``
-    stay mapped, unless they are rounded while loading. RequestError where several ranks compute the model.
+    Those, ``[E, 2 size, hidden_size]`` and ``[E, hidden_size, size]``, stay mapped, unless they are rounded
+    while loading. RequestError where several ranks compute the model.
     """
     if current_ranks() is not None:
         raise RequestError(
             "tensor_parallel_size must be 1 for a mixture of experts: they are not cut by rank"
         )
     experts = weights.scope("experts")
-    if experts.has("gate_up_proj"):
-        gate_up = _unstacked(experts, "gate_up_proj", num_experts, 2 * size, hidden_size)
-        down = _unstacked(experts, "down_proj", num_experts, hidden_size, size)
+    stacked = next((pair for pair in STACKED if weights.has(pair[0])), None)
+    if stacked is not None:
+        gate_up = _unstacked(weights, stacked[0], num_experts, 2 * size, hidden_size)
+        down = _unstacked(weights, stacked[1], num_experts, hidden_size, size)
     else:
         gate_name, up_name, down_name = names
         scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
@@ -208,7 +270,7 @@ def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedW
 class MoE:
     """Router and experts."""
 
-    def __init__(self, router: Router, experts: Experts) -> None:
+    def __init__(self, router: Router | GroupedRouter, experts: Experts) -> None:
         self.router = router
         self.experts = experts
 

@@ -38,12 +38,34 @@ class RMSNorm:
 class LayerNorm:
     """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias."""
 
-    def __init__(self, weights: Weights, size: int, eps: float, *, affine: bool) -> None:
+    def __init__(
+        self, weights: Weights, size: int, eps: float, *, affine: bool = True, bias: bool = True
+    ) -> None:
         self.weight = weights.take("weight", size) if affine else torch.ones(size, dtype=weights.dtype)
-        self.bias = weights.take("bias", size) if affine else None
+        self.bias = weights.take("bias", size) if affine and bias else None
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
         kernels.layer_norm(out, x, self.weight, self.bias, self.eps)
         return out
+
+    def add(self, x: Tensor, residual: Tensor) -> None:
+        """Residual += x, then x = norm(residual), both in place."""
+        residual.add_(x)
+        kernels.layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+
+class HeadNorm:
+    """Layer normalisation of each head of ``x[T, heads, head_dim]``, times ``weight[heads, head_dim]``."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.ones = torch.ones(weight.shape[-1], dtype=weight.dtype)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.empty_like(rows)
+        kernels.layer_norm(out, rows, self.ones, None, self.eps)
+        return out.view(x.shape).mul_(self.weight)

@@ -36,14 +36,22 @@ class Family(NamedTuple):
 
 # by the architecture in config.json
 FAMILIES = {
+    "Cohere2ForCausalLM": Family("cohere", "cohere2"),
+    "CohereForCausalLM": Family("cohere", "cohere"),
+    "DeepseekV2ForCausalLM": Family("deepseek", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Family("deepseek", "deepseek_v3"),
     "Ernie4_5ForCausalLM": Family("ernie4_5", "ernie4_5"),
+    "Exaone4ForCausalLM": Family("exaone4", "exaone4"),
+    "FalconForCausalLM": Family("falcon", "falcon"),
     "Gemma2ForCausalLM": Family("gemma2", "gemma2"),
     "Gemma3ForCausalLM": Family("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "gemma3"),
     "GemmaForCausalLM": Family("gemma", "gemma"),
     "Glm4ForCausalLM": Family("glm", "glm4"),
+    "Glm4MoeForCausalLM": Family("glm4_moe", "glm4_moe"),
     "GlmForCausalLM": Family("glm", "glm"),
     "GraniteForCausalLM": Family("granite", "granite"),
+    "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
     "LlamaForCausalLM": Family("llama", "llama"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
@@ -57,6 +65,8 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "qwen3_moe"),
     "SeedOssForCausalLM": Family("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
+    "StableLmForCausalLM": Family("stablelm", "stablelm"),
+    "Starcoder2ForCausalLM": Family("starcoder2", "starcoder2"),
 }
 
 

@@ -92,7 +92,7 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     """Llama's decoder with Gemma 2's layers, scaled embeddings and capped logits."""
 
     config: GemmaConfig
-    layer_class = Gemma2DecoderLayer
+    layer_class: type[LlamaDecoderLayer] = Gemma2DecoderLayer
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings times sqrt(hidden_size), which is rounded to their dtype as in training."""

@@ -14,7 +14,7 @@ from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.norm import RMSNorm
+from armllm.layers.norm import LayerNorm, RMSNorm
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
 from armllm.models.rope import read_rope, stretched_length
 from armllm.models.windows import same_everywhere
@@ -43,13 +43,15 @@ class LlamaConfig(ModelConfig):
 class LlamaAttention:
     """Self-attention of one layer; ``rotary`` None: its tokens don't know their positions."""
 
+    output_name = "o_proj"
+
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:
         self.sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
         self.qkv_proj = load_linear(weights, self.qkv_parts(), config.hidden_size, bias=config.qkv_bias)
         self.o_proj = load_linear(
-            weights, {"o_proj": config.hidden_size}, self.sizes[0], bias=config.output_bias
+            weights, {self.output_name: config.hidden_size}, self.sizes[0], bias=config.output_bias
         )
         self.rotary = rotary
         self.attention = Attention(
@@ -96,9 +98,10 @@ class LlamaDecoderLayer:
     """
 
     attention_class: type[LlamaAttention] = LlamaAttention
+    attention_name = "self_attn"
 
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
-        self.self_attn = self.attention_class(config, weights.scope("self_attn"), rotary, index)
+        self.self_attn = self.attention_class(config, weights.scope(self.attention_name), rotary, index)
         self.mlp = self.load_mlp(config, weights, index)
         self.load_norms(config, weights)
 
@@ -119,7 +122,7 @@ class LlamaDecoderLayer:
         )
 
     @staticmethod
-    def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm:
+    def load_norm(config: Any, weights: Weights, name: str) -> RMSNorm | LayerNorm:
         """One of the norms."""
         return RMSNorm(weights.scope(name), config.hidden_size, config.rms_norm_eps)
 
@@ -144,18 +147,20 @@ class LlamaForCausalLM:
     """The decoder and its head."""
 
     layer_class: type[LlamaDecoderLayer] = LlamaDecoderLayer
+    names = ("embed_tokens", "layers", "norm")
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.config = config
         self.rotary = RotaryEmbedding(config.rope, max_positions=max_positions)
         self.rotaries = [self.rotary]
         model = self.decoder_weights(weights)
-        self.embed_tokens = Embedding(model.scope("embed_tokens"), config.vocab_size, config.hidden_size)
+        embedding, layers, norm = self.names
+        self.embed_tokens = Embedding(model.scope(embedding), config.vocab_size, config.hidden_size)
         self.layers = [
-            self.layer_class(config, model.scope(f"layers.{index}"), self.rotary_of(index), index)
+            self.layer_class(config, model.scope(f"{layers}.{index}"), self.rotary_of(index), index)
             for index in range(config.num_layers)
         ]
-        self.norm = self.layer_class.load_norm(config, model, "norm")
+        self.norm = self.layer_class.load_norm(config, model, norm)
         self.lm_head = (
             tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
@@ -217,7 +222,7 @@ class LlamaForCausalLM:
         return as_float32(self.lm_head(hidden))
 
 
-def add_and_normalise(norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_and_normalise(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """The norm of the sum, and the sum; before the first layer, x is the sum."""
     if residual is None:
         return norm(x), x
@@ -232,12 +237,14 @@ def llama_fields(
     default_eps: float = 1e-6,
     default_theta: float = 10000.0,
     rope: RopeParameters | None = None,
+    eps_name: str = "rms_norm_eps",
     activation: tuple[str, str] = ("hidden_act", "silu"),
     default_intermediate: int | None = None,
 ) -> dict[str, Any]:
     """What all Llama-like families have, but ``windows`` and biases: ``common`` and the fields beside it.
 
-    ``rope``: where the family has read it already. ``activation``: its key and default.
+    ``rope``: where the family has read it already. ``eps_name``: the key of what norms add to a variance.
+    ``activation``: its key and default.
     """
     rope = rope or read_rope(
         reader,
@@ -251,5 +258,5 @@ def llama_fields(
         "rope_switch_length": rope.switch_length,
         "intermediate_size": reader.integer("intermediate_size", default_intermediate),
         "activation": reader.choice(*activation, GATED),
-        "rms_norm_eps": reader.number("rms_norm_eps", default_eps),
+        "rms_norm_eps": reader.number(eps_name, default_eps),
     }

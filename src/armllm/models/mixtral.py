@@ -56,14 +56,14 @@ class MixtralForCausalLM(LlamaForCausalLM):
         )
 
 
-def routing_fields(reader: ConfigReader, *, num_experts: int, per_token: int) -> dict[str, Any]:
+def routing_fields(reader: ConfigReader, *, num_experts: int, per_token: int | None) -> dict[str, Any]:
     """num_experts and num_experts_per_tok, the second not above the first."""
     if num_experts > MAX_EXPERTS:  # checked before anything is made per expert
         raise reader.error(f"{num_experts} experts per layer: no model has more than {MAX_EXPERTS}")
-    per_token = reader.integer("num_experts_per_tok", per_token)
-    if per_token > num_experts:
-        raise reader.error(f"num_experts_per_tok {per_token} is above the number of experts, {num_experts}")
-    return {"num_experts": num_experts, "num_experts_per_tok": per_token}
+    routed = reader.integer("num_experts_per_tok", per_token)
+    if routed > num_experts:
+        raise reader.error(f"num_experts_per_tok {routed} is above the number of experts, {num_experts}")
+    return {"num_experts": num_experts, "num_experts_per_tok": routed}
 
 
 def load_moe(config: MoEConfig, weights: Weights, size: int, **options: Any) -> MoE:

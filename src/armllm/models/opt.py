@@ -6,10 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from armllm.checkpoint.config import ConfigReader, ModelConfig
-from armllm.layers.activation import PLAIN, plain
+from armllm.layers.activation import PLAIN
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
+from armllm.layers.mlp import PlainMLP
 from armllm.layers.norm import LayerNorm
 from armllm.models.windows import same_everywhere
 
@@ -52,9 +53,14 @@ class OPTDecoderLayer:
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
         )
-        self.fc1 = load_linear(weights, {"fc1": config.ffn_size}, hidden_size, bias=config.bias)
-        self.fc2 = load_linear(weights, {"fc2": hidden_size}, config.ffn_size, bias=config.bias)
-        self.activation = plain(config.activation)
+        self.mlp = PlainMLP(
+            weights,
+            hidden_size,
+            config.ffn_size,
+            activation=config.activation,
+            bias=config.bias,
+            names=("fc1", "fc2"),
+        )
         self.self_attn_layer_norm, self.final_layer_norm = (
             LayerNorm(weights.scope(name), hidden_size, EPS, affine=config.affine)
             for name in ("self_attn_layer_norm", "final_layer_norm")
@@ -68,7 +74,7 @@ class OPTDecoderLayer:
         if not self.norm_first:
             x = self.self_attn_layer_norm(x)
         branch = self.final_layer_norm(x) if self.norm_first else x
-        x = x + self.fc2(self.activation(self.fc1(branch)))
+        x = x + self.mlp(branch)
         return x if self.norm_first else self.final_layer_norm(x)
 
     def attend(self, x: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:

@@ -183,7 +183,8 @@ def short_answers(folder, size):
         ("Gemma2ForCausalLM", 1), ("Gemma3ForCausalLM", 1), ("MistralForCausalLM", 1), ("OPTForCausalLM", 1),
         ("Phi3ForCausalLM", 1), ("Qwen2ForCausalLM", 1), ("Qwen3ForCausalLM", 1), ("SmolLM3ForCausalLM", 1),
         ("Ernie4_5ForCausalLM", 1), ("Glm4ForCausalLM", 1), ("GraniteForCausalLM", 1),
-        ("Olmo2ForCausalLM", 1),
+        ("Olmo2ForCausalLM", 1), ("CohereForCausalLM", 2), ("FalconForCausalLM", 1),
+        ("StableLmForCausalLM", 1),
     ],
 )  # fmt: skip
 def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):

@@ -18,7 +18,7 @@ from armllm.kernels._extension import extension
 from armllm.layers import rotary
 from armllm.layers.linear import DenseLinear, SideBySide, quantized
 
-EXPERTS = ("num_experts", "num_local_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 NUM_TOKENS = 9
 PROMPTS = (40, 3, 17, 64, 1)
 

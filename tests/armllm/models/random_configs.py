@@ -364,6 +364,156 @@ def glm4(rng: random.Random) -> Config:
     return glm(rng) | {"model_type": "glm4"}
 
 
+def whole_heads(rng: random.Random) -> Config:
+    """`decoder` for families whose heads fill the hidden states."""
+    config = decoder(rng, head_dims=(16,))
+    config.pop("head_dim", None)
+    return config
+
+
+def starcoder2(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["norm_epsilon"] = config.pop("rms_norm_eps")
+    extra = {
+        "model_type": "starcoder2",
+        "use_bias": rng.random() < 0.6,
+        "sliding_window": rng.choice([None, 9]),
+        "bos_token_id": 0,
+    }
+    return with_rope(rng, config) | extra
+
+
+def stablelm(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    extra = {
+        "model_type": "stablelm",
+        "use_qkv_bias": rng.random() < 0.5,
+        "qk_layernorm": rng.random() < 0.5,
+        "use_parallel_residual": rng.random() < 0.5,
+    }
+    return config | partial_rope(rng, config, 0.25, [0.5, 1.0]) | extra
+
+
+def cohere(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    extra = {
+        "model_type": "cohere",
+        "attention_bias": rng.random() < 0.3,
+        "use_qk_norm": rng.random() < 0.5,
+        "logit_scale": rng.choice([0.0625, 1.5]),
+    }
+    return with_rope(rng, config) | extra
+
+
+def cohere2(rng: random.Random) -> Config:
+    config = cohere(rng) | {"model_type": "cohere2", "sliding_window": rng.choice([5, 16, 1000])}
+    del config["use_qk_norm"]
+    layers = config["num_hidden_layers"]
+    return config | rng.choice(
+        [
+            {},
+            {"sliding_window_pattern": 2},
+            {"layer_types": [rng.choice([FULL, SLIDING]) for _ in range(layers)]},
+        ]
+    )
+
+
+def exaone4(rng: random.Random) -> Config:
+    config = with_rope(rng, decoder(rng)) | {"model_type": "exaone4"}
+    layers = config["num_hidden_layers"]
+    return config | rng.choice(
+        [
+            {"sliding_window": 7, "sliding_window_pattern": 2},
+            {"sliding_window": 12},
+            {"sliding_window": None, "layer_types": [FULL] * layers},
+            {"sliding_window": 9, "layer_types": [rng.choice([FULL, SLIDING]) for _ in range(layers)]},
+        ]
+    )
+
+
+def falcon(rng: random.Random) -> Config:
+    config = whole_heads(rng)
+    for name in ("rms_norm_eps", "num_key_value_heads"):
+        del config[name]
+    heads = config["num_attention_heads"]
+    new = rng.random() < 0.5
+    extra: Config = {
+        "model_type": "falcon",
+        "layer_norm_epsilon": rng.choice([1e-5, 1e-3]),
+        "activation": config.pop("hidden_act"),
+        "ffn_hidden_size": config.pop("intermediate_size"),
+        "new_decoder_architecture": new,
+        "bias": rng.random() < 0.4,
+    }
+    if new:
+        extra |= {"num_kv_heads": rng.choice([1, 2, heads])}
+        extra |= rng.choice([{}, {"num_ln_in_parallel_attn": 1}, {"num_ln_in_parallel_attn": 2}])
+    else:
+        extra |= {"multi_query": rng.random() < 0.5, "parallel_attn": rng.random() < 0.5}
+    return with_rope(rng, config) | extra
+
+
+def granite_moe(rng: random.Random) -> Config:
+    config = granite(rng) | {"model_type": "granitemoe", "intermediate_size": rng.choice([24, 64])}
+    del config["mlp_bias"]
+    return config | experts(rng, "num_local_experts")
+
+
+def grouped_experts(rng: random.Random, layers: int) -> Config:
+    """Groups of experts, from some of which each token's come, behind some dense layers."""
+    groups, size = rng.choice([(1, 5), (2, 3), (4, 2)])
+    top_groups = rng.randint(1, groups)
+    return {
+        "n_routed_experts": groups * size,
+        "n_group": groups,
+        "topk_group": top_groups,
+        "num_experts_per_tok": rng.randint(1, top_groups * size),
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "n_shared_experts": rng.choice([1, 2]),
+        "first_k_dense_replace": rng.randint(0, layers),
+        "routed_scaling_factor": rng.choice([1.0, 2.5]),
+    }
+
+
+def glm4_moe(rng: random.Random) -> Config:
+    config = decoder(rng)
+    extra = {
+        "model_type": "glm4_moe",
+        "attention_bias": rng.random() < 0.5,
+        "use_qk_norm": rng.random() < 0.5,
+        "norm_topk_prob": rng.random() < 0.5,
+    }
+    sparse_part = grouped_experts(rng, config["num_hidden_layers"])
+    return config | partial_rope(rng, config, 0.5, [1.0]) | sparse_part | extra
+
+
+def deepseek(rng: random.Random) -> Config:
+    config = decoder(rng, grouped=False)
+    config.pop("head_dim", None)
+    turned = rng.choice([4, 8, 16])
+    extra = {
+        "q_lora_rank": rng.choice([None, 12, 24]),
+        "kv_lora_rank": rng.choice([8, 20]),
+        "qk_nope_head_dim": rng.choice([4, 8, 24]),
+        "qk_rope_head_dim": turned,
+        "v_head_dim": rng.choice([8, 12, 40]),
+        "attention_bias": rng.random() < 0.3,
+    }
+    return config | rope(rng, turned) | grouped_experts(rng, config["num_hidden_layers"]) | extra
+
+
+def deepseek_v2(rng: random.Random) -> Config:
+    config = deepseek(rng) | {"model_type": "deepseek_v2", "norm_topk_prob": False}
+    return config | {"topk_method": rng.choice(["greedy", "group_limited_greedy"])}
+
+
+def deepseek_v3(rng: random.Random) -> Config:
+    extra = {"model_type": "deepseek_v3", "norm_topk_prob": rng.random() < 0.5}
+    return deepseek(rng) | extra | {"rope_interleave": rng.random() < 0.6}
+
+
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -385,4 +535,14 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Ernie4_5ForCausalLM": ernie4_5,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,
+    "Starcoder2ForCausalLM": starcoder2,
+    "StableLmForCausalLM": stablelm,
+    "CohereForCausalLM": cohere,
+    "Cohere2ForCausalLM": cohere2,
+    "Exaone4ForCausalLM": exaone4,
+    "FalconForCausalLM": falcon,
+    "GraniteMoeForCausalLM": granite_moe,
+    "Glm4MoeForCausalLM": glm4_moe,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
 }

@@ -42,6 +42,9 @@ def randomise(model: Any, model_type: str) -> None:
                 parameter.uniform_(rest - 0.5, rest + 0.5)
             else:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(std=0.3)
 
 
 def expected_logits(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:

@@ -54,11 +54,11 @@ def write(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["FalconForCausalLM"]}, "architecture 'FalconForCausalLM' is not supported"),
+        ({"architectures": ["BloomForCausalLM"]}, "architecture 'BloomForCausalLM' is not supported"),
         ({"architectures": ["LlamaModel"]}, "'LlamaModel'"),
         ({"architectures": []}, "architectures must be a list"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list"),
-        ({"architectures": ..., "model_type": "falcon"}, "'falcon'"),
+        ({"architectures": ..., "model_type": "bloom"}, "'bloom'"),
         ({"architectures": ..., "model_type": ...}, "neither architectures nor model_type"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not supported"),

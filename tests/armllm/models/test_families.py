@@ -24,12 +24,23 @@ SMALL = {
 }
 
 
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+# what the classes of some families have no default for
+REQUIRED = {
+    "OPTForCausalLM": {"ffn_dim": 96},
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
+    "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
+    "Glm4MoeForCausalLM": {"hidden_size": 256},
+}
 
 
 def read(tmp_path, architecture, **values):
     """The configuration of a config.json, unknown keys refused."""
-    reader = ConfigReader({"architectures": [architecture], **SMALL, **values}, tmp_path)
+    required = REQUIRED.get(architecture, {})
+    reader = ConfigReader({"architectures": [architecture], **SMALL, **required, **values}, tmp_path)
     config = model_class(reader).read_config(reader)
     reader.refuse_unknown()
     return config
@@ -57,6 +68,16 @@ def read(tmp_path, architecture, **values):
         ),
         ("GemmaForCausalLM", {}, (None, None)),
         ("Olmo2ForCausalLM", {"layer_types": [FULL] * 2}, (None, None)),
+        ("Starcoder2ForCausalLM", {"sliding_window": 7}, (7, 7)),
+        ("Cohere2ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
+        ("Cohere2ForCausalLM", {"sliding_window_pattern": 2, "sliding_window": 7}, (7, None)),
+        ("Exaone4ForCausalLM", {"num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
+        ("Exaone4ForCausalLM", {"sliding_window": None, "sliding_window_pattern": None}, (None, None)),
+        (
+            "Exaone4ForCausalLM",
+            {"sliding_window_pattern": "LLLG", "layer_types": [SLIDING, FULL]},
+            (4096, None),
+        ),
         ("Gemma2ForCausalLM", {"sliding_window": 7}, (7, None)),
         ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
@@ -96,6 +117,27 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("GlmForCausalLM", {"partial_rotary_factor": 0.001}, "partial_rotary_factor turns 0 of 128"),
         ("Olmo2ForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not known"),
         ("Olmo2ForCausalLM", {"layer_types": [SLIDING, FULL]}, "layer_types other than one kind"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi True is not supported"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
+        ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 5}, "num_kv_heads 5"),
+        ("FalconForCausalLM", {"num_attention_heads": 3}, "hidden_size is not"),
+        ("StableLmForCausalLM", {"head_dim": 16}, "hidden_size is not"),
+        ("Cohere2ForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
+        ("Cohere2ForCausalLM", {"rotary_pct": 0.5}, "rotary_pct 0.5 is not supported"),
+        ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block False"),
+        ("Cohere2ForCausalLM", {"use_qk_norm": True}, "use_qk_norm True is not known"),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be"),
+        ("Glm4MoeForCausalLM", {"n_group": 3}, "n_group 3 does not cut 128 experts"),
+        ("Glm4MoeForCausalLM", {"n_group": 64, "topk_group": 3}, "topk_group 3 of 64 leaves too few"),
+        ("Glm4MoeForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace must be a positive"),
+        ("GraniteMoeForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok 2 is above"),
+        ("DeepseekV2ForCausalLM", {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy"}, "n_group is missing"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        ("DeepseekV3ForCausalLM", {"num_key_value_heads": 8}, "num_key_value_heads must be"),
         ("OlmoeForCausalLM", {"clip_qkv": -1}, "clip_qkv must be a positive number"),
         ("OPTForCausalLM", {"ffn_dim": 8, "activation_function": "swiglu"}, "activation_function 'swiglu'"),
         ("OPTForCausalLM", {"ffn_dim": 8, "num_attention_heads": 3}, "hidden_size is not"),
@@ -125,10 +167,9 @@ def test_a_stretched_model_is_offered_as_long_as_it_is(tmp_path, values, limit):
 @pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - {"Gemma3ForConditionalGeneration"}))
 def test_a_model_that_sees_what_comes_later_is_refused(tmp_path, architecture):
     """transformers would let each token attend to all; true is what every decoder is."""
-    ffn = {"ffn_dim": 8} if architecture == "OPTForCausalLM" else {}
-    read(tmp_path, architecture, is_causal=True, **ffn)
+    read(tmp_path, architecture, is_causal=True)
     with pytest.raises(CheckpointError, match="is_causal False is not supported, only True"):
-        read(tmp_path, architecture, is_causal=False, **ffn)
+        read(tmp_path, architecture, is_causal=False)
 
 
 def test_no_length_beyond_the_limit_is_taken(make_checkpoint):
@@ -140,20 +181,27 @@ def test_no_length_beyond_the_limit_is_taken(make_checkpoint):
 @pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - {"Gemma3ForConditionalGeneration"}))
 def test_defaults_are_those_of_transformers(tmp_path, architecture):
     """A missing key means what it means there; head_dim of Mixtral and such is a method's default."""
-    small = SMALL | ({"ffn_dim": 96} if architecture == "OPTForCausalLM" else {})
+    small = SMALL | REQUIRED.get(architecture, {})
+    latent = architecture.startswith("Deepseek")  # keys and values of all heads are cached, padded
+    if latent:
+        small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
     theirs = getattr(
         transformers, architecture.replace("ForCausalLM", "Config").replace("Gemma3", "Gemma3Text")
     )(**small)
     assert ours.architecture == architecture
-    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", 32)
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
+    shared = getattr(theirs, "multi_query", False)
+    assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", 1 if shared else 32)
+    head_dim = getattr(theirs, "head_dim", None) or small["hidden_size"] // 32
+    assert ours.head_dim == (192 if latent else head_dim)
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     named = theirs.eos_token_id  # a default that a small vocabulary does not have is none
     assert ours.eos_token_ids == ({named} if named in range(theirs.vocab_size) else frozenset())
-    for name in ("rms_norm_eps", "num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
+    for name in ("num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
         assert getattr(ours, name, None) == getattr(theirs, name, None)
+    theirs_eps = (getattr(theirs, name) for name in EPSILONS if hasattr(theirs, name))
+    assert getattr(ours, "rms_norm_eps", None) == next(theirs_eps, None)
     if architecture != "OPTForCausalLM":
         kinds = {**theirs.rope_parameters}
         assert ours.rope.theta == kinds.get("full_attention", kinds)["rope_theta"]

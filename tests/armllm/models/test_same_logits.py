@@ -11,7 +11,7 @@ from armllm import LLM, SamplingParams
 
 PROMPT_LENGTHS = (1, 13, 36, 62)
 NUM_TOKENS = 8
-EXPERTS = ("num_experts", "num_local_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # Roundings between one layer's input and the next one's: two norms, query-key-value, rotation, QK norm, the
 # weights of attention, its result, projection, sum, gate and up, activation, down, norms after branches, sum.
 ROUNDINGS_PER_LAYER = 16
@@ -56,6 +56,8 @@ def test_half_precision_logits_are_as_near_as_their_roundings(tmp_path, architec
     for name in EXPERTS:
         if name in config:
             config["num_experts_per_tok"] = config[name]
+    if "n_group" in config:
+        config["topk_group"] = config["n_group"]
     model = save_reference(tmp_path, config, 100)
     llm = Spy(LLM(tmp_path, dtype=dtype, skip_tokenizer_init=True))
     model.to(dtype).float()

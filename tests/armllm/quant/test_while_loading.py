@@ -21,7 +21,16 @@ from armllm.quant.rounding import from_float
 from armllm.smoke.passages import MODEL
 
 MOE = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
-LEFT = ("embed_tokens", "embed_positions", "lm_head", "gate", "shared_expert_gate", "router")
+LEFT = (
+    "embed_tokens",
+    "word_embeddings",
+    "embed_positions",
+    "lm_head",
+    "gate",
+    "shared_expert_gate",
+    "router",
+    "layer",
+)
 
 
 def rounded_twin(folder, config, scheme):
@@ -29,7 +38,7 @@ def rounded_twin(folder, config, scheme):
     state = load_file(folder / "model.safetensors")
     for name, tensor in state.items():
         part = name.removesuffix(".weight").rpartition(".")[2]
-        if tensor.ndim == 2 and part not in LEFT:
+        if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
             state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
         if tensor.ndim == 3:
             state[name] = torch.stack(

@@ -1,0 +1,129 @@
+"""Falcon (Almazrouei et al. 2023): branches side by side, one matrix for query, key and value."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from armllm.layers.mlp import PlainMLP
+from armllm.models.llama import LlamaAttention, LlamaForCausalLM, llama_fields
+from armllm.models.stablelm import ParallelConfig, ParallelDecoderLayer
+from armllm.models.windows import same_everywhere
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import Weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FalconConfig(ParallelConfig):
+    """num_norms: 2 where the feed-forward part beside attention has a norm of its own."""
+
+    num_norms: int
+
+
+class FalconAttention(LlamaAttention):
+    """The rows of one matrix are, per key and value head, its queries, its key and its value."""
+
+    output_name = "dense"
+
+    def qkv_parts(self) -> dict[str, int]:
+        """The fused matrix."""
+        return {"query_key_value": sum(self.sizes)}
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
+        heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
+        group, head_dim = heads // kv_heads, self.attention.head_dim
+        fused = self.qkv_proj(x).view(x.shape[0], kv_heads, group + 2, head_dim)
+        query, key, value = fused.split_with_sizes((group, 1, 1), 2)
+        return (
+            query.reshape(x.shape[0], heads, head_dim),
+            key.reshape(x.shape[0], kv_heads, head_dim),
+            value.reshape(x.shape[0], kv_heads, head_dim),
+        )
+
+
+class FalconDecoderLayer(ParallelDecoderLayer):
+    """Branches side by side, or in the oldest models one after the other."""
+
+    attention_class = FalconAttention
+    attention_name = "self_attention"
+
+    def load_norms(self, config: Any, weights: Weights) -> None:
+        """One norm for both branches, or one for each."""
+        self.ln_mlp = None
+        if config.num_norms == 1:
+            super().load_norms(config, weights)
+            return
+        self.parallel = True
+        self.input_layernorm = self.load_norm(config, weights, "ln_attn")
+        self.ln_mlp = self.load_norm(config, weights, "ln_mlp")
+
+    def mlp_input(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Its own norm of the sum, if there is one."""
+        return x if self.ln_mlp is None else self.ln_mlp(residual)
+
+    @staticmethod
+    def load_mlp(config: Any, weights: Weights, index: int) -> PlainMLP:  # noqa: ARG004
+        """The feed-forward part."""
+        return PlainMLP(
+            weights.scope("mlp"),
+            config.hidden_size,
+            config.intermediate_size,
+            activation=config.activation,
+            bias=config.mlp_bias,
+            names=("dense_h_to_4h", "dense_4h_to_h"),
+        )
+
+
+class FalconForCausalLM(LlamaForCausalLM):
+    """Llama's decoder with Falcon's layers and names."""
+
+    layer_class = FalconDecoderLayer
+    names = ("word_embeddings", "h", "ln_f")
+
+    @staticmethod
+    def decoder_weights(weights: Weights) -> Weights:
+        """All but the head."""
+        return weights.scope("transformer", optional=True)
+
+    @staticmethod
+    def read_config(reader: ConfigReader) -> FalconConfig:
+        """Falcon's config.json; the kernels have no ALiBi."""
+        reader.only("alibi", False)
+        common = reader.common("FalconForCausalLM", default_eos=11, default_positions=2048, default_tied=True)
+        heads, hidden_size = common["num_heads"], common["hidden_size"]
+        if heads * common["head_dim"] != hidden_size:
+            raise reader.error("hidden_size is not num_attention_heads times head_dim")
+        new = reader.boolean("new_decoder_architecture", default=False)
+        parallel = reader.boolean("parallel_attn", default=True)
+        if new and not parallel:
+            raise reader.error("parallel_attn False is not supported with new_decoder_architecture")
+        reader.only("num_ln_in_parallel_attn", *((2, 1) if new else (1,)))
+        multi_query = reader.boolean("multi_query", default=True)
+        kv_heads = reader.integer("num_kv_heads", heads)
+        if not new:
+            kv_heads = 1 if multi_query else heads
+        if heads % kv_heads:
+            raise reader.error(f"num_attention_heads {heads} is not a multiple of num_kv_heads {kv_heads}")
+        bias = reader.boolean("bias", default=False)
+        fields = llama_fields(
+            reader,
+            common | {"num_kv_heads": kv_heads},
+            default_eps=1e-5,
+            eps_name="layer_norm_epsilon",
+            activation=("activation", "gelu"),
+            default_intermediate=4 * hidden_size,
+        )
+        return FalconConfig(
+            **fields | {"intermediate_size": reader.integer("ffn_hidden_size", 4 * hidden_size)},
+            windows=same_everywhere(reader, common["num_layers"], None),
+            qkv_bias=bias,
+            output_bias=bias,
+            mlp_bias=bias,
+            parallel=parallel,
+            num_norms=reader.get("num_ln_in_parallel_attn", 2) if new else 1,
+        )
