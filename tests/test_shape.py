@@ -56,6 +56,7 @@ MANY_PARAMETERS = {
     "armbuild/cli/detect.py:detect_command": OPTIONS,
     "armbuild/cli/docker.py:docker_command": OPTIONS,
     "armbuild/cli/manylinux_image.py:manylinux_image_command": OPTIONS,
+    "armbuild/cli/smoke.py:smoke_command": OPTIONS,
     "armllm/cli/bench.py:latency": OPTIONS,
     "armllm/cli/bench.py:serve": OPTIONS,
     "armllm/cli/bench.py:throughput": OPTIONS,

@@ -10,6 +10,7 @@ import typer
 from armbuild.cli.options import AsJson, Mirror, PlanOnly, Quiet, Verbose
 
 if TYPE_CHECKING:
+    from armbuild.image.archive import Written
     from armbuild.image.manylinux import BuildImage
 
 
@@ -71,15 +72,18 @@ def manylinux_image_command(
             with progress.step("load", load):
                 manylinux.load(image, load, work)
     if not Progress.quiet:
-        print(
-            f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
-            f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}",
-            file=sys.stderr,
-        )
+        print(_written_text(image, written), file=sys.stderr)
     if as_json:
         result = {**image.as_dict(), "ok": True, "size": written.size, "digest": written.digest}
         print(json.dumps({**result, "loaded": load, "seconds": progress.seconds}, indent=2))
     return 0
+
+
+def _written_text(image: BuildImage, written: Written) -> str:
+    return (
+        f"{written.path}\n  {image.tag}, {written.size / 1e6:.1f} MB, glibc of {image.suite}: wheels are "
+        f"{image.policy} or older\n  armbuild wheel --lane container --image {image.tag}"
+    )
 
 
 def _plan_text(image: BuildImage) -> str:
