@@ -143,7 +143,7 @@ def draw_comparison(figures: Sequence[Figure], names: Sequence[str], path: Path)
             for one, ratio in zip(shown, ratios, strict=True)
         ]
         axes.bar_label(bars, values, label_type="center", fontsize=8, color="white", weight="bold")
-    axes.axvline(100, color="black", linewidth=1, zorder=0, label=f"{names[0]} = 100 %")
+    axes.axvline(100, color="black", linewidth=1, zorder=3, label=f"{names[0]} = 100 %")
     axes.set_yticks(
         range(len(shown)), [f"{one.label}\n{one.values[0]:.4g} in {names[0]}" for one in shown], fontsize=8
     )

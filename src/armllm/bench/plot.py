@@ -31,7 +31,7 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
             )
         axes.set_xlabel(label)
         axes.set_ylabel("output tokens/s")
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.25 * max(x))  # with room for the last label
         axes.set_ylim(bottom=0)
         axes.set_title(title)
         axes.grid(alpha=0.3)
