@@ -59,7 +59,7 @@ def test_options_without_effect_are_warned_about_once(caplog):
         (["--lora-modules", "a=b"], "--lora-modules is not supported: there are no LoRA"),
         (["--api-server-count=4"], "--api-server-count can only be 1 here, not 4"),
         (["--kv-transfer-config"], "--kv-transfer-config is not supported"),
-        (["--load-format", "dummy"], "can only be 'auto' or 'safetensors'"),
+        (["--load-format", "pt"], "load_format must be 'auto' or 'safetensors' or 'hf' or 'dummy', not 'pt'"),
     ],
 )
 def test_flags_of_the_server_are_refused_with_their_own_reason(capsys, arguments, message):

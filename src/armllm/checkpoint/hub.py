@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.model", "merges.txt")
-WANTED = (*TOKENIZER_FILES, "*.safetensors", "*.jinja")
+WITHOUT_WEIGHTS = (*TOKENIZER_FILES, "*.jinja")
+WANTED = (*WITHOUT_WEIGHTS, "*.safetensors")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

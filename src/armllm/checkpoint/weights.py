@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from armllm.checkpoint.dummy import DummyTensors
 from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.errors import CheckpointError
 from armllm.progress import progress
@@ -235,6 +236,8 @@ class CheckingWeights(Weights):
         if num_bytes is None:
             seen.num_parameters += math.prod(shape)
             seen.dense.add(full_name)
+        if isinstance(self.checkpoint, DummyTensors):
+            self.checkpoint.add(full_name, shape)
         if full_name not in self.checkpoint.names():
             self._note_problem(f"tensor {full_name} is missing")
             return

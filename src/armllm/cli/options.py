@@ -58,6 +58,10 @@ def _engine(  # noqa: PLR0917 - a list of options
         str | None,
         typer.Option(help="Folder of downloads; default: $HF_HOME/hub.", rich_help_panel="Engine"),
     ] = None,
+    load_format: Annotated[
+        str,
+        typer.Option(help="auto, or dummy: random weights, no download.", rich_help_panel="Engine"),
+    ] = "auto",
     hf_token: Annotated[
         str | None,
         typer.Option(help="Token for private models; better in HF_TOKEN.", rich_help_panel="Engine"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from armllm.checkpoint.folder import open_checkpoint
-from armllm.checkpoint.hub import HubOptions, resolve_model
+from armllm.checkpoint.hub import WITHOUT_WEIGHTS, HubOptions, resolve_model
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
 from armllm.errors import RequestError
 from armllm.foregone import foregone_options
@@ -37,7 +37,11 @@ USAGES = {
     "server": {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_logprobs": 20},
 }
 MOST_RANKS = 64  # kMostRanks of the kernels
-ALLOWED = {"scheduling_policy": ("fcfs", "priority"), "kv_cache_dtype": ("auto", "int8")}
+ALLOWED = {
+    "scheduling_policy": ("fcfs", "priority"),
+    "kv_cache_dtype": ("auto", "int8"),
+    "load_format": ("auto", "safetensors", "hf", "dummy"),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class EngineConfig:
     - tokenizer: another folder with a tokenizer.json.
     - revision, tokenizer_revision: a branch, tag or commit on the hub; default: main.
     - download_dir: where downloads are kept; default: ``$HF_HOME/hub``.
+    - load_format: "auto" reads the checkpoint; "safetensors" and "hf" mean the same. "dummy" makes random
+      weights from config.json, for measurements.
     - hf_token: for private and gated models; default: HF_TOKEN, or what ``hf auth login`` stored.
     - skip_tokenizer_init: prompts and outputs are token ids only, without text.
     - dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's 16-bit type where the CPU has
@@ -80,6 +86,7 @@ class EngineConfig:
     revision: str | None = None
     tokenizer_revision: str | None = None
     download_dir: str | None = None
+    load_format: str = "auto"
     hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
@@ -134,6 +141,8 @@ class EngineConfig:
             raise RequestError(
                 "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
             )
+        if self.calibration is not None and self.load_format == "dummy":
+            raise RequestError("calibration needs weights, and load_format dummy reads none: use one of them")
         if self.enable_lora:
             self._check_lora()
         self._check_dtype()
@@ -184,7 +193,10 @@ class EngineConfig:
     @property
     def model_folder(self) -> Path:
         """The checkpoint folder."""
-        return resolve_model(self.model, options=self._hub(self.revision))
+        hub = self._hub(self.revision)
+        if self.load_format == "dummy":
+            hub = dataclasses.replace(hub, patterns=WITHOUT_WEIGHTS)
+        return resolve_model(self.model, options=hub)
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -205,7 +217,7 @@ class EngineConfig:
         """The dtype of weights and activations. That of "auto" is logged with its reason."""
         if self.dtype != "auto":
             return DTYPES[self._dtype_name]
-        stored = _stored_dtype(self.model_folder)
+        stored = "BF16" if self.load_format == "dummy" else _stored_dtype(self.model_folder)
         if stored == "F16" and cpu_computes_float16():
             dtype = torch.float16
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from armllm.checkpoint.dummy import DummyTensors
 from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.gguf_file import forget_gguf
 from armllm.checkpoint.weights import LoadingWeights
@@ -47,9 +48,12 @@ class WeightSource:
         return choose_format(self.config.quantization, self._stored)
 
     @functools.cached_property
-    def checkpoint(self) -> Checkpoint | GGUFCheckpoint:
-        """The files."""
-        return open_checkpoint(self.config.model_folder)
+    def checkpoint(self) -> Checkpoint | GGUFCheckpoint | DummyTensors:
+        """The files, or what stands for them."""
+        folder = self.config.model_folder
+        if self.config.load_format == "dummy":
+            return DummyTensors(folder, quantized=self._stored is not None)
+        return open_checkpoint(folder)
 
     def tensors(self) -> Tensors:
         """What is loaded, once the whole checkpoint has been checked."""
@@ -75,6 +79,8 @@ def load_model(
         weights = LoadingWeights(tensors, dtype, source.quantization)
         model = architecture(config, weights, max_positions=max_positions)
     forget_gguf()
+    if source.config.load_format == "dummy":
+        logger.warning("load_format dummy: the weights are random, and so are all answers")
     report = LoadReport(
         seconds=time.perf_counter() - started,
         weight_bytes=inventory.num_bytes,
