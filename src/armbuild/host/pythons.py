@@ -19,7 +19,9 @@ from armbuild.host import cache, process
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 FREE_THREADED = ("3.14t",)
 """Builds without the global lock (PEP 703), under the name of their program; 3.13's was an experiment."""
-KNOWN = SUPPORTED + FREE_THREADED
+NEXT = ("3.15", "3.15t")
+"""Built for when named; `--python all` leaves them out while packages for them are few."""
+KNOWN = SUPPORTED + FREE_THREADED + NEXT
 
 PROBE = """\
 import importlib.util, json, os, pathlib, sys, sysconfig
@@ -96,7 +98,7 @@ def find(version: str | None = None) -> HostPython:
         digits = re.fullmatch(r"(?:cp|py|python)?-?3\.?(\d{1,2})(?:\.\d+)?(t?)", wanted)
         if digits and f"3.{digits[1]}{digits[2]}" in KNOWN:
             hint = f"; say 3.{digits[1]}{digits[2]}"
-        raise UsageError(f"--python {wanted}: not a supported version (3.10 to 3.14, 3.14t){hint}")
+        raise UsageError(f"--python {wanted}: not a supported version (3.10 to 3.15, 3.14t, 3.15t){hint}")
     if wanted == running():
         own = _describe(_ask_itself())
         if own:

@@ -11,7 +11,7 @@ from armbuild.target import debian
 if TYPE_CHECKING:
     from pathlib import Path
 
-SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
+SUITES = {"3.9": "bullseye", "3.11": "bookworm", "3.13": "trixie", "3.14": "forky", "3.15": "sid"}
 """The Debian release whose python3 has this version (packages.debian.org)."""
 PACKAGES = ("libgomp1", "libstdc++6")
 

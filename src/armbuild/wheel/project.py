@@ -64,8 +64,8 @@ class Project:
     @property
     def pythons(self) -> tuple[str, ...]:
         """Return the Pythons that ``--python all`` stands for."""
-        every = pythons.KNOWN if self.free_threading else pythons.SUPPORTED
-        return tuple(version for version in every if self.supports(version))
+        more = pythons.FREE_THREADED if self.free_threading else ()
+        return tuple(version for version in (*pythons.SUPPORTED, *more) if self.supports(version))
 
     def supports(self, version: str) -> bool:
         """Return whether ``requires-python`` allows a Python such as "3.11" or "3.14t"."""

@@ -18,6 +18,9 @@ OTHER = next(version for version in pythons.SUPPORTED if version != RUNNING)
         ("cp312", "say 3.12"),
         ("3.11.4", "say 3.11"),
         ("cp314t", "say 3.14t"),
+        ("cp315", "say 3.15"),
+        ("3.15.2t", "say 3.15t"),
+        ("3.16", ""),
         ("3.13t", ""),
         ("2.7", ""),
         ("", ""),
@@ -27,6 +30,11 @@ OTHER = next(version for version in pythons.SUPPORTED if version != RUNNING)
 def test_a_version_that_is_none_is_refused_with_what_was_meant(asked, hint):
     with pytest.raises(UsageError, match=f"not a supported version.*{hint}"):
         pythons.find(asked)
+
+
+def test_the_next_python_has_its_tags_and_is_no_part_of_all():
+    assert [pythons.tags(version) for version in ("3.15", "3.15t")] == ["cp315-cp315", "cp315-cp315t"]
+    assert not {"3.15", "3.15t"} & {*pythons.SUPPORTED, *pythons.FREE_THREADED}
 
 
 def test_the_running_interpreter_is_found_with_its_headers():

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from armbuild.errors import BuildError, UsageError
 from armbuild.host import cache, process
+from armbuild.host.pythons import SUPPORTED
 from armbuild.target import arm64_root, qemu
 from armbuild.toolchain import compile_cache, compilers, crossenv, rust, sysroot, torch_stub
 from armbuild.wheel import hints, project
@@ -129,7 +130,8 @@ def _bring_emulator(text: str, mirror: str | None) -> bool:
         return False
     qemu.find(("max",), mirror=mirror)
     if arm64_root.cached(mirror) is None:
-        arm64_root.make(max(arm64_root.SUITES, key=Version), mirror=mirror)
+        released = [version for version in arm64_root.SUITES if version in SUPPORTED]
+        arm64_root.make(max(released, key=Version), mirror=mirror)
     return True
 
 
