@@ -57,6 +57,7 @@ FAMILIES = {
     "MixtralForCausalLM": Family("mixtral", "mixtral"),
     "OPTForCausalLM": Family("opt", "opt"),
     "Olmo2ForCausalLM": Family("olmo2", "olmo2"),
+    "Olmo3ForCausalLM": Family("olmo3", "olmo3"),
     "OlmoeForCausalLM": Family("olmoe", "olmoe"),
     "Phi3ForCausalLM": Family("phi3", "phi3"),
     "Qwen2ForCausalLM": Family("qwen2", "qwen2"),

@@ -17,7 +17,7 @@ from armllm.models.gemma2 import (
     gemma_fields,
     score_fields,
 )
-from armllm.models.llama import llama_fields
+from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_one
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
@@ -62,13 +62,10 @@ class Gemma3DecoderLayer(Gemma2DecoderLayer):
     attention_class = Gemma3Attention
 
 
-class Gemma3ForCausalLM(Gemma2ForCausalLM):
-    """Gemma 2's decoder with Gemma 3's layers."""
+class LocalRotary(LlamaForCausalLM):
+    """A decoder whose layers with a window have a rotary embedding of their own: config.local_rope."""
 
-    config: Gemma3Config
-    layer_class = Gemma3DecoderLayer
-
-    def __init__(self, config: Gemma3Config, weights: Weights, *, max_positions: int) -> None:
+    def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.local_rotary = RotaryEmbedding(config.local_rope, max_positions=max_positions)
         super().__init__(config, weights, max_positions=max_positions)
         self.rotaries.append(self.local_rotary)
@@ -81,6 +78,13 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
         """The same rows of both tables, since neither switches with the length."""
         self.local_rotary.rows(positions, total_lens)
         return super().places(positions, total_lens)
+
+
+class Gemma3ForCausalLM(LocalRotary, Gemma2ForCausalLM):
+    """Gemma 2's decoder with Gemma 3's layers."""
+
+    config: Gemma3Config
+    layer_class = Gemma3DecoderLayer
 
     @staticmethod
     def read_config(reader: ConfigReader) -> Gemma3Config:
@@ -144,8 +148,16 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:
     )
 
 
-def read_ropes(reader: ConfigReader, head_dim: int, positions: int) -> tuple[RopeParameters, RopeParameters]:
-    """The global and the local rotary parameters, in either spelling."""
+def read_ropes(
+    reader: ConfigReader,
+    head_dim: int,
+    positions: int,
+    thetas: tuple[tuple[str | None, float], ...] = (("rope_theta", 1e6), ("rope_local_base_freq", 1e4)),
+) -> tuple[RopeParameters, RopeParameters]:
+    """The global and the local rotary parameters, in either spelling.
+
+    ``thetas``: the key of the older one, if it has one, and the default, of each.
+    """
     both = reader.get("rope_parameters", {})
     nested = isinstance(both, dict) and not set(both) - {FULL, SLIDING}
     if not nested or not all(isinstance(value or {}, dict) for value in both.values()):
@@ -153,17 +165,14 @@ def read_ropes(reader: ConfigReader, head_dim: int, positions: int) -> tuple[Rop
     scaling = reader.get("rope_scaling", {})
     if not isinstance(scaling, dict):
         raise reader.error(f"rope_scaling must be an object, not {scaling!r}")
-    kinds_of_layers = (
-        ("rope_theta", 1e6, FULL, {**(both.get(FULL) or {}), **scaling}),
-        ("rope_local_base_freq", 1e4, SLIDING, both.get(SLIDING) or {}),
-    )
+    kinds_of_layers = ((FULL, {**(both.get(FULL) or {}), **scaling}), (SLIDING, both.get(SLIDING) or {}))
     ropes = []
-    for key, default_theta, kind, values in kinds_of_layers:
-        theta = reader.number(key, default_theta)
+    for (key, default), (kind, values) in zip(thetas, kinds_of_layers, strict=True):
+        theta = default if key is None else reader.number(key, default)
         rope = read_one(
             reader, f"rope_parameters.{kind}", values, theta=theta, head_dim=head_dim, positions=positions
         )
         if rope.switch_length is not None:
-            raise reader.error("rope_type 'longrope' is not supported for Gemma 3")
+            raise reader.error("rope_type 'longrope' is not supported with a rotary set per kind of layers")
         ropes.append(rope)
     return ropes[0], ropes[1]

@@ -313,6 +313,27 @@ def olmo2(rng: random.Random) -> Config:
     return with_rope(rng, config) | extra
 
 
+def olmo3(rng: random.Random) -> Config:
+    config = olmo2(rng) | {"model_type": "olmo3", "sliding_window": rng.choice([5, 16, 1000])}
+    for name in ("rope_theta", "rope_scaling", "rope_parameters"):
+        config.pop(name, None)
+    layers = config["num_hidden_layers"]
+    if rng.random() < 0.5:
+        config["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    ropes: list[Config] = [
+        {},
+        {"rope_theta": 300.0},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+                SLIDING: {"rope_type": "default", "rope_theta": 200.0},
+            }
+        },
+    ]
+    return config | rng.choice(ropes)
+
+
 def granite(rng: random.Random) -> Config:
     config = decoder(rng, head_dims=(16,))
     extra = {
@@ -530,6 +551,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "OlmoeForCausalLM": olmoe,
     "GemmaForCausalLM": gemma,
     "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
     "GraniteForCausalLM": granite,
     "SeedOssForCausalLM": seed_oss,
     "Ernie4_5ForCausalLM": ernie4_5,
