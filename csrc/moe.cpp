@@ -176,6 +176,23 @@ Activation* gated(const KernelTable& table, Function function) {
   }
 }
 
+void add(float* row, const float* bias, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) row[i] += bias[i];
+}
+
+// Turns gate and up so that silu(gate) * up is the clamped function: with h = alpha * gate,
+// gate * sigmoid(alpha * gate) * (up + 1) = silu(h) * (up + 1) / alpha. A NaN stays one.
+void clamp(float* row, int64_t width, float alpha, float limit) {
+  float* const up = row + width;
+  const float inverse = 1 / alpha;
+  for (int64_t i = 0; i < width; ++i) {
+    const float g = row[i] > limit ? limit : row[i];
+    const float below = up[i] > limit ? limit : up[i];
+    row[i] = g * alpha;
+    up[i] = ((below < -limit ? -limit : below) + 1) * inverse;
+  }
+}
+
 }  // namespace
 
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
@@ -188,7 +205,8 @@ void moe(const KernelTable& table, WeightForm form, Storage storage, Function fu
   const int64_t hidden = args.gate_up_shape.in_features, width = args.down_shape.in_features;
   const MatmulKernel& kernel =
       bits == 0 ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage) : matmul_kernel(table, bits, Storage::f32);
-  Activation* activate = gated(table, function);
+  const bool clamped = args.alpha != 0;
+  Activation* activate = clamped ? table.silu_and_mul_f32 : gated(table, function);
   const Routing routing = sort_by_expert(args);
   const auto rows = static_cast<int64_t>(routing.tokens.size());
   const int64_t product_row_bytes = 2 * width * static_cast<int64_t>(sizeof(float));
@@ -252,11 +270,15 @@ void moe(const KernelTable& table, WeightForm form, Storage storage, Function fu
           float* const row = static_cast<float*>(activated.of(thread));
           second.for_rows(
               begin, end, [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last) {
-                const float* product = products + (group.first - first_row + first) * 2 * width;
+                float* product = products + (group.first - first_row + first) * 2 * width;
                 MatmulArgs call = shared;
                 call.x = row;
                 call.x_stride = 0;
                 for (int64_t r = first; r < last; ++r, product += 2 * width) {
+                  if (args.gate_up_bias != nullptr) {
+                    add(product, args.gate_up_bias + group.expert * 2 * width, 2 * width);
+                  }
+                  if (clamped) clamp(product, width, args.alpha, args.limit);
                   activate({row, product, 1, width, width, 2 * width}, 0, ceil_div(width, kActivationChunk));
                   kernel.quantize(call, r, r + 1);
                 }
@@ -264,6 +286,14 @@ void moe(const KernelTable& table, WeightForm form, Storage storage, Function fu
         },
         threads);
     down.run(scratch, threads);
+    if (args.down_bias == nullptr) continue;
+    parallel_ranges(batch.rows, hidden, kSimpleElements, [&](int64_t begin, int64_t end, int) {
+      second.for_rows(begin, end, [&](const MatmulArgs&, const Group& group, int64_t first, int64_t last) {
+        for (int64_t r = group.first + first; r < group.first + last; ++r) {
+          add(results + r * hidden, args.down_bias + group.expert * hidden, hidden);
+        }
+      });
+    });
   }
 
   const WeightedSumArgs sum{

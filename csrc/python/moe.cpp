@@ -20,8 +20,9 @@ Function function_of(PyObject* activation) {
                               "', expected one of silu, gelu, gelu_tanh");
 }
 
-// `weights` is "4 bits", "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, width, how
-// many there are, and (group_size, zero_points) of both products.
+// alpha and limit in place of an activation: gates and ups are clamped, see MoeArgs. `weights` is "4 bits",
+// "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, width, how many there are, and
+// (group_size, zero_points) of both products.
 void py_moe(PyObject* const* a) {
   const std::string_view weights = text("weights", a[0]);
   const Description experts("experts", a[6], 8);
@@ -44,6 +45,13 @@ void py_moe(PyObject* const* a) {
   const Tensor addresses =
       TensorMatcher({both, count}).of(kInt64).contiguous().match("experts.addresses", a[5]);
   const Function function = function_of(a[7]);
+  const float alpha = positive_or_none("alpha", a[8]), limit = positive_or_none("limit", a[9]);
+  if ((alpha == 0) != (limit == 0)) throw std::invalid_argument("alpha and limit belong together");
+  Size gate_up_rows(2 * width);
+  const Tensor gate_up_bias =
+      TensorMatcher({count, gate_up_rows}).of(kFloat32).contiguous().match_or_none("gate_up_bias", a[10]);
+  const Tensor down_bias =
+      TensorMatcher({count, hidden}).of(kFloat32).contiguous().match_or_none("down_bias", a[11]);
   const auto* const gate_up = addresses.of<const void* const>();
   const MoeArgs args{out.data,
                      x.data,
@@ -57,12 +65,18 @@ void py_moe(PyObject* const* a) {
                      per_token,
                      count,
                      out.stride[0],
-                     x.stride[0]};
+                     x.stride[0],
+                     gate_up_bias.of<float>(),
+                     down_bias.of<float>(),
+                     alpha,
+                     limit};
   run_op([=] { moe(dispatched().table, form, type, function, args); });
 }
 
 PyMethodDef methods[] = {
-    ARMLLM_METHOD("moe", "weights, out, x, expert_ids, expert_weights, addresses, experts, activation",
+    ARMLLM_METHOD("moe",
+                  "weights, out, x, expert_ids, expert_weights, addresses, experts, activation, alpha, "
+                  "limit, gate_up_bias, down_bias",
                   py_moe),
     {nullptr, nullptr, 0, nullptr},
 };

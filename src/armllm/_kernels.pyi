@@ -129,6 +129,10 @@ def moe(
     addresses: torch.Tensor,
     experts: tuple[int | str, ...],
     activation: str,
+    alpha: float | None,
+    limit: float | None,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     /,
 ) -> None: ...
 def weight_layouts() -> dict[str, str]: ...

@@ -63,6 +63,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_id(self, text: str) -> int | None:
+        """The token that stands for this text alone, if there is one."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
     def to_json(self) -> str:
         """All of tokenizer.json, for libraries that read it themselves."""
         text: str = self._tokenizer.to_str()

@@ -123,6 +123,11 @@ struct MoeArgs {
   WeightShape gate_up_shape, down_shape;
   int64_t tokens, per_token, num_experts;
   int64_t out_stride, x_stride;
+  const float* gate_up_bias = nullptr;  // [num_experts, 2 * intermediate], or null
+  const float* down_bias = nullptr;     // [num_experts, hidden], or null
+  // Not 0: in place of the function h * sigmoid(alpha * h) * (u + 1), where h is the gate up to `limit` and
+  // u is up from -limit to `limit`.
+  float alpha = 0, limit = 0;
 };
 // Weights are in any form but panels. The function is a gated one.
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args);

@@ -67,6 +67,18 @@ class WeightFormat(Protocol):
         """
 
 
+class StackedFormat(Protocol):
+    """How several matrices are stored in one tensor."""
+
+    def claim_stack(
+        self, weights: CheckingWeights, name: str, shape: tuple[int, ...], scheme: Scheme
+    ) -> None:
+        """Note what is missing or wrong of ``[count, out_features, in_features]``."""
+
+    def read_stack(self, weights: LoadingWeights, name: str) -> Sequence[IntegerWeight]:
+        """All matrices; CheckpointError says what is wrong with their data."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
     """Quantised matrices that lie side by side: names below ``prefix`` and rows."""
@@ -168,8 +180,19 @@ class Weights(abc.ABC):
         """
 
     @abc.abstractmethod
-    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
-        """The floating-point matrices of a tensor ``[count, *shape]``, each of which is to be rounded."""
+    def slices(
+        self, name: str, count: int, shape: tuple[int, int], scheme: Scheme, *, transposed: bool = False
+    ) -> Sequence[Tensor]:
+        """The floating-point matrices of a tensor ``[count, *shape]``, each of which is to be rounded.
+
+        ``transposed``: the shape has the inputs first, and so have the matrices.
+        """
+
+    @abc.abstractmethod
+    def stack(
+        self, form: StackedFormat, name: str, count: int, shape: tuple[int, int], scheme: Scheme
+    ) -> Sequence[IntegerWeight]:
+        """The ``count`` quantised matrices of this shape that ``name`` holds; while checking, none."""
 
 
 class CheckingWeights(Weights):
@@ -211,8 +234,18 @@ class CheckingWeights(Weights):
                 self.claim(f"{name}.bias", (rows,), num_bytes=0)
         return []
 
-    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
-        self.claim(name, (count, *shape), num_bytes=count * scheme.num_bytes(*shape))
+    def slices(
+        self, name: str, count: int, shape: tuple[int, int], scheme: Scheme, *, transposed: bool = False
+    ) -> Sequence[Tensor]:
+        matrix = shape[::-1] if transposed else shape
+        self.claim(name, (count, *shape), num_bytes=count * scheme.num_bytes(*matrix))
+        self._note_scheme(name, (count, *shape), scheme)
+        return []
+
+    def stack(
+        self, form: StackedFormat, name: str, count: int, shape: tuple[int, int], scheme: Scheme
+    ) -> Sequence[IntegerWeight]:
+        form.claim_stack(self, name, (count, *shape), scheme)
         self._note_scheme(name, (count, *shape), scheme)
         return []
 
@@ -327,9 +360,17 @@ class LoadingWeights(Weights):
             self.check_idle_biases(parts)
         return self.quantization.load(self, parts, in_features, scheme)
 
-    def slices(self, name: str, count: int, shape: tuple[int, int], scheme: Scheme) -> Sequence[Tensor]:
-        del scheme  # the caller rounds
+    def slices(
+        self, name: str, count: int, shape: tuple[int, int], scheme: Scheme, *, transposed: bool = False
+    ) -> Sequence[Tensor]:
+        del scheme, transposed  # the caller rounds
         return list(self._read(name, (count, *shape)))
+
+    def stack(
+        self, form: StackedFormat, name: str, count: int, shape: tuple[int, int], scheme: Scheme
+    ) -> Sequence[IntegerWeight]:
+        del count, shape, scheme
+        return form.read_stack(self, name)
 
     def read(self, name: str) -> Tensor:
         """A tensor as it is stored, mapped from its file."""

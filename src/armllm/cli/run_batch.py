@@ -40,8 +40,10 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
     enable_auto_tool_choice: Annotated[
         bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
     ] = False,
-    tool_call_parser: Annotated[str | None, typer.Option(help="hermes, llama3_json or mistral.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1 or qwen3.")] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="hermes, llama3_json, mistral or openai.")
+    ] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1, openai_gptoss or qwen3.")] = None,
     output_tmp_dir: Annotated[
         str | None, typer.Option(help="Folder where answers are collected before they are uploaded.")
     ] = None,

@@ -96,10 +96,10 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
     ] = False,
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls: hermes, llama3_json or mistral.")
+        str | None, typer.Option(help="How the model writes calls: hermes, llama3_json, mistral or openai.")
     ] = None,
     reasoning_parser: Annotated[
-        str | None, typer.Option(help="Split off what the model thinks: deepseek_r1 or qwen3.")
+        str | None, typer.Option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3.")
     ] = None,
     root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
     ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None,

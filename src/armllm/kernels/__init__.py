@@ -28,9 +28,19 @@ from armllm.kernels.matmul import (
     weight_layouts,
     weight_target,
 )
-from armllm.kernels.moe import Experts, join_experts, moe_bf16, moe_f16, moe_f32, moe_w4a8, moe_w8a8
+from armllm.kernels.moe import (
+    ClampedSwiGLU,
+    Experts,
+    join_experts,
+    moe_bf16,
+    moe_f16,
+    moe_f32,
+    moe_w4a8,
+    moe_w8a8,
+)
 
 __all__ = [
+    "ClampedSwiGLU",
     "Experts",
     "KVCacheLayout",
     "PackedWeight",

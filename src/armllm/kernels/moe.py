@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class ClampedSwiGLU(NamedTuple):
+    """h * sigmoid(alpha * h) * (u + 1), where h = min(gate, limit) and u = clamp(up, -limit, limit).
+
+    Both numbers are positive. Source: gpt-oss's model card (OpenAI 2025, arXiv:2508.10925).
+    """
+
+    alpha: float
+    limit: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +44,8 @@ class Experts:
     dtype: torch.dtype | None
     layout: str
     addresses: Tensor  # int64 [2, experts]
+    gate_up_bias: Tensor | None = None  # float32 [experts, 2 width]
+    down_bias: Tensor | None = None  # float32 [experts, hidden]
 
     @property
     def num_experts(self) -> int:
@@ -51,7 +63,12 @@ class Experts:
         return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1])
 
 
-def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[PackedWeight | Tensor]) -> Experts:
+def join_experts(
+    gate_up: Sequence[PackedWeight | Tensor],
+    down: Sequence[PackedWeight | Tensor],
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Experts:
     """Check the weights of all experts and join them without a copy.
 
     ``gate_up`` and ``down`` have one weight per expert, of the shapes [2 width, hidden] and [hidden, width]:
@@ -59,6 +76,8 @@ def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[Packed
     - packed weights of `pack_weight`, all with the same bits. The weights of one list have the same groups,
       and all or none have zero points.
     - or contiguous tensors, all float32, all float16 or all bfloat16.
+
+    The biases are contiguous float32 tensors [experts, 2 width] and [experts, hidden].
 
     Raises ValueError that names the wrong weight.
     """
@@ -98,6 +117,8 @@ def join_experts(gate_up: Sequence[PackedWeight | Tensor], down: Sequence[Packed
         dtype=dtype,
         layout=layout,
         addresses=addresses,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
     )
 
 
@@ -129,12 +150,13 @@ def _moe(  # noqa: PLR0917 - one is bound below
     expert_weights: Tensor,
     experts: Experts,
     *,
-    activation: GatedActivation = "silu",
+    activation: GatedActivation | ClampedSwiGLU = "silu",
 ) -> None:
     """Write the weighted sum of each token's experts to ``out``.
 
     out[t] is the sum over j of expert_weights[t, j] * mlp(x[t]), where mlp is that of expert expert_ids[t,
-    j]: mlp(x) = down(activation(gate(x)) * up(x)) (Shazeer et al. 2017, arXiv:1701.06538).
+    j]: mlp(x) = down(activation(gate(x)) * up(x)) (Shazeer et al. 2017, arXiv:1701.06538). The biases
+    of the experts are added to both products.
 
     - ``x``, ``out``: [tokens, hidden] of one dtype: float32, float16 or bfloat16. If the experts are not
       packed, it is their dtype. ``out`` must not overlap ``x``.
@@ -148,6 +170,7 @@ def _moe(  # noqa: PLR0917 - one is bound below
     Raises ValueError that names the wrong argument, also for an expert that does not exist; then nothing is
     written.
     """
+    clamped = activation if isinstance(activation, ClampedSwiGLU) else None
     extension.moe(
         weights,
         out,
@@ -156,7 +179,11 @@ def _moe(  # noqa: PLR0917 - one is bound below
         expert_weights.contiguous(),
         experts.addresses,
         experts.description,
-        activation,
+        "silu" if isinstance(activation, ClampedSwiGLU) else activation,
+        None if clamped is None else clamped.alpha,
+        None if clamped is None else clamped.limit,
+        experts.gate_up_bias,
+        experts.down_bias,
     )
 
 

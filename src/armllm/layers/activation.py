@@ -22,8 +22,10 @@ GATED = (*_SILU, *_GELU, *_GELU_TANH, "relu")
 PLAIN = (*_SILU, *_GELU, *_GELU_TANH, "relu", "quick_gelu")
 
 
-def gated_kernel(name: str) -> str | None:
+def gated_kernel(name: str | kernels.ClampedSwiGLU) -> str | kernels.ClampedSwiGLU | None:
     """What the kernels of experts call the activation; None: they don't have it."""
+    if isinstance(name, kernels.ClampedSwiGLU):
+        return name
     if name in _SILU:
         return "silu"
     if name in _GELU:
@@ -31,8 +33,10 @@ def gated_kernel(name: str) -> str | None:
     return "gelu_tanh" if name in _GELU_TANH else None
 
 
-def gated(name: str) -> Callable[[Tensor], Tensor]:
+def gated(name: str | kernels.ClampedSwiGLU) -> Callable[[Tensor], Tensor]:
     """``x[T, 2 d]`` to activation(x[:, :d]) * x[:, d:], ``[T, d]``; ``name`` is one of `GATED`."""
+    if isinstance(name, kernels.ClampedSwiGLU):
+        return partial(_clamped_swiglu, name)
     if name == "relu":
         return _relu_and_mul
     op: Callable[[Tensor, Tensor], None] = kernels.silu_and_mul
@@ -64,6 +68,12 @@ def plain(name: str) -> Callable[[Tensor], Tensor]:
         return x
 
     return apply
+
+
+def _clamped_swiglu(function: kernels.ClampedSwiGLU, x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=function.limit), up.clamp(-function.limit, function.limit)
+    return gate * torch.sigmoid(function.alpha * gate) * (up + 1)
 
 
 def _relu_and_mul(x: Tensor) -> Tensor:

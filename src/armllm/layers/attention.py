@@ -60,6 +60,10 @@ class Attention:
         self._own, self._own_kv = own_range(num_heads, rank, size), own_range(num_kv_heads, rank, size)
         self._gather = None if ranks is None else Cut(ranks).gatherer([num_heads * head_dim])
 
+    def use_sinks(self, sinks: Tensor) -> None:
+        """``sinks[num_heads]``: one more score per head, without a value (arXiv:2309.17453)."""
+        self.options["sinks"] = sinks[self._own.start : self._own.stop].float()
+
     def cache_layout(
         self, dtype: torch.dtype, block_size: int, cache_dtype: torch.dtype | None = None
     ) -> KVCacheLayout:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import Weights
     from armllm.kernels.moe import GatedActivation
 
+    Activation = GatedActivation | kernels.ClampedSwiGLU
+    Biases = tuple[Tensor, Tensor]
+
 
 # Gates above ups, and downs, of all experts: as transformers 5 holds them, and as Granite's files do.
 STACKED = (
@@ -43,7 +46,7 @@ class Experts(Protocol):
 
 
 class Router:
-    """Chooses ``num_experts_per_tok`` experts by the softmax of a product with ``weight[num_experts, H]``.
+    """Chooses ``num_experts_per_tok`` experts by the softmax of the product ``name``, ``[num_experts, H]``.
 
     ``normalise``: the weights of the chosen ones are made to sum to one.
     """
@@ -56,8 +59,10 @@ class Router:
         num_experts_per_tok: int,
         *,
         normalise: bool,
+        name: str = "gate",
+        bias: bool = False,
     ) -> None:
-        self.linear = load_linear(weights, {"gate": num_experts}, hidden_size, bias=False)
+        self.linear = load_linear(weights, {name: num_experts}, hidden_size, bias=bias)
         self.num_experts_per_tok = num_experts_per_tok
         self.normalise = normalise
 
@@ -126,7 +131,7 @@ class GroupedRouter:
 class FusedExperts:
     """All experts in one call of a kernel; their weights are stored alike."""
 
-    def __init__(self, experts: kernels.Experts, activation: GatedActivation) -> None:
+    def __init__(self, experts: kernels.Experts, activation: Activation) -> None:
         self.experts = experts
         self.activation = activation
         ops = {8: kernels.moe_w8a8, 4: kernels.moe_w4a8}
@@ -146,9 +151,17 @@ class FusedExperts:
 class SeparateExperts:
     """Tokens sorted by expert, one product per expert that is used: for weights stored in different ways."""
 
-    def __init__(self, gate_up: list[Linear], down: list[Linear], *, activation: str) -> None:
+    def __init__(
+        self,
+        gate_up: list[Linear],
+        down: list[Linear],
+        biases: Biases | None = None,
+        *,
+        activation: str | kernels.ClampedSwiGLU,
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.biases = biases
         self.activation = gated(activation)
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
@@ -161,13 +174,19 @@ class SeparateExperts:
         for expert, count in enumerate(counts):
             if count:
                 part = slice(first, first + count)
-                activated = self.activation(self.gate_up[expert](gathered[part]))
-                results[part] = self.down[expert](activated)
+                results[part] = self._run(expert, gathered[part])
                 first += count
         scattered = torch.empty(num_tokens, per_token, x.shape[-1], dtype=x.dtype)
         scattered.view(-1, x.shape[-1])[order] = results
         # rounded once, however many experts are added
         return (scattered.float() * expert_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+    def _run(self, expert: int, x: Tensor) -> Tensor:
+        gate_up = self.gate_up[expert](x)
+        if self.biases is None:
+            return self.down[expert](self.activation(gate_up))
+        activated = self.activation(gate_up + self.biases[0][expert].to(x.dtype))
+        return self.down[expert](activated) + self.biases[1][expert].to(x.dtype)
 
 
 def load_experts(
@@ -184,10 +203,7 @@ def load_experts(
     Those, ``[E, 2 size, hidden_size]`` and ``[E, hidden_size, size]``, stay mapped, unless they are rounded
     while loading. RequestError where several ranks compute the model.
     """
-    if current_ranks() is not None:
-        raise RequestError(
-            "tensor_parallel_size must be 1 for a mixture of experts: they are not cut by rank"
-        )
+    refuse_ranks()
     experts = weights.scope("experts")
     stacked = next((pair for pair in STACKED if weights.has(pair[0])), None)
     if stacked is not None:
@@ -198,14 +214,38 @@ def load_experts(
         scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
         gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
         down = [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
+    return combined(gate_up, down, activation=activation)
+
+
+def refuse_ranks() -> None:
+    """RequestError where several ranks compute the model."""
+    if current_ranks() is not None:
+        raise RequestError(
+            "tensor_parallel_size must be 1 for a mixture of experts: they are not cut by rank"
+        )
+
+
+def combined(
+    gate_up: Sequence[Tensor | Linear],
+    down: Sequence[Tensor | Linear],
+    biases: Biases | None = None,
+    *,
+    activation: str | kernels.ClampedSwiGLU,
+) -> Experts:
+    """All experts, in one call of a kernel if that can be; a matrix or a product with one for each of them.
+
+    ``biases``: fp32 ``[E, 2 size]`` and ``[E, hidden_size]``.
+    """
     function = gated_kernel(activation)
     stored = _alike([*gate_up, *down])
     if function is not None and stored is not None:
-        joined = kernels.join_experts(stored[:num_experts], stored[num_experts:])
-        return FusedExperts(joined, cast("GatedActivation", function))
+        count = len(gate_up)
+        joined = kernels.join_experts(stored[:count], stored[count:], *(biases or ()))
+        return FusedExperts(joined, cast("Activation", function))
     return SeparateExperts(
         [_product(matrix) for matrix in gate_up],
         [_product(matrix) for matrix in down],
+        biases,
         activation=activation,
     )
 

@@ -52,6 +52,7 @@ FAMILIES = {
     "GlmForCausalLM": Family("glm", "glm"),
     "GraniteForCausalLM": Family("granite", "granite"),
     "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
+    "GptOssForCausalLM": Family("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Family("llama", "llama"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),

@@ -30,14 +30,16 @@ def read_rope(
     aliases: dict[str, str] | None = None,
     default_original: int | None = None,
     interleaved: bool = False,
+    missing: dict[str, Any] | None = None,
 ) -> RopeParameters:
     """One set for all layers. ``default_partial``: how much of a head turns; None: all must.
 
     ``aliases``: further names of rope types. ``default_original``: what the family takes for a missing
-    original_max_position_embeddings, which is else ``positions``.
+    original_max_position_embeddings, which is else ``positions``. ``missing``: what it takes for neither
+    rope_parameters nor rope_scaling.
     """
     source = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
-    values = reader.get(source, {})
+    values = reader.get(source, missing or {})
     reader.get("rope_parameters", None)
     outside = {
         "rope_theta": reader.get("rope_theta", default_theta),

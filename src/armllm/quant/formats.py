@@ -10,6 +10,7 @@ from armllm.quant.awq import AWQ
 from armllm.quant.compressed_tensors import CompressedTensors
 from armllm.quant.gguf_format import GGUFFormat
 from armllm.quant.gptq import GPTQ
+from armllm.quant.mxfp4 import MXFP4
 from armllm.quant.packed import Packed
 from armllm.quant.round_to_nearest import RoundToNearest
 
@@ -27,6 +28,7 @@ READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {
     AWQ.method: AWQ.of,
     CompressedTensors.method: CompressedTensors.of,
     GPTQ.method: GPTQ.of,
+    MXFP4.method: MXFP4.of,
     Packed.method: Packed.of,
 }
 METHODS = (*READERS, GGUFFormat.method)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 # The head, routers of experts and the gate of a shared one: small, or too dear in quality.
-LEFT_ALONE = ("lm_head", "gate", "shared_expert_gate")
+LEFT_ALONE = ("lm_head", "gate", "router", "shared_expert_gate")
 
 
 class RoundToNearest(IntegerFormat):

@@ -15,6 +15,7 @@ from armllm.server.protocol.chat import ChatRequest, Message, NamedTool, Templat
 from armllm.server.reasoning import REASONING_PARSERS
 from armllm.server.tools import TOOL_PARSERS
 from armllm.server.tools.calls import ListParser, NamedParser
+from armllm.server.tools.harmony import STOP_TOKENS
 
 if TYPE_CHECKING:
     from armllm.sampling_params import SamplingParams
@@ -66,8 +67,13 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
     )
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     changes: dict[str, Any] = {}
-    if mode == "auto" and body.skip_special_tokens is None:
+    harmony = service.options.reads_harmony
+    if (mode == "auto" or harmony) and body.skip_special_tokens is None:
         changes["skip_special_tokens"] = False  # the marks of calls are special tokens in some vocabularies
+    if harmony and not body.ignore_eos:
+        found = [service.tokenizer.token_id(text) for text in STOP_TOKENS]
+        stop = [*(body.stop_token_ids or ()), *(token for token in found if token is not None)]
+        changes |= {"stop_token_ids": stop} if stop else {}
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError("top_logprobs needs logprobs", param="top_logprobs")
     if body.logprobs:

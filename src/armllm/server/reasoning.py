@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from armllm.server.events import Event, Parser, Reasoning, split_at
+from armllm.server.tools.harmony import HarmonyParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,14 @@ def _qwen3(answer: Parser, prompt: str) -> Parser:
     return ThinkParser(answer, prompt, thinks=None)
 
 
+def _openai_gptoss(answer: Parser, prompt: str) -> Parser:
+    parser = answer if isinstance(answer, HarmonyParser) else HarmonyParser(frozenset(), answer, calls=False)
+    parser.start_after(prompt)
+    return parser
+
+
 REASONING_PARSERS: dict[str, Callable[[Parser, str], Parser]] = {
     "deepseek_r1": _deepseek_r1,
+    "openai_gptoss": _openai_gptoss,
     "qwen3": _qwen3,
 }

@@ -86,6 +86,11 @@ class ServerOptions:
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise RequestError(f"--root-path must be like /prefix, not {self.root_path!r}")
 
+    @property
+    def reads_harmony(self) -> bool:
+        """Whether answers have gpt-oss's marks, all of which are special tokens."""
+        return self.tool_call_parser == "openai" or self.reasoning_parser == "openai_gptoss"
+
 
 class Service:
     """One served model."""

@@ -108,6 +108,35 @@ def test_quantised_experts_are_those_of_the_reference(dtype, bits, group):
     ) * expected.double().norm()
 
 
+@pytest.mark.parametrize("bits", [0, 8])
+@pytest.mark.parametrize("limit", [0.3, 7.0])
+def test_biases_and_clamped_activations_are_those_of_the_reference(bits, limit):
+    """Numbers on both sides of the limit, and tokens without experts, which get no bias."""
+    activation = kernels.ClampedSwiGLU(alpha=1.702, limit=limit)
+    x = torch.randn(23, HIDDEN)
+    ids, weights = route(23, 3, missing=True)
+    biases = torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)
+    results = []
+    for ops in (kernels, reference):
+        plain = floating(ops, torch.float32) if bits == 0 else quantised(ops, bits, group=32)
+        experts = ops.join_experts(plain.gate_up, plain.down, *biases)
+        op = ops.moe_f32 if bits == 0 else ops.moe_w8a8
+        results.append(mixed(op, x, ids, weights, experts, activation=activation))
+    assert_close(*results, rtol=1e-5, atol=1e-5 if bits == 0 else 0.02)
+    assert (results[0][1::3] == 0).all()
+
+
+def test_wrong_biases_and_limits_are_named():
+    plain, x, out = floating(kernels, torch.float32), torch.ones(1, HIDDEN), torch.ones(1, HIDDEN)
+    ids, weights = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+    short = kernels.join_experts(plain.gate_up, plain.down, torch.ones(EXPERTS, WIDTH))
+    with pytest.raises(ValueError, match="gate_up_bias"):
+        kernels.moe_f32(out, x, ids, weights, short)
+    for name, values in (("alpha", (0.0, 1.0)), ("limit", (1.0, -1.0))):
+        with pytest.raises(ValueError, match=name):
+            kernels.moe_f32(out, x, ids, weights, plain, activation=kernels.ClampedSwiGLU(*values))
+
+
 def all_ops():
     yield kernels.moe_w4a8, quantised(kernels, 4, group=32), torch.float32
     yield kernels.moe_w8a8, quantised(kernels, 8), torch.bfloat16

@@ -279,6 +279,25 @@ def olmoe(rng: random.Random) -> Config:
     return with_rope(rng, config) | extra | experts(rng, "num_experts")
 
 
+def gpt_oss(rng: random.Random) -> Config:
+    config = decoder(rng)
+    del config["hidden_act"]
+    config |= {"head_dim": config.get("head_dim", 16), "intermediate_size": rng.choice([24, 64])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "gpt_oss",
+        "attention_bias": rng.random() < 0.7,
+        "sliding_window": rng.choice([5, 16, 33]),
+        "swiglu_limit": rng.choice([0.5, 2.0, 7.0]),
+    }
+    if rng.random() < 0.3:
+        extra["swiglu_alpha"] = rng.choice([0.7, 2.0])
+    if rng.random() < 0.4:
+        extra["layer_types"] = [rng.choice([FULL, SLIDING]) for _ in range(layers)]
+    ropes = rng.choice([{}, rope(rng, config["head_dim"]), rope(rng, config["head_dim"])])
+    return config | ropes | extra | experts(rng, "num_local_experts")
+
+
 def opt(rng: random.Random) -> Config:
     heads = rng.choice([2, 4])
     hidden = heads * rng.choice([8, 16])
@@ -567,4 +586,5 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Glm4MoeForCausalLM": glm4_moe,
     "DeepseekV2ForCausalLM": deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek_v3,
+    "GptOssForCausalLM": gpt_oss,
 }

@@ -38,8 +38,8 @@ def compressed(weights=(), inputs=None, **changes):
     [
         ({"quant_method": "fp8"}, "quantization_config (fp8) is not supported, only awq"),
         ({"quant_method": "bitsandbytes"}, "quantization_config (bitsandbytes)"),
-        ({"quant_method": "mxfp4"}, "quantization_config (mxfp4)"),
         ({"quant_method": "hqq"}, "--quantization rounds while loading"),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": "lm_head"}, "must be a list of names"),
         ({"bits": 4}, "quantization_config (?)"),
         ("fp8", "quantization_config must be an object"),
         (GPTQ | {"bits": 3}, "GPTQ with 3 bits is not supported"),

@@ -15,6 +15,8 @@ from armllm.server.tools.calls import ListParser, NamedParser
 
 NAMES = frozenset({"f", "g"})
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": "x}]\\"", "b": [1, {"c": null}]}}\n</tool_call>'
+FINAL = "<|channel|>final<|message|>"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 CASES = [
     # format, text, answer, calls
     ("hermes", "Hello <b> </b>\n", "Hello <b> </b>\n", []),
@@ -56,6 +58,27 @@ CASES = [
     ("mistral", "[1, 2] and [TOOL", "[1, 2] and [TOOL", []),
     ("llama3_json", '{"name": "f", "arguments": [1 x] and', " and", [("f", "[1 x]")]),
     ("mistral", '[TOOL_CALLS]{"name": 1} [TOOL_CALLS]f{}', '{"name": 1}', [("f", "{}")]),
+    ("openai", f"{FINAL}Hello <b> |<|return|>", "Hello <b> |", []),
+    ("openai", f"{FINAL}cut off <|re", "cut off <|re", []),
+    ("openai", f'{CALL}{{"a": "<|"}}<|call|>', "", [("f", '{"a": "<|"}')]),
+    ("openai", f"{CALL}<|call|><|start|>assistant{CALL}{{}}", "", [("f", "{}"), ("f", "{}")]),
+    # the recipient may stand before the channel
+    ("openai", " to=functions.g<|channel|>commentary json<|message|>[1]<|call|>", "", [("g", "[1]")]),
+    ("openai", "<|start|>assistant<|channel|>commentary to=g<|message|>{}", "", [("g", "{}")]),
+    # a preamble for the user, then a call, then what no header leads in
+    (
+        "openai",
+        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}{{}}<|call|>\n then",
+        "I look.\nthen",
+        [("f", "{}")],
+    ),
+    ("openai", f"{FINAL}no end{FINAL}again", "no end\nagain", []),
+    ("openai", f"<|channel|>final<|end|><|start|>{FINAL}x", "x", []),
+    ("openai", "<|start|>assistant<|chan", "", []),
+    ("openai", "<|chan", "<|chan", []),
+    ("openai", '{"just": "text"} to=functions.f', '{"just": "text"} to=functions.f', []),
+    ("openai", f"<|channel|>{'x' * 1500}<|message|>y", f"{'x' * 1500}<|message|>y", []),
+    ("openai", "<|channel|>commentary to=functions.<|message|>y", "y", []),
 ]
 
 
@@ -64,6 +87,8 @@ PIECES = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", '{"name": "f", '),
     *('"arguments": ', '"parameters": {"a": 1}}', "f{", "{", "}", "[", "]", '"', "\\", ":", ",", ";"),
     *("x", "1", " ", "\n"),
+    *("<|start|>", "<|start|>assistant", FINAL, CALL, "<|channel|>", "<|message|>", "<|end|>", " to=f", "<|"),
+    *("<|channel|>analysis<|message|>", "<|call|>", "x" * 600),
 ]
 
 
@@ -119,6 +144,7 @@ def test_forced_calls():
     assert read(NamedParser("f"), '{"a": 1}') == ("", "", [("f", '{"a": 1}')])
 
 
+HARMONY, THINK = "<|start|>assistant", "<|channel|>analysis<|message|>"
 OPEN_PROMPT, CLOSED_PROMPT = "<assistant><think>\n", "<assistant><think>\n\n</think>\n\n"
 
 
@@ -134,6 +160,13 @@ OPEN_PROMPT, CLOSED_PROMPT = "<assistant><think>\n", "<assistant><think>\n\n</th
         ("deepseek_r1", "<assistant>", "<think>hm\n\nha</think>Yes", "Yes", "hm\n\nha"),
         ("deepseek_r1", "<assistant>", "never ends", "", "never ends"),
         ("deepseek_r1", CLOSED_PROMPT, "Yes", "Yes", ""),
+        ("openai_gptoss", HARMONY, f"{THINK}hm<|end|>{HARMONY}{FINAL}Yes<|return|>", "Yes", "hm"),
+        ("openai_gptoss", HARMONY, f"{THINK}a<|end|>{HARMONY}{THINK}b", "", "a\nb"),
+        ("openai_gptoss", HARMONY, "<|channel|>analysis to=python code<|message|>1+1<|call|>", "", "1+1"),
+        ("openai_gptoss", HARMONY, f"{CALL}{{}}<|call|>", "{}", ""),  # no parser of calls
+        ("openai_gptoss", HARMONY, '{"a": 1}', '{"a": 1}', ""),
+        ("openai_gptoss", f"{HARMONY}{THINK}We", f" think<|end|>{HARMONY}{FINAL}x", "x", " think"),
+        ("openai_gptoss", f"{HARMONY}<|channel|>analysis", "<|message|>hm", "", "hm"),
     ],
 )
 def test_thoughts_are_told_from_answers(name, prompt, text, answer, thought):
@@ -145,3 +178,17 @@ def test_calls_after_a_thought():
     parser = REASONING_PARSERS["qwen3"](TOOL_PARSERS["hermes"](NAMES), "")
     answer, thought, calls = read(parser, f"<think>a call?</think>\n\n{HERMES}")
     assert (answer, thought, len(calls)) == ("", "a call?", 1)
+
+
+def test_harmony_has_thoughts_calls_and_answers_in_one_text():
+    text = f"{THINK}hm<|end|>{HARMONY}{CALL}{{}}<|call|>{HARMONY}{FINAL}Done.<|return|>"
+    for pieces in ([text], text, cut(text, [3, 30, 31, 70])):
+        parser = REASONING_PARSERS["openai_gptoss"](TOOL_PARSERS["openai"](NAMES), HARMONY)
+        assert read(parser, pieces) == ("Done.", "hm", [("f", "{}")])
+        assert read(TOOL_PARSERS["openai"](NAMES), pieces) == ("Done.", "hm", [("f", "{}")])
+
+
+def test_another_parser_reads_the_answers_of_harmony():
+    parser = REASONING_PARSERS["openai_gptoss"](TOOL_PARSERS["hermes"](NAMES), HARMONY)
+    answer, thought, calls = read(parser, f"{THINK}hm<|end|>{HARMONY}{FINAL}{HERMES}<|return|>")
+    assert (answer, thought, len(calls)) == ("", "hm", 1)

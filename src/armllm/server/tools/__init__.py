@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from armllm.server.tools.harmony import HarmonyParser
 from armllm.server.tools.hermes import HermesParser
 from armllm.server.tools.llama3 import Llama3Parser
 from armllm.server.tools.mistral import MistralParser
@@ -18,4 +19,5 @@ TOOL_PARSERS: dict[str, Callable[[frozenset[str]], Parser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
+    "openai": HarmonyParser,
 }

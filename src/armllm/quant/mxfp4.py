@@ -1,0 +1,97 @@
+"""Checkpoints with quant_method "mxfp4", as gpt-oss is published.
+
+A matrix ``name[N, K]`` is ``name_blocks`` uint8 ``[..., N, K / 32, 16]``, two values of 4 bits in a byte, the
+first in the low bits, and ``name_scales`` uint8 ``[..., N, K / 32]``, exponents of two with a bias of 127.
+Source: OCP Microscaling Formats (MX) 1.0, where the values are called E2M1 and the scales E8M0.
+
+Twice a value is an integer up to 12. So a matrix of 8 bits in groups of 32 holds it exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from armllm.checkpoint.matrix import IntegerWeight
+from armllm.checkpoint.scheme import Scheme
+from armllm.quant.integers import IntegerFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
+
+BLOCK = 32
+STORED = Scheme(bits=8, group_size=BLOCK)
+NOT_A_NUMBER = 255  # among scales
+_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
+
+
+class MXFP4(IntegerFormat):
+    """quant_method "mxfp4"; a matrix is quantised if the checkpoint has its blocks."""
+
+    method = "mxfp4"
+
+    @classmethod
+    def of(cls, reader: ConfigReader) -> MXFP4:
+        """Read config.json's object; modules_to_not_convert only repeats what the tensors are."""
+        names = reader.get("modules_to_not_convert", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise reader.error(f"modules_to_not_convert must be a list of names, not {names!r}")
+        return cls()
+
+    def __str__(self) -> str:
+        return "mxfp4, computed as int8-g32"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:  # noqa: ARG002
+        """Where the checkpoint has blocks."""
+        return STORED if weights.has(f"{name}_blocks") else None
+
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """Blocks and scales must be there."""
+        self.claim_stack(weights, name, shape, scheme)
+
+    def claim_stack(
+        self, weights: CheckingWeights, name: str, shape: tuple[int, ...], scheme: Scheme
+    ) -> None:
+        """The same for ``[..., N, K]``."""
+        *outer, rows, inputs = shape
+        if inputs % BLOCK:
+            raise weights.error(f"{name}_blocks", f"can't have blocks of {BLOCK} of {inputs} inputs")
+        count = outer[0] if outer else 1
+        size = count * scheme.num_bytes(rows, inputs)
+        blocks = (*outer, rows, inputs // BLOCK)
+        weights.claim(f"{name}_blocks", (*blocks, BLOCK // 2), dtypes=("U8",), num_bytes=size)
+        weights.claim(f"{name}_scales", blocks, dtypes=("U8",), num_bytes=0)
+
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
+        """The matrix, exactly."""
+        del shape, scheme
+        return self.read_stack(weights, name)[0]
+
+    def read_stack(self, weights: LoadingWeights, name: str) -> list[IntegerWeight]:
+        """The matrices of a stack, exactly; CheckpointError where a scale is no number."""
+        blocks, scales = weights.read(f"{name}_blocks"), weights.read(f"{name}_scales")
+        if (scales == NOT_A_NUMBER).any():
+            raise weights.error(f"{name}_scales", f"has scales of {NOT_A_NUMBER}, which stands for NaN")
+        stacked = blocks.reshape(-1, *blocks.shape[-3:]), scales.reshape(-1, *scales.shape[-2:])
+        return [
+            IntegerWeight(q=_doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8)
+            for values, exponents in zip(*stacked, strict=True)
+        ]
+
+
+def _doubled(packed: Tensor) -> Tensor:
+    """Twice the values of bytes ``[N, K / 2]``, int8 ``[N, K]``."""
+    table = torch.tensor([*_DOUBLED, *(-value for value in _DOUBLED)], dtype=torch.int8)
+    both = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)
+    return both.view(torch.int16).flatten()[packed.int()].view(torch.int8)
+
+
+def _halved(exponents: Tensor) -> Tensor:
+    """Half the scales, fp32; the smallest is 2^-128, which fp32 holds as a subnormal number."""
+    return torch.tensor([2.0 ** (exponent - 128) for exponent in range(NOT_A_NUMBER)])[exponents.int()]
