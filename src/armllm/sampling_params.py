@@ -16,9 +16,9 @@ GREEDY_TEMPERATURE = 1e-5
 MOST, LEAST = 1e6, 1e-6
 SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
 NO_CLASSES = (
-    "a classification needs a model with a classification head; every model here generates and embeds"
+    "a classification needs a model with a classification head (ForSequenceClassification in config.json)"
 )
-POOLINGS = ("last", "mean", "cls")
+POOLINGS = ("last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean")
 # parameters of vLLM's that this engine does not have -> the value that asks for what is done anyway
 NEUTRAL: dict[str, Any] = {
     "spaces_between_special_tokens": True,
@@ -279,14 +279,17 @@ class SamplingParams:
 class PoolingParams:
     """How the hidden states of a prompt's tokens become one embedding.
 
-    - pooling: "last" takes the state of the last token, "cls" that of the first, "mean" the mean of all.
-      None means what the checkpoint states, or "last".
-    - normalize: scales the vector to length 1.
+    - pooling: "last" takes the state of the last token, "cls" that of the first, "mean" the mean of all,
+      "max" the largest number in each place. "mean_sqrt_len" divides the sum by the root of the length,
+      "weightedmean" weighs each token by its position from 1 on. None means what the checkpoint states; else
+      "mean" for encoders and "last" for other models.
+    - normalize: scales the vector to length 1; for classes, makes probabilities of the scores.
     - dimensions: cuts the vector to this many leading numbers before it is normalised, for models that are
       trained for it (Kusupati et al. 2022).
 
     - use_activation: vLLM's name of normalize; it wins if it is set.
-    - task: None or "embed".
+    - task: None or "embed", "classify" for the classes of a prompt, or "score" for that of a pair.
+    - second_segment: for encoders, the place of the first token of the second text of a pair.
 
     Raises RequestError that names the parameter which is out of range.
     """
@@ -296,6 +299,7 @@ class PoolingParams:
     dimensions: int | None = None
     use_activation: bool | None = None
     task: str | None = None
+    second_segment: int | None = None
 
     def __post_init__(self) -> None:
         if self.use_activation is not None:
@@ -307,6 +311,8 @@ class PoolingParams:
             raise RequestError(f"normalize must be True or False, not {self.normalize!r}")
         if self.dimensions is not None:
             _check_integer("dimensions", self.dimensions, low=1)
+        if self.second_segment is not None:
+            _check_integer("second_segment", self.second_segment, low=1)
 
     def clone(self) -> PoolingParams:
         """Return a copy."""
@@ -348,10 +354,8 @@ class BeamSearchParams:
 
 def check_pooling_task(task: str | None) -> None:
     """Refuse what vLLM makes of a prompt and this engine does not; RequestError says why."""
-    if task in ("classify", "token_classify", "score"):
-        raise RequestError(f"task {task!r}: {NO_CLASSES}")
-    if task not in (None, "embed"):
-        raise RequestError(f"task can only be 'embed' here, not {task!r:.80}")
+    if task not in (None, "embed", "classify", "score"):
+        raise RequestError(f"task can only be 'embed', 'classify' or 'score' here, not {task!r:.80}")
 
 
 def _as_list(name: str, values: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import tokenizers
 from armllm.checkpoint.byte_pairs import has_byte_pairs, read_byte_pairs
 from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.tokenizer_limits import check_size, check_tokenizer, is_library_error
+from armllm.checkpoint.word_pieces import has_word_pieces, read_word_pieces
 from armllm.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -58,6 +59,40 @@ class Tokenizer:
             raise RequestError(f"the prompt can't be tokenized: {_line(error)}") from None
         return ids
 
+    def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, with no more than ``most`` tokens: the text loses its end, not its special tokens."""
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
+        if len(token_ids) <= most:
+            return token_ids
+        around = self._tokenizer.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding.truncate(max(0, most - around))
+        ids: list[int] = self._tokenizer.post_process(encoding, None, add_special_tokens).ids
+        return ids[:most]
+
+    def encode_pair(
+        self, first: str, second: str, *, truncate_to: int | None = None
+    ) -> tuple[list[int], int | None]:
+        """Token ids of two texts as one prompt, and where the second one's segment begins, if it has one.
+
+        ``truncate_to``: tokens that stay at most; the longer text loses its end.
+        """
+        try:
+            one, two = (self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            if truncate_to is not None:
+                room = max(0, truncate_to - self._tokenizer.num_special_tokens_to_add(is_pair=True))
+                # as much as both have, or half each and what the other one leaves
+                left_length = min(len(one.ids), max(room - len(two.ids), (room + 1) // 2))
+                one.truncate(left_length)
+                two.truncate(min(len(two.ids), room - left_length))
+            encoding = self._tokenizer.post_process(one, two)
+        except BaseException as error:
+            if not is_library_error(error):
+                raise
+            raise RequestError(f"the pair of texts can't be tokenized: {_line(error)}") from None
+        types: list[int] = encoding.type_ids
+        return list(encoding.ids), types.index(1) if 1 in types else None
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -96,9 +131,11 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     if not path.is_file():
         if has_byte_pairs(folder):
             return read_byte_pairs(folder)
+        if has_word_pieces(folder):
+            return read_word_pieces(folder)
         raise CheckpointError(
-            f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; other files are not read"
-            " (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
+            f"{folder} has no tokenizer.json, vocab.txt, nor vocab.json with merges.txt; other files are not"
+            " read (convert it with transformers, or pass skip_tokenizer_init=True and prompts of token ids)"
         )
     check_size(path)
     try:

@@ -90,6 +90,7 @@ class AsyncLLM:
     def facts(self) -> EngineFacts:
         """What a server has to know of the model; RequestError with ``skip_tokenizer_init``."""
         engine = self.llm_engine
+        classes = engine.processor.pooling.classes
         return EngineFacts(
             model=engine.config.model,
             tokenizer=self.get_tokenizer(),
@@ -97,6 +98,8 @@ class AsyncLLM:
             vocab_size=engine.processor.vocab_size,
             max_model_len=self.max_model_len,
             has_priorities=engine.processor.priorities,
+            is_encoder=engine.processor.is_encoder,
+            labels=None if classes is None else classes.labels,
         )
 
     def get_tokenizer(self) -> Tokenizer:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-import torch
 from tqdm import tqdm
 
 from armllm.api.llm_engine import LLMEngine
@@ -15,11 +14,10 @@ from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
 from armllm.engine.metrics import read_metrics
 from armllm.engine.prompts import as_batch
-from armllm.engine.reporting import as_embedding
+from armllm.engine.reporting import as_classes, as_embedding, as_pooled, as_score
 from armllm.errors import RequestError
-from armllm.outputs import PoolingOutput, PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
+from armllm.outputs import ScoringOutput, ScoringRequestOutput
 from armllm.sampling_params import (
-    NO_CLASSES,
     PoolingParams,
     RequestOutputKind,
     SamplingParams,
@@ -37,7 +35,13 @@ if TYPE_CHECKING:
     from armllm.engine.prompts import Prompt
     from armllm.engine.stats import EngineStats
     from armllm.lora.request import LoRARequest
-    from armllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput, RequestOutput
+    from armllm.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+    )
     from armllm.sampling_params import BeamSearchParams
     from armllm.tokenizer import Tokenizer
 
@@ -141,28 +145,34 @@ class LLM:
         lora_request: LoRARequests = None,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return the embedding of every prompt as a tensor. ``pooling_task``: None or "embed".
+        """Return what every prompt is pooled into as a tensor. ``pooling_task``: None, "embed" or "classify".
 
-        RequestError says why another task is refused.
+        RequestError says why a task is refused.
         """
         check_pooling_task(pooling_task)
-        return [
-            PoolingRequestOutput(
-                output.request_id,
-                PoolingOutput(torch.tensor(output.outputs.embedding)),
-                output.prompt_token_ids,
-                output.num_cached_tokens,
-                prompt=output.prompt,
-            )
-            for output in self.embed(prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request)
-        ]
+        batch = as_batch(prompts)
+        params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
+        if pooling_task is not None:
+            params = [dataclasses.replace(one, task=pooling_task) for one in params]
+        return [as_pooled(output) for output in self._run(batch, params, None, use_tqdm, lora_request)]
 
     def classify(
-        self, prompts: Prompt | Sequence[Prompt], **_options: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[ClassificationRequestOutput]:
-        """Raise RequestError: no model family of this engine has a classification head."""
-        as_batch(prompts)
-        raise RequestError(NO_CLASSES)
+        """Return the probability of every class for every prompt, in order.
+
+        ``pooling_params`` with ``use_activation=False`` asks for the scores before that. Raises RequestError
+        for a model without a classification head.
+        """
+        batch = as_batch(prompts)
+        params = dataclasses.replace(pooling_params or PoolingParams(), task="classify")
+        return [
+            as_classes(output) for output in self._run(batch, [params] * len(batch), None, use_tqdm, None)
+        ]
 
     def beam_search(
         self,
@@ -215,6 +225,9 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """Return the similarity of pairs of texts: the cosine of their embeddings, from -1 to 1.
 
+        A cross-encoder, a model with one class, reads both texts of a pair together. Its score is the
+        probability of this class, or what the checkpoint makes of it. Both must be texts then.
+
         One text in ``data_1`` is compared with each of ``data_2``. Several texts are compared one by one with
         as many in ``data_2``. Raises RequestError if the numbers of texts do not fit.
         """
@@ -223,6 +236,8 @@ class LLM:
             raise RequestError(
                 f"{len(first)} texts can't be compared with {len(second)}: give one, or as many"
             )
+        if self.llm_engine.processor.pooling.classes is not None:
+            return self._score_pairs(first, second, pooling_params or PoolingParams(), use_tqdm)
         params = dataclasses.replace(pooling_params or PoolingParams(), normalize=True)
         outputs = self.embed([*first, *second], params, use_tqdm=use_tqdm)
         left = outputs[: len(first)] * (len(second) // len(first) if first else 0)
@@ -236,6 +251,22 @@ class LLM:
             )
             for a, b in zip(left, outputs[len(first) :], strict=True)
         ]
+
+    def _score_pairs(
+        self,
+        first: Sequence[str | list[int]],
+        second: Sequence[str | list[int]],
+        params: PoolingParams,
+        use_tqdm: bool | Callable[..., Any],
+    ) -> list[ScoringRequestOutput]:
+        tokenizer, batch, each = self.get_tokenizer(), [], []
+        for left, right in zip(list(first) * (len(second) // len(first)), second, strict=True):
+            if not isinstance(left, str) or not isinstance(right, str):
+                raise RequestError("a cross-encoder needs pairs of texts, not token ids")
+            token_ids, segment = tokenizer.encode_pair(left, right)
+            batch.append(token_ids)
+            each.append(dataclasses.replace(params, task="score", second_segment=segment))
+        return [as_score(output) for output in self._run(batch, each, None, use_tqdm, None)]
 
     def chat(
         self,

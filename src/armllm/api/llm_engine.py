@@ -16,7 +16,7 @@ from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
 from armllm.engine.model_runner import ModelRunner
 from armllm.engine.placement import place, torch_threads, unconfine
-from armllm.engine.pooling import read_default_pooling
+from armllm.engine.pooling import Pooling
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
 from armllm.engine.ranks import Followers, check_ranks, follower_config
@@ -79,16 +79,16 @@ class LLMEngine:
             self.tokenizer,
             vocab_size=model_config.vocab_size,
             max_model_len=self.runner.max_model_len,
-            hidden_size=model_config.hidden_size,
+            pooling=Pooling.of(config.model_folder, model_config, self.runner.model, self.runner.dtype),
+            is_encoder=model_config.is_encoder,
             end_token_ids=read_end_token_ids(config.model_folder, model_config, self.tokenizer),
-            default_pooling=read_default_pooling(config.model_folder),
             config=config,
             adapters=self.adapters,
         )
         self.blocks = BlockManager(
             self.runner.num_blocks,
             config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=config.enable_prefix_caching and not model_config.is_encoder,
             switch_length=model_config.rope_switch_length,
         )
         self.scheduler = Scheduler(
@@ -96,6 +96,7 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_adapters=config.max_loras,
+            whole=model_config.is_encoder,
         )
         self.requests: dict[str, Request] = {}
         self._stopwatch = Stopwatch()

@@ -39,13 +39,27 @@ HARMLESS = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Classes:
+    """A classification head: its labels, which state it reads, what makes probabilities of its scores.
+
+    pooling: "cls", "mean" or "last". activation: "softmax", "sigmoid" or "none".
+    """
+
+    labels: tuple[str, ...]
+    pooling: str
+    activation: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the engine needs to know of every decoder; families add their own.
+    """What the engine needs to know of every model; families add their own.
 
     max_model_len: tokens up to which the engine honours the checkpoint. windows: per layer, how many tokens
     it sees, itself included; None is all. rope_switch_length: a sequence that grows beyond this many tokens
     has other rotary frequencies from its first token on, so that its cached keys are no longer right; None
     for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
+    is_encoder: each token sees those after it, too: sequences are computed whole and nothing is cached.
+    default_model_len: a shorter length that the checkpoint asks for. classes: of a classification head.
     """
 
     architecture: str
@@ -62,6 +76,9 @@ class ModelConfig:
     windows: tuple[int | None, ...]
     rope_switch_length: int | None = None
     quantization: WeightFormat | None = None
+    is_encoder: bool = False
+    default_model_len: int | None = None
+    classes: Classes | None = None
 
 
 class ConfigReader:

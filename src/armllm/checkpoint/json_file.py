@@ -21,20 +21,25 @@ MAX_DEPTH = 32
 
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a file; CheckpointError for anything else. FileNotFoundError where there is no file."""
+    values = read_document(path)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return values
+
+
+def read_document(path: Path) -> Any:
+    """The value in a file, of any kind; errors as `read_object`'s."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise CheckpointError(f"{path} has {size:,} bytes; one of more than {MAX_BYTES:,} is not read")
-        values = parse(path.read_bytes())
+        return parse(path.read_bytes())
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return values
 
 
 def parse(data: bytes) -> Any:

@@ -16,7 +16,8 @@ class EngineFacts:
 
     model: the option's value. default_sampling: the
     checkpoint's generation_config.json over vLLM's defaults. max_model_len: prompt and output tokens of a
-    request. has_priorities: whether requests may bring a priority.
+    request. has_priorities: whether requests may bring a priority. is_encoder: whether prompts are computed
+    whole, and cut at their end. labels: of the classification head; None: there is none.
     """
 
     model: str
@@ -25,3 +26,5 @@ class EngineFacts:
     vocab_size: int
     max_model_len: int
     has_priorities: bool
+    is_encoder: bool = False
+    labels: tuple[str, ...] | None = None

@@ -8,6 +8,7 @@ import torch
 
 from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.hub import resolve_model
+from armllm.engine.sentence_modules import MODULES, embedding_size, read_modules
 from armllm.models import check_model, read_model_config
 from armllm.quant.gguf_format import ROUNDED, GGUFFormat
 
@@ -24,8 +25,7 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
     checkpoint = open_checkpoint(folder)
     _, inventory = check_model(architecture, config, checkpoint, torch.bfloat16, config.quantization)
     stored = sorted({checkpoint.describe(name)[0] for name in inventory.taken})
-    kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return {
+    facts = {
         "architecture": config.architecture,
         "parameters": inventory.num_parameters,
         "stored_as": ", ".join(stored),
@@ -36,7 +36,18 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
         "kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "max_model_len": config.max_model_len,
+        "max_model_len": min(config.max_model_len, config.default_model_len or config.max_model_len),
+    }
+    if config.classes is not None:
+        facts["classes"] = len(config.classes.labels)
+    elif config.is_encoder or (folder / MODULES).is_file():
+        modes, projections = read_modules(folder, config.hidden_size)
+        facts["pooling"] = ", ".join(modes) or "mean"
+        facts["embedding_size"] = embedding_size(config, modes, projections)
+    if config.is_encoder:
+        return facts
+    kv_elements = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return facts | {
         "kv_cache_bytes_per_token_bfloat16": kv_elements * torch.bfloat16.itemsize,
         "kv_cache_bytes_per_token_float32": kv_elements * torch.float32.itemsize,
         "kv_cache_bytes_per_token_int8": kv_elements

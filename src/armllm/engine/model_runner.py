@@ -78,7 +78,10 @@ class ModelRunner:
         self._node = node
         self._ranks = ranks
         self._num_ranks = 1 if ranks is None else ranks.size
-        self.max_model_len = config.max_model_len or self.model_config.max_model_len
+        longest = self.model_config.max_model_len
+        self.max_model_len = config.max_model_len or min(
+            longest, self.model_config.default_model_len or longest
+        )
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
@@ -118,6 +121,8 @@ class ModelRunner:
         """Room for LoRA adapters, which a model takes when it is built."""
         if not config.enable_lora:
             return None
+        if self.model_config.is_encoder:
+            raise RequestError("enable_lora: an encoder takes no adapters here")
         dtype = self.dtype if has_torch_product(self.dtype) else torch.float32
         return AdapterSlots(config.max_loras, config.max_lora_rank, dtype, self.dtype)
 
@@ -145,7 +150,10 @@ class ModelRunner:
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
-        if self._ranks is not None and self._ranks.rank and config.num_gpu_blocks_override is not None:
+        if self.model_config.is_encoder:  # nothing is cached: blocks only count tokens
+            self._left_beside(inventory.num_bytes)
+            self.num_blocks = -(-self.max_model_len // self.block_size) * config.max_num_seqs
+        elif self._ranks is not None and self._ranks.rank and config.num_gpu_blocks_override is not None:
             self.num_blocks = config.num_gpu_blocks_override  # rank 0 has counted them, for all
         else:
             left = self._left_beside(inventory.num_bytes + (0 if slots is None else slots.num_bytes))
@@ -243,7 +251,8 @@ class ModelRunner:
 
     def _compute_own(self, x: StepInput | Tensor) -> Tensor:
         elements = len(x) * self.model_config.vocab_size if isinstance(x, Tensor) else 0
-        with torch_threads(few=self.own_products, elements=elements):
+        few = self.own_products and not self.model_config.is_encoder  # whose attention is torch's
+        with torch_threads(few=few, elements=elements):
             if isinstance(x, Tensor):
                 return self.model.logits(x)
             places = self.model.places(x.positions, x.total_lens)
@@ -267,6 +276,8 @@ class ModelRunner:
             token_ids[query_start_loc[row] : ends[row]] = sequence.token_ids[
                 first : first + sequence.num_scheduled_tokens
             ]
+        seconds = np.array([_second_segment(sequence) for sequence in sequences])
+        token_types = positions >= seconds[of_sequence]
         blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
         return StepInput(
             token_ids=torch.from_numpy(token_ids),
@@ -280,6 +291,7 @@ class ModelRunner:
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
+                token_types=torch.from_numpy(token_types.astype(np.int64)) if token_types.any() else None,
             ),
         )
 
@@ -287,6 +299,11 @@ class ModelRunner:
 def _num_rows(sequence: Sequence) -> int:
     """How many of the scheduled tokens, counted from the last, have a final state that someone looks at."""
     return sequence.num_scheduled_tokens if sequence.needs_every_token else int(sequence.reaches_end)
+
+
+def _second_segment(sequence: Sequence) -> int:
+    """Where the second text of a pair begins; where there is none, behind the end."""
+    return sequence.num_tokens if sequence.second_segment is None else sequence.second_segment
 
 
 def _last_rows(ends: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

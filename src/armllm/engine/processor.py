@@ -21,6 +21,7 @@ from armllm.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from armllm.engine.adapters import AdapterCache
     from armllm.engine.config import EngineConfig
+    from armllm.engine.pooling import Pooling
     from armllm.engine.structured import Matcher
     from armllm.lora.request import LoRARequest
     from armllm.sampling_params import PoolingParams
@@ -54,18 +55,18 @@ class Processor:
         *,
         vocab_size: int,
         max_model_len: int,
-        hidden_size: int,
+        pooling: Pooling,
+        is_encoder: bool,
         end_token_ids: frozenset[int],
-        default_pooling: str,
         config: EngineConfig,
         adapters: AdapterCache,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.hidden_size = hidden_size
+        self.pooling = pooling
+        self.is_encoder = is_encoder
         self.end_token_ids = end_token_ids
-        self.default_pooling = default_pooling
         self.priorities = config.scheduling_policy == "priority"
         self.max_logprobs = config.max_logprobs
         self.grammars = (
@@ -85,6 +86,8 @@ class Processor:
         lora_request: LoRARequest | None = None,
     ) -> Request:
         """A request with its ``n`` sequences; RequestError says what can't be honoured."""
+        if self.is_encoder or self.pooling.classes is not None:
+            raise RequestError("this model generates no text: it is for embeddings, classes or scores")
         self._check_priority(priority)
         token_ids = self.tokenize(prompt)
         self._check_length(token_ids)
@@ -126,12 +129,11 @@ class Processor:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
     ) -> Request:
-        """A request for an embedding of the prompt."""
+        """A request for what the prompt's states are pooled into."""
         self._check_priority(priority)
         token_ids = self.tokenize(prompt)
         self._check_length(token_ids, room=0)
-        if params.dimensions is not None and params.dimensions > self.hidden_size:
-            raise RequestError(f"dimensions {params.dimensions} is above the model's {self.hidden_size}")
+        self.pooling.check(params)
         sequence = Sequence(
             request_id=request_id,
             index=0,
@@ -143,7 +145,8 @@ class Processor:
             random=random.Random(0),  # noqa: S311 - nothing is drawn
             detokenizer=None,
             priority=priority,
-            pooler=Pooler(params, params.pooling or self.default_pooling),
+            pooler=Pooler(params, self.pooling),
+            second_segment=params.second_segment,
             adapter=self._adapters.get(lora_request),
         )
         return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, [sequence])

@@ -44,6 +44,8 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     size, heads = config.tensor_parallel_size, model_config.num_kv_heads
     if size == 1:
         return
+    if model_config.is_encoder:
+        raise RequestError(f"tensor_parallel_size {size}: an encoder is computed in one process")
     if heads % size:
         numbers = [f"{number}" for number in range(1, heads + 1) if heads % number == 0]
         raise RequestError(

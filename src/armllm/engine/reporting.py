@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from armllm.errors import RequestError
 from armllm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
     RequestOutput,
     RequestStateStats,
+    ScoringOutput,
+    ScoringRequestOutput,
 )
 from armllm.sampling_params import RequestOutputKind
 
@@ -41,7 +49,7 @@ def report(request: Request) -> RequestOutput | None:
         num_cached_tokens=first.num_cached_tokens or 0,
         prompt_logprobs=first.prompt_logprobs.described if first.prompt_logprobs is not None else None,
         metrics=_metrics(request),
-        embedding=first.pooler.embedding()
+        embedding=first.pooler.values()
         if first.pooler is not None and finished and first.finish_reason is None and request.error is None
         else None,
         error=request.error,
@@ -63,15 +71,37 @@ def _metrics(request: Request) -> RequestStateStats:
 
 def as_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
     """A pooled request's output as its user sees it."""
+    return EmbeddingRequestOutput(outputs=EmbeddingOutput(_values(output)), **_about(output))
+
+
+def as_pooled(output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
+    """The same as a tensor, whatever the vector is."""
+    return PoolingRequestOutput(outputs=PoolingOutput(torch.tensor(_values(output))), **_about(output))
+
+
+def as_classes(output: RequestOutput) -> ClassificationRequestOutput:
+    """The same for a model with classes."""
+    return ClassificationRequestOutput(outputs=ClassificationOutput(_values(output)), **_about(output))
+
+
+def as_score(output: RequestOutput) -> ScoringRequestOutput:
+    """The same for a pair of texts and a model with one class."""
+    return ScoringRequestOutput(outputs=ScoringOutput(_values(output)[0]), **_about(output))
+
+
+def _values(output: RequestOutput) -> list[float]:
     if output.embedding is None:
         raise RequestError(f"request {output.request_id} was aborted")
-    return EmbeddingRequestOutput(
-        request_id=output.request_id,
-        prompt=output.prompt,
-        prompt_token_ids=output.prompt_token_ids,
-        outputs=EmbeddingOutput(output.embedding),
-        num_cached_tokens=output.num_cached_tokens,
-    )
+    return output.embedding
+
+
+def _about(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "request_id": output.request_id,
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "num_cached_tokens": output.num_cached_tokens,
+    }
 
 
 def _num_said(sequence: Sequence) -> int:

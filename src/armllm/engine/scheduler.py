@@ -27,11 +27,21 @@ class Scheduler:
     all of its own back and is computed again later; the first one always gets on, because the cache holds at
     least one sequence of the greatest length. At most ``max_adapters`` LoRA adapters run at once; sequences
     with another one let others pass.
+
+    ``whole``: prompts are not cut. One that does not fit into the rest of the budget waits for the next step,
+    and one that is longer than the budget has a step to itself.
     """
 
     def __init__(
-        self, blocks: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_adapters: int = 0
+        self,
+        blocks: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_adapters: int = 0,
+        whole: bool = False,
     ) -> None:
+        self.whole = whole
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -65,6 +75,10 @@ class Scheduler:
                 scheduled.append(sequence)
         while budget and self.waiting and not preempted and len(self.running) < self.max_num_seqs:
             waiting = self._next()
+            if waiting is not None and self.whole:
+                if scheduled and waiting.num_tokens > budget:
+                    break
+                budget = max(budget, waiting.num_tokens)
             if waiting is None or not self._admit(waiting):
                 break
             budget -= self._commit(waiting, waiting.num_computed_tokens + self._chunk(waiting, budget))

@@ -73,6 +73,7 @@ class Sequence:
     num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    second_segment: int | None = None  # where the second text of a pair begins
     num_silent_tokens: int = 0  # at the end, an end token that is not part of the text
     num_reported_tokens: int = 0
     num_reported_characters: int = 0

@@ -36,13 +36,17 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias."""
+    """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias.
+
+    BERT's first checkpoints call them gamma and beta.
+    """
 
     def __init__(
         self, weights: Weights, size: int, eps: float, *, affine: bool = True, bias: bool = True
     ) -> None:
-        self.weight = weights.take("weight", size) if affine else torch.ones(size, dtype=weights.dtype)
-        self.bias = weights.take("bias", size) if affine and bias else None
+        scale, shift = ("gamma", "beta") if weights.has("gamma") else ("weight", "bias")
+        self.weight = weights.take(scale, size) if affine else torch.ones(size, dtype=weights.dtype)
+        self.bias = weights.take(shift, size) if affine and bias else None
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -71,6 +71,22 @@ FAMILIES = {
     "Starcoder2ForCausalLM": Family("starcoder2", "starcoder2"),
 }
 
+# encoders, which make embeddings or classes
+_ENCODERS = {
+    "bert": ("Bert", "bert"),
+    "camembert": ("Camembert", "bert"),
+    "distilbert": ("DistilBert", "distilbert"),
+    "modernbert": ("ModernBert", "modernbert"),
+    "roberta": ("Roberta", "bert"),
+    "xlm-roberta": ("XLMRoberta", "bert"),
+}
+ENCODERS = {
+    f"{name}{form}": Family(module, model_type)
+    for model_type, (name, module) in _ENCODERS.items()
+    for form in ("ForMaskedLM", "ForSequenceClassification", "Model")
+}
+ARCHITECTURES = FAMILIES | ENCODERS
+
 
 class Model(Protocol):
     """What the model runner needs of a model."""
@@ -108,6 +124,13 @@ class Model(Protocol):
         """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""
 
 
+class Classifier(Model, Protocol):
+    """A model whose configuration has ``classes``."""
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """``pooled[R, hidden_size]`` to scores fp32 ``[R, num_labels]``, before any activation."""
+
+
 def check_model(
     architecture: type[Model],
     config: ModelConfig,
@@ -143,12 +166,12 @@ def model_class(reader: ConfigReader) -> type[Model]:
         raise reader.error("neither architectures nor model_type is given")
     if named is not None and (not isinstance(named, list) or not named):
         raise reader.error(f"architectures must be a list of names, not {named!r}")
-    by_type = {family.model_type: architecture for architecture, family in FAMILIES.items()}
+    by_type = {family.model_type: architecture for architecture, family in ARCHITECTURES.items()}
     architecture = named[0] if named else by_type.get(str(model_type), model_type)
-    if not isinstance(architecture, str) or architecture not in FAMILIES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise reader.error(
-            f"architecture {architecture!r} is not supported, only {', '.join(sorted(FAMILIES))}"
+            f"architecture {architecture!r} is not supported, only {', '.join(sorted(ARCHITECTURES))}"
         )
-    module = importlib.import_module(f"armllm.models.{FAMILIES[architecture].module}")
+    module = importlib.import_module(f"armllm.models.{ARCHITECTURES[architecture].module}")
     found: type[Model] = getattr(module, architecture)
     return found

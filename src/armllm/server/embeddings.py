@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,7 @@ async def embed_input(
         field="input",
         add_special_tokens=body.add_special_tokens is not False,
         truncate_to=body.truncate_prompt_tokens,
+        room=0,
     )
     vectors = await embed(service, prompts, params)
     if body.encoding_format == "base64":
@@ -57,12 +59,17 @@ async def embed_input(
 async def embed(
     service: Service, prompts: list[Prompt], params: PoolingParams, priority: int | None = None
 ) -> list[list[float]]:
-    """The embeddings of prompts, computed together; if one fails, the others are dropped."""
+    """What prompts are pooled into, computed together; if one fails, the others are dropped."""
     service.check_priority(priority)
     request_id = new_id("embd-")
     tasks = [
         asyncio.ensure_future(
-            service.engine.encode(prompt.token_ids, params, f"{request_id}-{index}", priority or 0)
+            service.engine.encode(
+                prompt.token_ids,
+                dataclasses.replace(params, second_segment=prompt.second_segment),
+                f"{request_id}-{index}",
+                priority or 0,
+            )
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -21,10 +21,13 @@ def engine_lines(engine: LLMEngine) -> list[str]:
     tokens = blocks.num_blocks * blocks.block_size
     config = runner.model_config
     cache = f"{readable(runner.cache_bytes)} of {str(runner.cache_dtype).removeprefix('torch.')}"
+    held = f"KV cache: {cache}, {tokens} tokens"
+    if config.is_encoder:
+        held = f"encoder: no KV cache, texts of at most {runner.max_model_len} tokens"
     targets = sorted({entry["target"] for entry in kernels.report().values()})
     return [
         f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
         f"  threads: {describe_placement(engine.placement)}, {kernels.thread_backend()}",
         f"  kernels: {', '.join(targets)}",
-        f"  KV cache: {cache}, {tokens} tokens; {engine.config.max_num_seqs} requests at a time",
+        f"  {held}; {engine.config.max_num_seqs} requests at a time",
     ]

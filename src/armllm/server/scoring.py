@@ -1,16 +1,17 @@
-"""POST /score, /rerank and /pooling: what embeddings are good for. POST /classify says why not."""
+"""POST /score, /rerank, /pooling and /classify: what embeddings and classes are good for."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from armllm.sampling_params import NO_CLASSES, PoolingParams
+from armllm.sampling_params import PoolingParams
 from armllm.server.embeddings import embed, embed_input, usage
 from armllm.server.errors import ApiError
 from armllm.server.http import answer
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.protocol.scoring import (
+    Classified,
     ClassifyRequest,
     PoolingRequest,
     Reranked,
@@ -25,53 +26,49 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from armllm.server.protocol.scoring import Poolings
-    from armllm.server.service import Prompt, Service
+    from armllm.server.protocol.tokens import EmbeddingUsage
+    from armllm.server.service import Service
 
 
 async def create_score(request: Request) -> Response:
-    """Compare texts by the cosine of their embeddings."""
+    """Compare texts by the cosine of their embeddings, or by a cross-encoder."""
     return await answer(request, ScoreRequest, _score)
 
 
 async def _score(service: Service, body: ScoreRequest) -> Scores:
-    left, right = [
-        await service.prompts(
-            getattr(body, name), field=name, add_special_tokens=True, truncate_to=body.truncate_prompt_tokens
-        )
-        for name in body.pair()
-    ]
+    left, right = (_as_list(getattr(body, name)) for name in body.pair())
+    for name, texts in zip(body.pair(), (left, right), strict=True):
+        if not texts:
+            raise ApiError(f"{name} must not be an empty list", param=name, code="invalid_value")
     if len(left) not in {1, len(right)}:
         names = " and ".join(body.pair())
         raise ApiError(
             f"{names} have {len(left)} and {len(right)} texts: give one, or as many", param=body.pair()[0]
         )
-    scores = await _cosines(service, left, right, body.priority)
+    scores, counted = await _scores(service, left, right, body, body.pair())
     return {
         "id": new_id("score-"),
         "object": "list",
         "created": int(time.time()),
         "model": service.model,
         "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
-        "usage": usage(left, right),
+        "usage": counted,
     }
 
 
 async def create_rerank(request: Request) -> Response:
-    """Order documents by how near their embeddings are to a query's."""
+    """Order documents by how near they are to a query, by embeddings or a cross-encoder."""
     return await answer(request, RerankRequest, _rerank)
 
 
 async def _rerank(service: Service, body: RerankRequest) -> Reranked:
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    options: dict[str, Any] = {"add_special_tokens": True, "truncate_to": body.truncate_prompt_tokens}
-    query = await service.prompts(body.query, field="query", **options)
-    documents = await service.prompts(texts, field="documents", **options)
-    scores = await _cosines(service, query, documents, body.priority)
+    scores, counted = await _scores(service, [body.query], texts, body, ("query", "documents"))
     order = sorted(range(len(texts)), key=lambda index: scores[index], reverse=True)
     return {
         "id": new_id("rerank-"),
         "model": service.model,
-        "usage": usage(query, documents),
+        "usage": counted,
         "results": [
             {
                 "index": index,
@@ -104,20 +101,64 @@ async def _pool(service: Service, body: PoolingRequest) -> Poolings:
 
 
 async def create_classification(request: Request) -> Response:
-    """Refuse: no model of this server has a classification head."""
+    """Tell the probability of each class of a model with a classification head."""
     return await answer(request, ClassifyRequest, _classify)
 
 
-async def _classify(_service: Service, _body: ClassifyRequest) -> NoReturn:
-    raise ApiError(NO_CLASSES, param="model", code="unsupported_model")
+async def _classify(service: Service, body: ClassifyRequest) -> Classified:
+    prompts = await service.prompts(
+        body.input,
+        field="input",
+        add_special_tokens=body.add_special_tokens is not False,
+        truncate_to=body.truncate_prompt_tokens,
+        room=0,
+    )
+    params = PoolingParams(task="classify", use_activation=body.use_activation)
+    found = await embed(service, prompts, params, body.priority)
+    labels = service.facts.labels or ()
+    return {
+        "id": new_id("classify-"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": service.model,
+        "data": [
+            {
+                "index": index,
+                "label": labels[values.index(max(values))],
+                "probs": values,
+                "num_classes": len(values),
+            }
+            for index, values in enumerate(found)
+        ],
+        "usage": usage(prompts),
+    }
 
 
-async def _cosines(
-    service: Service, left: list[Prompt], right: list[Prompt], priority: int | None
-) -> list[float]:
+async def _scores(
+    service: Service,
+    left: list[Any],
+    right: list[Any],
+    body: ScoreRequest | RerankRequest,
+    names: tuple[str, str],
+) -> tuple[list[float], EmbeddingUsage]:
+    """How near each of ``right`` is to its partner or the only one of ``left``, and the tokens of it all."""
     if len(left) + len(right) > MAX_PROMPTS:
         raise ApiError(f"the request has more than {MAX_PROMPTS} texts")
-    vectors = await embed(service, [*left, *right], PoolingParams(), priority)
-    firsts = vectors[: len(left)] * (len(right) // len(left))
-    pairs = zip(firsts, vectors[len(left) :], strict=True)
-    return [sum(x * y for x, y in zip(first, second, strict=True)) for first, second in pairs]
+    times, cut = len(right) // len(left), body.truncate_prompt_tokens
+    if service.facts.labels is not None:
+        pairs = await service.pairs(left * times, right, truncate_to=cut)
+        found = await embed(service, pairs, PoolingParams(task="score"), body.priority)
+        return [score for (score,) in found], usage(pairs)
+    groups = [
+        await service.prompts(texts, field=name, add_special_tokens=True, truncate_to=cut, room=0)
+        for name, texts in zip(names, (left, right), strict=True)
+    ]
+    vectors = await embed(service, [*groups[0], *groups[1]], PoolingParams(), body.priority)
+    both = zip(vectors[: len(left)] * times, vectors[len(left) :], strict=True)
+    return [sum(x * y for x, y in zip(one, two, strict=True)) for one, two in both], usage(*groups)
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    """Texts or lists of token ids, from one or several."""
+    one = isinstance(inputs, str) or (inputs and isinstance(inputs[0], int))
+    return [inputs] if one else list(inputs)

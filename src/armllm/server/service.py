@@ -42,6 +42,7 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    second_segment: int | None = None  # where the second text of a pair begins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,8 +170,12 @@ class Service:
     def _encode(self, text: str, add_special_tokens: bool, truncate_to: int | None) -> list[int]:
         """Token ids of a text, of which only the last ``truncate_to`` need to be right.
 
-        A part at the end is enough, if it has more tokens than that: where it was cut, some may differ.
+        For an encoder it is the first ones. Else a part at the end is enough, if it has more tokens than
+        that: where it was cut, some may differ.
         """
+        if truncate_to is not None and self.facts.is_encoder:
+            begin = text[: self.tokenizer.longest_token * (truncate_to + CUT_TOKENS)]
+            return self.tokenizer.encode_beginning(begin, truncate_to, add_special_tokens=add_special_tokens)
         if truncate_to is not None:
             enough = truncate_to + CUT_TOKENS
             size = CHARACTERS_PER_TOKEN * enough
@@ -189,8 +194,12 @@ class Service:
         add_special_tokens: bool,
         truncate_to: int | None,
         copies: int = 1,
+        room: int = 1,
     ) -> list[Prompt]:
-        """Prompts from a text, token ids, or a list of either; ``copies`` of each will be answered."""
+        """Prompts from a text, token ids, or a list of either; ``copies`` of each will be answered.
+
+        Each leaves ``room`` for a token of output, or 0.
+        """
         if isinstance(inputs, str):
             inputs = [inputs]
         if not inputs:
@@ -209,10 +218,41 @@ class Service:
                 )
             else:
                 prompt = self.truncated(Prompt(one), truncate_to)
-            self.check_prompt(prompt)
+            self.check_prompt(prompt, room)
             check_vocabulary(prompt.token_ids, self.vocab_size, field)
             found.append(prompt)
         return found
+
+    async def pairs(
+        self, first: Sequence[Any], second: Sequence[Any], *, truncate_to: int | None
+    ) -> list[Prompt]:
+        """Prompts of pairs of texts, which a cross-encoder reads together."""
+        if not all(isinstance(text, str) for text in (*first, *second)):
+            raise ApiError("this model scores pairs of texts; token ids can't be paired")
+        if any(len(text) > self.longest_text for text in (*first, *second)) and truncate_to is None:
+            raise ApiError(
+                f"a text has more characters than the model's max_model_len {self.max_model_len} tokens can"
+                " hold",
+                code="context_length_exceeded",
+            )
+        work = functools.partial(self._encode_pairs, first, second, truncate_to)
+        size = sum(map(len, (*first, *second)))
+        if size > HEAVY_TEXT:
+            prompts: list[Prompt] = await self.limits.offload.run(work)
+        else:
+            prompts = await away_if(size > LONG_TEXT or len(second) > MANY_TEXTS, work)
+        for prompt in prompts:
+            self.check_prompt(prompt, 0)
+        return prompts
+
+    def _encode_pairs(
+        self, first: Sequence[str], second: Sequence[str], truncate_to: int | None
+    ) -> list[Prompt]:
+        encoded = (
+            self.tokenizer.encode_pair(left, right, truncate_to=truncate_to)
+            for left, right in zip(first, second, strict=True)
+        )
+        return [Prompt(token_ids, None, segment) for token_ids, segment in encoded]
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Put a conversation into the model's words."""
@@ -223,16 +263,27 @@ class Service:
 
         return await (self.limits.offload.run(work) if heavy else asyncio.to_thread(work))
 
-    @staticmethod
-    def truncated(prompt: Prompt, length: int | None) -> Prompt:
-        """The last ``length`` tokens of a prompt."""
+    def truncated(self, prompt: Prompt, length: int | None) -> Prompt:
+        """The last ``length`` tokens of a prompt; for an encoder the first ones."""
         if length is None or len(prompt.token_ids) <= length:
             return prompt
-        return Prompt(prompt.token_ids[-length:])
+        return Prompt(prompt.token_ids[:length] if self.facts.is_encoder else prompt.token_ids[-length:])
 
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Refuse a prompt that is empty or leaves no room for a token."""
-        self.output_tokens(prompt, None)
+    def check_prompt(self, prompt: Prompt, room: int = 1) -> None:
+        """Refuse a prompt that is empty or leaves no ``room`` for a token."""
+        if room:
+            self.output_tokens(prompt, None)
+            return
+        size = len(prompt.token_ids)
+        if size == 0:
+            raise ApiError("the prompt is empty: it has no tokens", param="prompt", code="invalid_value")
+        if size > self.max_model_len:
+            raise ApiError(
+                f"the prompt has {size} tokens, more than the model's max_model_len {self.max_model_len};"
+                " truncate_prompt_tokens cuts it",
+                param="prompt",
+                code="context_length_exceeded",
+            )
 
     def output_tokens(self, prompt: Prompt, max_tokens: int | None) -> int:
         """How many tokens may follow the prompt: what was asked for, or all that fit; ApiError if none."""

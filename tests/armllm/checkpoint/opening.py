@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from armllm.engine.generation import read_default_sampling, read_end_token_ids
 from armllm.engine.inspection import inspect_checkpoint
-from armllm.engine.pooling import read_default_pooling
+from armllm.engine.sentence_modules import read_modules
 from armllm.models import read_model_config
 from armllm.tokenizer import Tokenizer
 
@@ -18,6 +18,6 @@ def open_checkpoint(path):
     read_end_token_ids(path, config, tokenizer)
     if path.is_dir():
         read_default_sampling(path)
-        read_default_pooling(path)
+        read_modules(path, config.hidden_size)
     inspect_checkpoint(str(path))
     tokenizer.decode([index for index in tokenizer.encode(TEXT) if index < tokenizer.vocab_size])

@@ -56,7 +56,7 @@ class ScoreRequest(WithoutEffect):
 
 
 class Score(TypedDict):
-    """The cosine of the embeddings of one pair, from -1 to 1."""
+    """The score of one pair: the cosine of the embeddings, from -1 to 1, or a cross-encoder's."""
 
     index: int
     object: Literal["score"]
@@ -150,9 +150,13 @@ class Poolings(TypedDict):
 
 
 class ClassifyRequest(WithoutEffect):
-    """Texts to classify."""
+    """Texts to classify; ``use_activation`` false asks for the scores before they become probabilities."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        name: harmless for name, harmless in UNSUPPORTED.items() if name != "use_activation"
+    }
+
+    use_activation: bool | None = None
 
     input: TextOrIds
     truncate_prompt_tokens: int | None = Field(None, ge=1)
@@ -160,5 +164,21 @@ class ClassifyRequest(WithoutEffect):
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
 
 
+class Class(TypedDict):
+    """The likeliest class of one text, and the probability of each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
 class Classified(TypedDict):
-    """No model of this server classifies, so there is no such answer."""
+    """The classes, in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Class]
+    usage: EmbeddingUsage

@@ -1,0 +1,164 @@
+"""The files of sentence-transformers: how a checkpoint's states become its embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import linear
+
+from armllm.checkpoint.config import MAX_WIDTH, ConfigReader
+from armllm.checkpoint.json_file import read_document, read_object
+from armllm.checkpoint.safetensors_file import SafetensorsFile
+from armllm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from armllm.checkpoint.config import ModelConfig
+
+MODULES = "modules.json"
+POOLING = "1_Pooling"
+# keys of pooling's config.json -> names here, in the order in which several are put side by side
+MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
+}
+# the newer file names them so, under one key
+NAMES = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "lasttoken": "last",
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "ReLU": torch.relu,
+    "GELU": torch.nn.functional.gelu,
+    "Sigmoid": torch.sigmoid,
+    "SiLU": torch.nn.functional.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Projection:
+    """activation(x W^T + b) in fp32; ``weight[out_features, in_features]``."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+
+    @property
+    def out_features(self) -> int:
+        """The length of its result."""
+        return self.weight.shape[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.activation(linear(x, self.weight, self.bias))
+
+
+def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple[Projection, ...]]:
+    """How to pool, empty if nothing says so, and what follows; CheckpointError names what is not known."""
+    modes: tuple[str, ...] = ()
+    projections: list[Projection] = []
+    if folder.is_file():
+        return modes, ()
+    for kind, path in _listed(folder):
+        if kind in ("Transformer", "Normalize"):  # vectors are normalised unless a request says otherwise
+            continue
+        if kind == "Pooling":
+            modes = read_modes(path / "config.json")
+        elif kind == "Dense":
+            width = projections[-1].out_features if projections else len(modes) * hidden_size
+            projections.append(read_projection(path, width))
+        else:
+            raise CheckpointError(
+                f"{folder / MODULES}: module {kind!r:.80} is not supported, only Transformer, Pooling, Dense"
+                " and Normalize"
+            )
+    return modes, tuple(projections)
+
+
+def embedding_size(config: ModelConfig, modes: tuple[str, ...], projections: tuple[Projection, ...]) -> int:
+    """Numbers of an embedding that is pooled and projected so."""
+    return projections[-1].out_features if projections else max(1, len(modes)) * config.hidden_size
+
+
+def _listed(folder: Path) -> list[tuple[str, Path]]:
+    """The kinds of modules and their folders, in order."""
+    path = folder / MODULES
+    if not path.is_file():
+        pooling = folder / POOLING
+        return [("Pooling", pooling)] if (pooling / "config.json").is_file() else []
+    modules = read_document(path)
+    found = []
+    for module in modules if isinstance(modules, list) else [None]:
+        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
+            raise CheckpointError(f"{path} must hold a list of modules, each with a type and a path")
+        inner = module.get("path", "")
+        if not isinstance(inner, str) or ".." in inner or inner.startswith("/"):
+            raise CheckpointError(f"{path}: {inner!r:.80} is not a folder below it")
+        found.append((module["type"].rpartition(".")[2], folder / inner))
+    return found
+
+
+def read_modes(path: Path) -> tuple[str, ...]:
+    """The ways to pool of a pooling module's config.json."""
+    values = read_object(path) if path.is_file() else {}
+    if "pooling_mode" in values:
+        listed = values["pooling_mode"]
+        names = listed if isinstance(listed, list) else [listed]
+        active = [name for name in names if not isinstance(name, str) or name not in NAMES] or names
+        modes = [NAMES[name] for name in names if isinstance(name, str) and name in NAMES]
+        supported = ", ".join(NAMES)
+    else:
+        active = [key for key, on in values.items() if key.startswith("pooling_mode_") and on is True]
+        modes = [mode for key, mode in MODES.items() if key in active]
+        supported = ", ".join(MODES)
+    if not modes or len(modes) != len(active):
+        wanted = " and ".join(map(str, active)) or "no pooling"
+        raise CheckpointError(f"{path} asks for {wanted:.200}; supported are {supported}")
+    return tuple(mode for mode in MODES.values() if mode in modes)
+
+
+def read_projection(folder: Path, width: int) -> Projection:
+    """A dense module that takes vectors of length ``width``."""
+    path = folder / "config.json"
+    reader = ConfigReader(read_object(path), path)
+    inside, outside = reader.integer("in_features"), reader.integer("out_features")
+    name = str(reader.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if inside != width or outside > MAX_WIDTH:
+        raise reader.error(f"in_features {inside} must be {width}, and out_features at most {MAX_WIDTH}")
+    if name not in ACTIVATIONS:
+        raise reader.error(
+            f"activation_function {name!r:.80} is not supported, only {', '.join(ACTIVATIONS)}"
+        )
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder} has no model.safetensors; pickled weights are not opened: save the model anew with"
+            " sentence-transformers"
+        )
+    tensors = SafetensorsFile(file)
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (outside, inside)}
+    if reader.boolean("bias", default=True):
+        shapes["linear.bias"] = (outside,)
+    loaded: dict[str, Any] = {}
+    for tensor, shape in shapes.items():
+        if tensor not in tensors.names() or tensors.describe(tensor)[1] != shape:
+            raise CheckpointError(f"{file} must hold {tensor} of shape {list(shape)}")
+        loaded[tensor] = tensors.read(tensor).float().clone()
+    return Projection(
+        weight=loaded["linear.weight"], bias=loaded.get("linear.bias"), activation=ACTIVATIONS[name]
+    )

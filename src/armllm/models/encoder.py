@@ -1,0 +1,288 @@
+"""What encoders share: BERT's layer (Devlin et al. 2019), reading of config.json, classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from armllm.checkpoint.config import (
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Classes,
+    ConfigReader,
+    ModelConfig,
+)
+from armllm.checkpoint.json_file import read_object
+from armllm.layers.activation import PLAIN, plain
+from armllm.layers.embedding import Embedding, gather
+from armllm.layers.encoder_attention import EncoderAttention
+from armllm.layers.linear import Linear, as_float32, load_linear
+from armllm.layers.norm import LayerNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from armllm.checkpoint.weights import Weights
+    from armllm.layers.attention import Attention, AttentionMetadata
+    from armllm.layers.rotary import RotaryEmbedding
+
+MAX_LABELS = 100_000
+SENTENCE_LENGTH = "sentence_bert_config.json"  # where sentence-transformers keeps its length
+ACTIVATIONS = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}  # torch's classes
+PROBLEMS = {
+    "regression": "none",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """type_vocab_size: kinds of segments, 0 for none. position_offset: of the first row that is used."""
+
+    intermediate_size: int
+    activation: str
+    norm_eps: float
+    type_vocab_size: int = 0
+    position_offset: int = 0
+
+
+class LayerNames(NamedTuple):
+    """What a layer's tensors are called: products and norms, below the layer's own name."""
+
+    layer: str
+    query: str
+    key: str
+    value: str
+    attended: str
+    attention_norm: str
+    up: str
+    down: str
+    output_norm: str
+
+
+class PostNormLayer:
+    """x = norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        weights: Weights,
+        names: LayerNames,
+        bias: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        size = config.hidden_size
+        self.heads = config.num_heads, config.head_dim
+        self.qkv_proj = load_linear(weights, dict.fromkeys(names[1:4], size), size, bias=True)
+        self.attention = EncoderAttention(num_heads=config.num_heads, head_dim=config.head_dim, bias=bias)
+        self.out_proj = load_linear(weights, {names.attended: size}, size, bias=True)
+        self.up = load_linear(weights, {names.up: config.intermediate_size}, size, bias=True)
+        self.down = load_linear(weights, {names.down: size}, config.intermediate_size, bias=True)
+        self.activation = plain(config.activation)
+        self.attention_norm, self.output_norm = (
+            LayerNorm(weights.scope(name), size, config.norm_eps, affine=True)
+            for name in (names.attention_norm, names.output_norm)
+        )
+
+    def __call__(self, x: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
+        """States ``[T, hidden_size]``; with ``rows``, of these tokens only, though all are attended to."""
+        query, key, value = (part.view(len(x), *self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
+        attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
+        if rows is not None:
+            x, attended = gather(x, rows), gather(attended, rows)
+        x = self.attention_norm(x + self.out_proj(attended))
+        return self.output_norm(x + self.down(self.activation(self.up(x))))
+
+
+class Encoder:
+    """Embeddings and layers. A family names its tensors, and adds a head for its classes."""
+
+    prefix: ClassVar[str]
+    names: ClassVar[LayerNames]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    config: EncoderConfig
+
+    def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
+        self.config = config
+        self.rotaries: list[RotaryEmbedding] = []
+        self.attention_layers: list[Attention] = []
+        body = weights.scope(self.prefix, optional=True)
+        self.load_embeddings(body.scope("embeddings"), max_positions)
+        self.load_layers(body)
+        if config.classes is not None:
+            self.head = self.load_head(weights, body, len(config.classes.labels))
+
+    def load_embeddings(self, weights: Weights, max_positions: int) -> None:
+        """The tables, and the norm of their sum."""
+        del max_positions  # the table of positions has the checkpoint's length
+        config, size = self.config, self.config.hidden_size
+        self.word_embeddings = Embedding(weights.scope("word_embeddings"), config.vocab_size, size)
+        self.position_embeddings = Embedding(
+            weights.scope("position_embeddings"), config.max_position_embeddings, size
+        )
+        self.token_type_embeddings = (
+            Embedding(weights.scope("token_type_embeddings"), config.type_vocab_size, size)
+            if config.type_vocab_size
+            else None
+        )
+        self.embedding_norm = LayerNorm(weights.scope("LayerNorm"), size, config.norm_eps, affine=True)
+
+    def load_layers(self, weights: Weights) -> None:
+        """All layers."""
+        self.layers = [
+            PostNormLayer(self.config, weights.scope(f"{self.names.layer}.{index}"), self.names)
+            for index in range(self.config.num_layers)
+        ]
+
+    def load_head(self, weights: Weights, body: Weights, num_labels: int) -> Callable[[Tensor], Tensor]:
+        """From pooled states to scores; ``body``: the tensors of the encoder itself."""
+        raise NotImplementedError
+
+    @classmethod
+    def ignored_tensors(cls, config: ModelConfig) -> tuple[str, ...]:
+        """Tables that are computed, and heads that this class does not have."""
+        pooler = () if config.classes is not None else ("*pooler.*",)
+        return ("*embeddings.position_ids", "*embeddings.token_type_ids", *pooler, *cls.ignored)
+
+    def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
+        """Rows of the table of positions."""
+        del total_lens
+        return positions + self.config.position_offset
+
+    def __call__(
+        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
+    ) -> Tensor:
+        """Final hidden states of ``rows``, or of all tokens."""
+        x = self.embed(token_ids, places, metadata)
+        for layer in self.layers[:-1]:
+            x = layer(x, metadata, rows=None)
+        # After the last layer's attention nothing looks at the other tokens any more.
+        return self.layers[-1](x, metadata, rows)
+
+    def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What the first layer sees."""
+        x = self.word_embeddings(token_ids)
+        types = self.token_type_embeddings
+        if types is not None:
+            x += types.weight[0] if metadata.token_types is None else types(metadata.token_types)
+        x += self.position_embeddings(places)
+        return self.embedding_norm(x)
+
+    @staticmethod
+    def logits(hidden: Tensor) -> Tensor:
+        """None, of no rows: an encoder does not say which token comes next."""
+        return torch.empty(len(hidden), 0)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Scores fp32 ``[R, num_labels]`` of ``pooled[R, hidden_size]``, before any activation."""
+        return as_float32(self.head(pooled))
+
+
+class ClassificationHead:
+    """classifier(activation(dense(x)))."""
+
+    def __init__(self, dense: Linear, activation: Callable[[Tensor], Tensor], classifier: Linear) -> None:
+        self.dense, self.activation, self.classifier = dense, activation, classifier
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        return self.classifier(self.activation(self.dense(pooled)))
+
+
+def encoder_fields(
+    reader: ConfigReader,
+    architecture: str,
+    *,
+    hidden: tuple[str, int] = ("hidden_size", 768),
+    layers: tuple[str, int] = ("num_hidden_layers", 12),
+    heads: tuple[str, int] = ("num_attention_heads", 12),
+    vocab_size: int = 30522,
+    positions: int = 512,
+) -> dict[str, Any]:
+    """The fields of `ModelConfig`; keys and defaults are those of the class in transformers."""
+    reader.only("is_decoder", False)
+    reader.only("is_causal", False)
+    reader.only("add_cross_attention", False)
+    hidden_size, num_layers, num_heads = (reader.integer(*key) for key in (hidden, layers, heads))
+    if num_layers > MAX_LAYERS or hidden_size > MAX_WIDTH:  # checked before anything is made of them
+        raise reader.error(f"no model has {num_layers} layers of width {hidden_size}")
+    if hidden_size % num_heads:
+        raise reader.error(f"{hidden[0]} is not {heads[0]} times a whole number")
+    length = reader.integer("max_position_embeddings", positions)
+    return {
+        "architecture": architecture,
+        "vocab_size": reader.integer("vocab_size", vocab_size),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_dim": hidden_size // num_heads,
+        "max_position_embeddings": length,
+        "max_model_len": length,
+        "tie_word_embeddings": False,
+        "eos_token_ids": frozenset(),
+        "windows": (None,) * num_layers,
+        "is_encoder": True,
+        "default_model_len": sentence_length(reader),
+        "classes": read_classes(reader) if architecture.endswith("ForSequenceClassification") else None,
+    }
+
+
+def bert_fields(reader: ConfigReader) -> dict[str, Any]:
+    """The feed-forward part and norms under BERT's names."""
+    reader.only("position_embedding_type", "absolute")
+    return {
+        "intermediate_size": reader.integer("intermediate_size", 3072),
+        "activation": reader.choice("hidden_act", "gelu", PLAIN),
+        "norm_eps": reader.number("layer_norm_eps", 1e-12),
+    }
+
+
+def sentence_length(reader: ConfigReader) -> int | None:
+    """Tokens up to which sentence-transformers reads a text with this checkpoint, if it says so."""
+    path = reader.path.parent / SENTENCE_LENGTH
+    if not path.is_file():
+        return None
+    return ConfigReader(read_object(path), path).optional_integer("max_seq_length", None)
+
+
+def read_classes(reader: ConfigReader, pooling: str = "cls") -> Classes:
+    """The labels of a classification head, and what makes probabilities of its scores."""
+    labels = reader.get("id2label", None)
+    if labels is None:
+        count = reader.integer("num_labels", 2)
+        if count > MAX_LABELS:
+            raise reader.error(f"num_labels is {count}: no model has more than {MAX_LABELS}")
+        labels = {str(index): f"LABEL_{index}" for index in range(count)}
+    if (
+        not isinstance(labels, dict)
+        or {*labels} != {str(index) for index in range(len(labels))}
+        or not labels
+    ):
+        raise reader.error("id2label must hold a name for each number from 0 on")
+    return Classes(
+        labels=tuple(str(labels[str(index)]) for index in range(len(labels))),
+        pooling=pooling,
+        activation=_class_activation(reader, len(labels)),
+    )
+
+
+def _class_activation(reader: ConfigReader, num_labels: int) -> str:
+    """As sentence-transformers stored it, else by problem_type, else by the number of labels."""
+    inner = reader.get("sentence_transformers", {})
+    if not isinstance(inner, dict):
+        raise reader.error(f"sentence_transformers must be an object, not {inner!r}")
+    named = inner.get("activation_fn") or reader.get("sbert_ce_default_activation_function", None)
+    if named is not None:
+        activation = ACTIVATIONS.get(str(named).rpartition(".")[2])
+        if activation is None:
+            raise reader.error(
+                f"activation {named!r} of the scores is not supported, only {', '.join(ACTIVATIONS)}"
+            )
+        return activation
+    problem = reader.get("problem_type", None)
+    if problem is not None:
+        return PROBLEMS[reader.choice("problem_type", "", PROBLEMS)]
+    return "sigmoid" if num_labels == 1 else "softmax"

