@@ -141,6 +141,40 @@ def request() -> Drawing:
     return drawing
 
 
+def replicas() -> Drawing:
+    """One model on two NUMA nodes: one process, ranks of one model, replicas behind a router."""
+    drawing = Drawing(1000, 300)
+    columns = [
+        ("threads: the default", "the other node waits"),
+        ("--tensor-parallel-size 2", "each rank has half of every matrix"),
+        ("--data-parallel-size 2", "each replica has the whole model"),
+    ]
+    for column, (title, note) in enumerate(columns):
+        x = 20 + 330 * column
+        drawing.text(x + 150, 28, title, size=15, anchor="middle", weight="bold")
+        drawing.box(x + 90, 48, 120, 38, fill=ACCENT if column == 2 else PALE)
+        ink = "#ffffff" if column == 2 else INK
+        label = "router" if column == 2 else "server"
+        drawing.text(x + 150, 72, label, size=13, anchor="middle", fill=ink)
+        for node in range(2):
+            left = x + 155 * node
+            drawing.box(left, 126, 145, 124, fill="#ffffff", stroke=GREY)
+            drawing.text(left + 72.5, 243, f"NUMA node {node}", size=12.5, anchor="middle", fill=GREY)
+            if column == 0 and node == 1:
+                continue
+            drawing.box(left + 12, 138, 121, 84, fill=PALE)
+            name = ["engine", f"rank {node}", f"replica {node}"][column]
+            drawing.text(left + 72.5, 172, name, size=14, anchor="middle", weight="bold")
+            part = ["whole model", "half the model", "whole model"][column]
+            drawing.text(left + 72.5, 194, part, size=12.5, anchor="middle")
+            if column != 1 or node == 0:
+                drawing.arrow([(x + 150, 89), (left + 72.5, 135)])
+        if column == 1:
+            drawing.arrow([(x + 136, 180), (x + 164, 180)])
+        drawing.text(x + 150, 280, note, size=12.5, anchor="middle", fill=GREY)
+    return drawing
+
+
 def dispatch() -> Drawing:
     """Which target computes which group of ops on which core."""
     rows = list(dispatch_rows())
@@ -236,7 +270,13 @@ def measured(page: str, heading: str) -> dict[str, dict[str, float]]:
     return speeds
 
 
-PICTURES = {"pipeline": pipeline, "request": request, "dispatch": dispatch, "throughput": throughput}
+PICTURES = {
+    "pipeline": pipeline,
+    "request": request,
+    "replicas": replicas,
+    "dispatch": dispatch,
+    "throughput": throughput,
+}
 
 
 def main() -> int:

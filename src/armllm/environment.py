@@ -78,6 +78,12 @@ def reserved_cpus() -> int:
     return int(text)
 
 
+def replicas() -> tuple[int, int]:
+    """ARMLLM_REPLICAS, which `armllm serve` sets: replicas that load here, and on this one's node."""
+    machine, _, node = os.environ.get("ARMLLM_REPLICAS", "1,1").partition(",")
+    return int(machine), int(node)
+
+
 def visible_memory_nodes() -> frozenset[int] | None:
     """ARMLLM_VISIBLE_MEMORY_NODES or CPU_VISIBLE_MEMORY_NODES: NUMA nodes that auto may choose from."""
     name, text = _read("VISIBLE_MEMORY_NODES", "CPU_VISIBLE_MEMORY_NODES")

@@ -55,7 +55,7 @@ def test_options_without_effect_are_warned_about_once(caplog):
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill can only be True here"),
         (["--speculative_config", '{"method": "ngram"}'], "--speculative-config is not supported: tokens"),
         (["-sc.method", "ngram"], "--speculative-config is not supported"),
-        (["-dp", "2"], "--data-parallel-size can only be 1 here, not 2"),
+        (["-dpl", "2"], "--data-parallel-size-local can only be 1 here, not 2"),
         (["--lora-modules", "a=b"], "--lora-modules is not supported: there are no LoRA"),
         (["--api-server-count=4"], "--api-server-count can only be 1 here, not 4"),
         (["--kv-transfer-config"], "--kv-transfer-config is not supported"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from armllm.cli.options import EngineCommand, Verbose, only, takes_engine_options
 from armllm.errors import RequestError
 from armllm.utils import with_config
+
+if TYPE_CHECKING:
+    from armllm.server.service import ServerOptions
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
@@ -101,6 +104,12 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     reasoning_parser: Annotated[
         str | None, typer.Option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3.")
     ] = None,
+    data_parallel_size: Annotated[
+        int,
+        typer.Option(
+            "--data-parallel-size", "-dp", help="Replicas behind this port: one per NUMA node.", min=1
+        ),
+    ] = 1,
     root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
     ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None,
     ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None,
@@ -164,6 +173,8 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         allowed_origins=texts_of("--allowed-origins", allowed_origins),
         allowed_hosts=(*texts_of("--allowed-hosts", allowed_hosts), *([host] if host else [])),
     )
+    if data_parallel_size > 1:
+        return _serve_replicas(ctx, data_parallel_size, options)
     return run(
         name,
         engine,
@@ -174,6 +185,52 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         log_level=uvicorn_log_level,
         access_log=not disable_uvicorn_access_log,
     )
+
+
+# The router's part; a replica listens to it on a socket of its own.
+OF_ROUTER = frozenset(("host", "port", "uds", "allowed_origins", "allowed_hosts", "data_parallel_size"))
+
+
+def _serve_replicas(ctx: typer.Context, size: int, options: ServerOptions) -> int:
+    """Start replicas with the same options, and route to them."""
+    ranks = ctx.params["tensor_parallel_size"]
+    if ranks > 1:
+        raise RequestError(
+            f"--data-parallel-size {size} and --tensor-parallel-size {ranks} do not go together: choose one"
+        )
+    from armllm.server.router.local import serve_replicas  # noqa: PLC0415
+    from armllm.server.router.run import RouterOptions  # noqa: PLC0415
+
+    router = RouterOptions(
+        host=ctx.params["host"],
+        port=ctx.params["port"],
+        uds=ctx.params["uds"],
+        api_keys=options.api_keys,
+        allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
+        tls=options.tls,
+        log_level=ctx.params["uvicorn_log_level"],
+        access_log=not ctx.params["disable_uvicorn_access_log"],
+    )
+    return serve_replicas(["serve", *replica_arguments(ctx)], size, router)
+
+
+def replica_arguments(ctx: typer.Context) -> list[str]:
+    """The command line again, without what is the router's."""
+    positional, flags = [], ["--disable-uvicorn-access-log"]
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        value = ctx.params.get(name)
+        if name in OF_ROUTER or name.startswith("ssl_") or value is None or value == parameter.default:
+            continue
+        if parameter.param_type_name == "argument":
+            positional.append(str(value))
+        elif isinstance(value, bool):
+            flags.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            flags += [f"{max(parameter.opts, key=len)}={one}" for one in values]
+    return [*positional, *flags]
 
 
 def keys_of(values: list[str] | None) -> tuple[str, ...]:

@@ -23,15 +23,18 @@ def readable(num_bytes: int) -> str:
     return f"{amount:.4g} {unit}"
 
 
-def available_memory(node: int | None = None, root: Path = Path("/"), *, share: int = 1) -> int:
+def available_memory(
+    node: int | None = None, root: Path = Path("/"), *, share: int = 1, node_share: int = 1
+) -> int:
     """Bytes that this process may still use: the least that machine, cgroups and NUMA node have left.
 
     ``share``: of machine and cgroups only this part, since so many processes will use as much.
+    ``node_share``: the same of the node.
     """
     left = [_machine(root), *(_cgroup(folder) for folder in _cgroup_folders(root))]
     all_left = min(amount for amount in left if amount is not None) // share
     on_node = None if node is None else available_on_node(node, root)
-    return max(0, all_left if on_node is None else min(all_left, on_node))
+    return max(0, all_left if on_node is None else min(all_left, on_node // node_share))
 
 
 def _machine(root: Path) -> int:

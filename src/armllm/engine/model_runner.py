@@ -163,7 +163,8 @@ class ModelRunner:
 
     def _left_beside(self, weight_bytes: int) -> int:
         """Bytes of memory for the KV cache of each rank; MemoryLimitError if the weights don't fit."""
-        left = available_memory(self._node, share=self._num_ranks)
+        replicas, of_node = environment.replicas()
+        left = available_memory(self._node, share=self._num_ranks * replicas, node_share=of_node)
         if self._num_ranks > 1:  # all have the embedding
             table = self.model_config.vocab_size * self.model_config.hidden_size * self.dtype.itemsize
             weight_bytes = (weight_bytes - table) // self._num_ranks + table

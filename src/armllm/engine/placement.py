@@ -127,6 +127,74 @@ def decide(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one of several replicas gets. cpus: None for all; environment: what it is told of the others."""
+
+    cpus: frozenset[int] | None
+    environment: dict[str, str]
+
+
+def divide(size: int, allowed: frozenset[int] | None = None, root: Path = Path("/")) -> list[Share]:
+    """The shares of ``size`` replicas: a NUMA node each if there are as many, else as many cores each.
+
+    No CPU is in two shares. RequestError if there are too few.
+    """
+    allowed = _allowed() if allowed is None else allowed
+    quota = host.cpu_quota(root)
+    if quota is not None and quota < size:
+        _say_once(f"the limit of {quota:g} CPUs is less than the {size} replicas: they wait for one another")
+    threads = {}
+    if quota is not None:
+        text = os.environ.get("OMP_NUM_THREADS", "")
+        wanted = int(text) if text.isdecimal() else len(allowed)
+        threads["OMP_NUM_THREADS"] = str(max(1, min(wanted, math.floor(quota / size))))
+    binding = environment.threads_binding()
+    if binding == "nobind":
+        return [Share(None, {**threads, "ARMLLM_REPLICAS": f"{size},{size}"})] * size
+    nodes = _visible(host.numa_nodes(root))
+    if binding != "auto":
+        shares = _listed(binding, allowed, size)
+    else:
+        shares = _shares(size, [allowed & frozenset(cpus) for cpus in nodes.values()] or [allowed], root)
+    homes = [_node_of(cpus, nodes) for cpus in shares]
+    return [
+        Share(
+            cpus,
+            {
+                **threads,
+                "ARMLLM_OMP_THREADS_BIND": binding if binding == "auto" else ",".join(map(str, sorted(cpus))),
+                "ARMLLM_REPLICAS": f"{size},{homes.count(home)}",
+            },
+        )
+        for cpus, home in zip(shares, homes, strict=True)
+    ]
+
+
+def _shares(size: int, sets: list[frozenset[int]], root: Path) -> list[frozenset[int]]:
+    """The CPUs of each replica: nodes, else parts of all cores with their hardware threads."""
+    sets = sorted((_fast(root, cpus) for cpus in sets if cpus), key=len, reverse=True)
+    if len(sets) >= size:
+        return sets[:size]
+    firsts = [cpu for cpus in sets for cpu in sorted(_physical(root, cpus))]
+    if len(firsts) < size:
+        firsts = sorted(frozenset().union(*sets))
+    if len(firsts) < size:
+        raise RequestError(f"--data-parallel-size {size} needs {size} CPUs; here are {len(firsts)}")
+    parts = [firsts[len(firsts) * index // size : len(firsts) * (index + 1) // size] for index in range(size)]
+    everything = frozenset().union(*sets)
+    taken = frozenset(firsts)
+    return [
+        frozenset(part) | {cpu for one in part for cpu in _siblings(root, one) & everything - taken}
+        for part in parts
+    ]
+
+
+def _siblings(root: Path, cpu: int) -> frozenset[int]:
+    path = f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+    return frozenset(host.cpu_list(host.text(root, path) or f"{cpu}"))
+
+
 def _allowed() -> frozenset[int]:
     try:
         return frozenset(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@ import torch
 from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
 from armllm.engine import placement
-from armllm.engine.placement import LARGE, decide, place, torch_threads
+from armllm.engine.placement import LARGE, decide, divide, place, torch_threads
 from armllm.errors import RequestError
 
 NAMES = ("OMP_THREADS_BIND", "NUM_OF_RESERVED_CPU")
@@ -280,3 +280,45 @@ def test_a_step_wakes_no_thread_of_torch_beside_the_kernels_own(monkeypatch, mak
     finally:
         torch.set_num_threads(before)
     assert seen == dict.fromkeys(("layer", "head", "sample"), threads)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "siblings", "allowed", "size", "expected"),
+    [
+        ({0: "0-7"}, {}, range(8), 2, [range(4), range(4, 8)]),
+        ({0: "0-7"}, {}, range(8), 3, [range(2), range(2, 5), range(5, 8)]),
+        ({0: "0-3", 1: "4-7"}, {}, range(8), 2, [range(4), range(4, 8)]),
+        ({0: "0-3", 1: "4-7"}, {}, range(2, 8), 2, [range(4, 8), (2, 3)]),
+        ({0: "0-3", 1: "4-7"}, {}, range(8), 4, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ({node: str(node) for node in range(8)}, {}, range(8), 8, [(node,) for node in range(8)]),
+        ({0: "0-3"}, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, range(4), 2, [(0, 2), (1, 3)]),
+        ({0: "0-1"}, {0: "0-1", 1: "0-1"}, range(2), 2, [(0,), (1,)]),
+        ({}, {}, range(2), 2, [(0,), (1,)]),
+    ],
+)
+def test_replicas_share_the_machine_and_no_cpu(machine, nodes, siblings, allowed, size, expected):  # noqa: PLR0917
+    shares = divide(size, cpus(*allowed), machine(nodes, siblings))
+    assert [share.cpus for share in shares] == [cpus(*one) for one in expected]
+    on_node = 1 if len(nodes) >= size else None
+    for share in shares:
+        whole, of_node = map(int, share.environment["ARMLLM_REPLICAS"].split(","))
+        assert whole == size
+        assert on_node is None or of_node == on_node
+
+
+def test_replicas_get_the_lists_of_cpus_that_the_user_wrote(machine, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1|5")
+    shares = divide(2, cpus(*range(8)), machine({0: "0-7"}))
+    assert [share.cpus for share in shares] == [cpus(0, 1), cpus(5)]
+    assert shares[0].environment["ARMLLM_OMP_THREADS_BIND"] == "0,1"
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    assert [share.cpus for share in divide(2, cpus(0), machine({0: "0"}))] == [None, None]
+
+
+def test_more_replicas_than_cpus_are_refused_and_a_small_quota_is_a_warning(machine, monkeypatch, caplog):
+    with pytest.raises(RequestError, match="--data-parallel-size 3 needs 3 CPUs; here are 2"):
+        divide(3, cpus(0, 1), machine({0: "0-1"}))
+    monkeypatch.setattr(placement.host, "cpu_quota", lambda _root: 1.5)
+    shares = divide(2, cpus(0, 1), machine({0: "0-1"}))
+    assert "the limit of 1.5 CPUs is less than the 2 replicas" in caplog.text
+    assert [share.environment["OMP_NUM_THREADS"] for share in shares] == ["1", "1"]

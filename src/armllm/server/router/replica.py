@@ -147,18 +147,18 @@ class Replica:
     async def _take_back(self) -> None:
         with contextlib.suppress(UpstreamError, ValueError):
             _, text = await self.get("/metrics", self._checks.timeout, METRICS_BYTES)
-            if (tokens := cache_tokens(text)) is not None:
-                self.prefixes.set_capacity(tokens)
+            if (found := cache_blocks(text)) is not None:
+                self.prefixes.set_capacity(found[0] * found[1])
         self.well = True
         logger.info("replica %s at %s is well", self.name, self.url)
 
 
-def cache_tokens(text: bytes) -> int | None:
-    """Tokens that a replica's KV cache holds, by its metrics; None if they don't say."""
+def cache_blocks(text: bytes) -> tuple[int, int] | None:
+    """Blocks of a replica's KV cache and tokens per block, by its metrics; None if they don't say."""
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
             if sample.name == "vllm:cache_config_info":
-                return int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
+                return int(sample.labels["num_gpu_blocks"]), int(sample.labels["block_size"])
     return None
 
 

@@ -143,15 +143,19 @@ class RouterServer(DrainingServer):
         return self.router.forwarder.num_waiting > 0
 
 
+def host_of(options: RouterOptions) -> str:
+    """Where to listen: without a key for this machine only, as `armllm serve` does."""
+    if options.host is not None:
+        return options.host
+    return "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104
+
+
 def route(replicas: Replicas, options: RouterOptions) -> int:
     """Route until a signal comes; return the exit status."""
-    host = options.host
-    if host is None:
-        host = "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104 - with a key, as `armllm serve` does
     for number in SIGNALS:
         signal.signal(number, stop_now)
     allow_many_connections()
-    with bound(host, options.port, options.uds) as sock:
+    with bound(host_of(options), options.port, options.uds) as sock:
         address = address_of(sock, options.uds)
         if options.tls is not None:
             address = address.replace("http://", "https://", 1)

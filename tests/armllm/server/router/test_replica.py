@@ -13,7 +13,7 @@ from tests.armllm.server.router.test_forward import hang, in_loop
 
 from armllm.errors import RequestError
 from armllm.server.router.prefixes import PrefixTable, read_prompt
-from armllm.server.router.replica import HealthChecks, Load, Replicas, cache_tokens
+from armllm.server.router.replica import HealthChecks, Load, Replicas, cache_blocks
 from armllm.server.router.upstream import Address
 
 CHAT = "/v1/chat/completions"
@@ -125,8 +125,8 @@ def test_the_table_is_bounded_and_forgets_ends_first():
 
 
 def test_a_replica_tells_how_much_its_cache_holds():
-    assert cache_tokens((METRICS % 1).encode()) == 16000
-    assert cache_tokens(b"") is None
+    assert cache_blocks((METRICS % 1).encode()) == (1000, 16)
+    assert cache_blocks(b"") is None
 
 
 BAD_URLS = ("", "host:8000", "ftp://x", "http://", "http://x:99999", "http://x/?q", "unix:", "http://a@b")
