@@ -30,6 +30,7 @@ import pytest
         pytest.param(
             "shapely", "shapely", ["--with=libgeos-dev/bookworm"], id="meson-python, and meson's own numpy"
         ),
+        pytest.param("simsimd==6.5.16", "simsimd", [], id="OpenMP, for which GCC takes over"),
         pytest.param("tornado", "tornado.speedups", [], id="setuptools, stable ABI"),
         pytest.param("ulid-transform", "ulid_transform._ulid_impl", [], id="poetry-core with a build script"),
         pytest.param("uvloop", "uvloop.loop", [], id="a library that Autoconf configures"),
