@@ -69,6 +69,7 @@ MANY_PARAMETERS = {
     "armllm/cli/serve.py:serve_command": OPTIONS,
     "armllm/kernels/attention.py:paged_attention": "the tensors of the op",
     "armllm/kernels/reference.py:paged_attention": "the tensors of the op",
+    "armllm/models/rope.py:read_rope": "what families leave open in config.json",
 }
 STILL_VAGUE = {
     # "words" are the A64 instructions of a file, 32 bits each, as Arm's manual calls them
