@@ -68,6 +68,14 @@ def step_seconds() -> float:
     return seconds
 
 
+def may_change_adapters() -> bool:
+    """ARMLLM_ or VLLM_ALLOW_RUNTIME_LORA_UPDATING: whether a server loads adapters that clients name."""
+    name, text = _read("ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    if text.lower() not in {"", "0", "1", "false", "true"}:
+        raise RequestError(f"{name} must be 1 or 0, true or false, not {text!r}")
+    return text.lower() in {"1", "true"}
+
+
 def reserved_cpus() -> int:
     """ARMLLM_NUM_OF_RESERVED_CPU or VLLM_CPU_NUM_OF_RESERVED_CPU: cores that auto leaves to others."""
     name, text = _read("NUM_OF_RESERVED_CPU", "VLLM_CPU_NUM_OF_RESERVED_CPU")

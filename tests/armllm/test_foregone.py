@@ -56,7 +56,7 @@ def test_options_without_effect_are_warned_about_once(caplog):
         (["--speculative_config", '{"method": "ngram"}'], "--speculative-config is not supported: tokens"),
         (["-sc.method", "ngram"], "--speculative-config is not supported"),
         (["-dpl", "2"], "--data-parallel-size-local can only be 1 here, not 2"),
-        (["--lora-modules", "a=b"], "--lora-modules is not supported: there are no LoRA"),
+        (["--prompt-adapters", "a=b"], "--prompt-adapters is not supported: there are no prompt adapters"),
         (["--api-server-count=4"], "--api-server-count can only be 1 here, not 4"),
         (["--kv-transfer-config"], "--kv-transfer-config is not supported"),
         (["--load-format", "pt"], "load_format must be 'auto' or 'safetensors' or 'hf' or 'dummy', not 'pt'"),

@@ -173,6 +173,18 @@ class AsyncLLM:
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter now, so that no request waits for it. Raises as `generate` does."""
+        return await asyncio.to_thread(self.llm_engine.add_lora, lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, which running requests keep; return whether it was in memory."""
+        return self.llm_engine.remove_lora(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Return the numbers of the adapters in memory."""
+        return self.llm_engine.list_loras()
+
     async def _run(
         self,
         request_id: str,

@@ -163,6 +163,21 @@ class LLMEngine:
             raise RequestError("skip_tokenizer_init=True: there is no tokenizer")
         return self.tokenizer
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter now, so that no request waits for it; may be called from any thread.
+
+        RequestError or CheckpointError says why it is refused.
+        """
+        return self.adapters.get(lora_request) is not None
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, which running requests keep; return whether it was in memory."""
+        return self.adapters.forget(lora_id)
+
+    def list_loras(self) -> set[int]:
+        """The numbers of the adapters in memory."""
+        return self.adapters.numbers()
+
     def get_num_unfinished_requests(self) -> int:
         """How many requests are queued or run."""
         return len(self.requests)

@@ -110,6 +110,10 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
             "--data-parallel-size", "-dp", help="Replicas behind this port: one per NUMA node.", min=1
         ),
     ] = 1,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
+    ] = None,
     root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
     ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None,
     ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None,
@@ -148,11 +152,20 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     name = model_tag or model or ""
 
     from armllm.chat import read_template  # noqa: PLC0415
+    from armllm.environment import may_change_adapters  # noqa: PLC0415
+    from armllm.server.adapters import parse_modules  # noqa: PLC0415
     from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
     from armllm.server.service import ServerOptions  # noqa: PLC0415
     from armllm.server.tls import tls_context  # noqa: PLC0415
 
+    if lora_modules and not engine.get("enable_lora"):
+        raise RequestError("--lora-modules needs --enable-lora")
+    adapters = parse_modules(lora_modules or ())
+    if adapters and "max_cpu_loras" not in engine:
+        engine["max_cpu_loras"] = max(len(adapters), engine.get("max_loras", 1))
     options = ServerOptions(
+        adapters=adapters,
+        may_change_adapters=bool(engine.get("enable_lora")) and may_change_adapters(),
         served_model_names=tuple(served_model_name or [name]),
         api_keys=keys_of(api_key),
         chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),

@@ -66,6 +66,11 @@ class AdapterCache:
         with self._lock:
             return self._adapters.pop(lora_int_id, None) is not None
 
+    def numbers(self) -> set[int]:
+        """Those of the adapters in memory."""
+        with self._lock:
+            return set(self._adapters)
+
     def _read(self, request: LoRARequest) -> Adapter:
         config = self._config
         hub = HubOptions(

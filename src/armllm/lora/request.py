@@ -11,12 +11,14 @@ from armllm.errors import RequestError
 class LoRARequest:
     """An adapter in PEFT's format: its name, a number from 1 that stands for it, and its folder or hub name.
 
+    base_model_name: what a server's list of models shows as its parent; default: the model.
     Raises RequestError (a ValueError) for an empty name or path, or another number.
     """
 
     lora_name: str
     lora_int_id: int
     lora_path: str
+    base_model_name: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("lora_name", "lora_path"):

@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from armllm.server import openapi
 from armllm.server.docs import show_docs
 from armllm.server.errors import ApiError, answer_error, error_handlers
+from armllm.server.lora import load_adapter, unload_adapter
 from armllm.server.origins import OriginGuard
 
 if TYPE_CHECKING:
@@ -67,9 +68,14 @@ def create_app(service: Service) -> Starlette:
     else:
         hosts, origins = service.options.allowed_hosts, service.options.allowed_origins
         middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
+    changes = (
+        Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
+    )
     app = Starlette(
         routes=[
             *openapi.routes(),
+            *(changes if service.options.may_change_adapters else ()),
             Route("/health", health),
             Route("/ping", health, methods=["GET", "POST"]),
             Route("/load", load),

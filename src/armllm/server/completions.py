@@ -52,7 +52,7 @@ class Run:
     @classmethod
     async def prepare(cls, service: Service, body: CompletionRequest) -> Run:
         """Check and tokenize; ApiError or RequestError says what can't be honoured."""
-        service.check_model(body.model)
+        service = service.of(body.model)
         if body.stream and body.echo and body.max_tokens == 0:
             raise ApiError("max_tokens 0 with echo can't be streamed", param="stream")
         if body.max_tokens == 0 and not body.echo:

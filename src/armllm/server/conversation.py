@@ -58,7 +58,7 @@ class Conversation:
 
 async def prepare(service: Service, body: ChatRequest) -> Conversation:
     """Check, put into words and tokenize; ApiError or RequestError says what can't be honoured."""
-    service.check_model(body.model)
+    service = service.of(body.model)
     mode, forced = _tool_choice(service, body)
     tools = body.tools or []
     text = await render_prompt(service, body, body.messages, tools if mode != "none" else None)

@@ -69,6 +69,7 @@ async def embed(
                 dataclasses.replace(params, second_segment=prompt.second_segment),
                 f"{request_id}-{index}",
                 priority or 0,
+                service.adapter,
             )
         )
         for index, prompt in enumerate(prompts)

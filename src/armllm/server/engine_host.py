@@ -22,6 +22,7 @@ from armllm.outputs import RequestOutput
 from armllm.progress import progress
 from armllm.sampling_params import PoolingParams
 from armllm.server.engine_messages import (
+    AdapterChange,
     Failure,
     Loaded,
     NotLoaded,
@@ -58,6 +59,10 @@ class EngineHost:
                     task = asyncio.ensure_future(self._answer(message))
                     self._tasks[message.key] = task
                     task.add_done_callback(functools.partial(self._forget, message.key))
+                elif isinstance(message, AdapterChange):
+                    task = asyncio.ensure_future(self._change(message))
+                    self._tasks[message.key] = task
+                    task.add_done_callback(functools.partial(self._forget, message.key))
                 elif message in self._tasks:  # the reader of this answer has gone
                     self._tasks[message].cancel()
         finally:
@@ -71,13 +76,15 @@ class EngineHost:
         try:
             if isinstance(question.params, PoolingParams):
                 vector = await self._engine.encode(
-                    question.prompt, question.params, request_id, question.priority
+                    question.prompt, question.params, request_id, question.priority, question.lora_request
                 )
                 output = RequestOutput(request_id, None, [], [], True, vector.num_cached_tokens)
                 output.embedding = vector.outputs.embedding
                 self._send((key, output))
                 return
-            outputs = self._engine.generate(question.prompt, question.params, request_id, question.priority)
+            outputs = self._engine.generate(
+                question.prompt, question.params, request_id, question.priority, question.lora_request
+            )
             first = True
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
@@ -92,6 +99,20 @@ class EngineHost:
         except Exception as error:  # noqa: BLE001 - as if it were in one process, this request fails alone
             line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
             self._send((key, EngineError(f"this request failed: {line:.200}")))
+
+    async def _change(self, change: AdapterChange) -> None:
+        try:
+            if isinstance(change.adapter, int):
+                await self._engine.remove_lora(change.adapter)
+            else:
+                await self._engine.add_lora(change.adapter)
+        except ArmllmError as error:
+            self._send((change.key, error))
+        except Exception as error:  # noqa: BLE001 - whatever a file of a stranger's brings to light
+            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            self._send((change.key, EngineError(f"the adapter can't be read: {line:.200}")))
+        else:
+            self._send((change.key, True))
 
     async def _send_stats(self) -> None:
         """Tell how the engine is whenever that changes, and once that it has failed."""
@@ -126,7 +147,7 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     try:
-        model, options, progress.visible = receive(connection)
+        model, options, adapters, progress.visible = receive(connection)
         with contextlib.suppress(BlockingIOError):  # it may have gone before prctl
             if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
                 return
@@ -139,6 +160,8 @@ def main(descriptor: int) -> None:
             from armllm.server.greeting import engine_lines  # noqa: PLC0415
 
             engine = AsyncLLM(model, **options)
+            for adapter in adapters:
+                engine.llm_engine.add_lora(adapter)
         loaded = Loaded(engine.facts, engine_lines(engine.llm_engine), engine.stats())
     except BaseException as error:  # noqa: BLE001 - raised again where it was asked for
         send(connection, NotLoaded.of(error, traceback.format_exc()))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from armllm.engine.facts import EngineFacts
     from armllm.engine.stats import EngineStats
     from armllm.errors import ArmllmError
+    from armllm.lora.request import LoRARequest
     from armllm.sampling_params import PoolingParams, SamplingParams
 
 _LENGTH = struct.Struct("<Q")
@@ -58,6 +59,15 @@ class Question:
     prompt: list[int]
     params: SamplingParams | PoolingParams
     priority: int
+    lora_request: LoRARequest | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdapterChange:
+    """Read an adapter, or forget the one with this number; True or an error comes back with the ``key``."""
+
+    key: int
+    adapter: LoRARequest | int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

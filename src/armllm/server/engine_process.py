@@ -16,12 +16,22 @@ from armllm.errors import ArmllmError, EngineError
 from armllm.helper_process import python_module
 from armllm.progress import progress
 from armllm.sampling_params import RequestOutputKind, SamplingParams
-from armllm.server.engine_messages import Failure, NotLoaded, Question, read_message, receive, send, written
+from armllm.server.engine_messages import (
+    AdapterChange,
+    Failure,
+    NotLoaded,
+    Question,
+    read_message,
+    receive,
+    send,
+    written,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from armllm.engine.stats import EngineStats
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
     from armllm.sampling_params import PoolingParams
 
@@ -31,13 +41,15 @@ COMMAND = python_module("armllm.server.engine_host")
 class EngineProcess:
     """What a server needs of `AsyncLLM`, which it starts in another process; `connect` comes first.
 
-    ``facts`` and ``lines`` say what was loaded. Errors of loading are raised as `AsyncLLM` raises them.
+    ``adapters`` are read at once. ``facts`` and ``lines`` say what was loaded. Errors of loading are raised
+    as `AsyncLLM` raises them.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, adapters: Sequence[LoRARequest] = (), **options: Any) -> None:
         self.dead_error: Exception | None = None
         self._streams: dict[int, Stream] = {}
         self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self._changes: dict[int, asyncio.Future[None]] = {}
         self._keys = itertools.count()
         self._reading: asyncio.Task[None] | None = None
         self._connection, far_end = socket.socketpair()
@@ -46,7 +58,7 @@ class EngineProcess:
                 [*COMMAND, str(far_end.fileno())], pass_fds=[far_end.fileno()], stdin=subprocess.DEVNULL
             )
         try:
-            send(self._connection, (model, options, progress.visible))
+            send(self._connection, (model, options, adapters, progress.visible))
             loaded = receive(self._connection)
         except (EOFError, ConnectionError):
             raise EngineError(f"the engine failed: {self._ended()}") from None
@@ -71,30 +83,59 @@ class EngineProcess:
         self._reading = asyncio.ensure_future(self._read(reader))
 
     async def generate(
-        self, prompt: list[int], sampling_params: SamplingParams, request_id: str, priority: int = 0
+        self,
+        prompt: list[int],
+        sampling_params: SamplingParams,
+        request_id: str,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`."""
-        outputs = self._ask(prompt, sampling_params, request_id, priority)
+        question = Question(next(self._keys), request_id, prompt, sampling_params, priority, lora_request)
+        outputs = self._ask(question)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
 
     async def encode(
-        self, prompt: list[int], pooling_params: PoolingParams, request_id: str, priority: int = 0
+        self,
+        prompt: list[int],
+        pooling_params: PoolingParams,
+        request_id: str,
+        priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """As `AsyncLLM.encode`."""
-        async with contextlib.aclosing(self._ask(prompt, pooling_params, request_id, priority)) as outputs:
+        question = Question(next(self._keys), request_id, prompt, pooling_params, priority, lora_request)
+        async with contextlib.aclosing(self._ask(question)) as outputs:
             return as_embedding(await anext(outputs))
 
-    async def _ask(
-        self, prompt: list[int], params: SamplingParams | PoolingParams, request_id: str, priority: int
-    ) -> AsyncGenerator[RequestOutput, None]:
-        kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """As `AsyncLLM.add_lora`."""
+        await self._change(lora_request)
+
+    async def remove_lora(self, lora_id: int) -> None:
+        """As `AsyncLLM.remove_lora`."""
+        await self._change(lora_id)
+
+    async def _change(self, adapter: LoRARequest | int) -> None:
+        if self.dead_error is not None:
+            raise self.dead_error
         key = next(self._keys)
-        stream = self._streams[key] = Stream(request_id, kind)
+        change = self._changes[key] = asyncio.get_running_loop().create_future()
+        self._tell(AdapterChange(key, adapter))
+        try:
+            await change
+        finally:
+            del self._changes[key]
+
+    async def _ask(self, question: Question) -> AsyncGenerator[RequestOutput, None]:
+        key, params, prompt = question.key, question.params, question.prompt
+        kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
+        stream = self._streams[key] = Stream(question.request_id, kind)
         if self.dead_error is not None:
             stream.fail(self.dead_error)
-        self._tell(Question(key, request_id, prompt, params, priority))
+        self._tell(question)
         finished = False
         try:
             while not finished:
@@ -108,7 +149,7 @@ class EngineProcess:
             if not finished:
                 self._tell(key)
 
-    def _tell(self, message: Question | int) -> None:
+    def _tell(self, message: Question | AdapterChange | int) -> None:
         if not self._writer.is_closing():  # then `_read` says so to whoever waits
             self._writer.write(written(message))
 
@@ -124,6 +165,9 @@ class EngineProcess:
         self.dead_error = self.dead_error or EngineError(f"the engine failed: {self._ended()}")
         for stream in self._streams.values():
             stream.fail(self.dead_error)
+        for change in self._changes.values():
+            if not change.done():
+                change.set_exception(self.dead_error)
 
     async def _hand_out_all(self, reader: asyncio.StreamReader) -> None:
         while (messages := await read_message(reader)) is not None:
@@ -137,7 +181,15 @@ class EngineProcess:
             if self.dead_error is not None:
                 return
 
-    def _hand_out(self, key: int, result: RequestOutput | ArmllmError) -> None:
+    def _hand_out(self, key: int, result: RequestOutput | ArmllmError | bool) -> None:
+        change = self._changes.get(key)
+        if change is not None and not change.done():
+            if isinstance(result, ArmllmError):
+                change.set_exception(result)
+            else:
+                change.set_result(None)
+        if isinstance(result, bool):
+            return
         stream = self._streams.get(key)
         if stream is None:  # its reader has gone
             return

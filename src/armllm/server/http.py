@@ -84,7 +84,7 @@ async def answer(
     """What ``work`` makes of the request's body, as JSON; it is cancelled when the client goes."""
     service: Service = request.app.state.service
     body = await read_body(request, model)
-    service.check_model(body.model)
+    service = service.of(body.model)
     return json_response(await unless_disconnected(request, work(service, body)))
 
 

@@ -51,7 +51,7 @@ def serve(
         from armllm.server.engine_process import EngineProcess  # noqa: PLC0415 - a port in use is said at once
         from armllm.server.service import Service  # noqa: PLC0415
 
-        engine = EngineProcess(model, **engine_options)
+        engine = EngineProcess(model, options.adapters, **engine_options)
         try:
             service = Service(engine, options)
             address = address_of(sock, uds)

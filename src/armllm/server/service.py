@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import functools
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from armllm.chat import find_template
 from armllm.errors import RequestError
 from armllm.sampling_params import SamplingParams
+from armllm.server.adapters import ServedAdapters
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from armllm.api.async_llm import AsyncLLM
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import RequestOutput
     from armllm.server.engine_process import EngineProcess
     from armllm.tokenizer import Tokenizer
@@ -57,6 +60,7 @@ class ServerOptions:
     without its text. log_stats: a line every ten seconds while the engine works. allowed_origins: web pages
     that may use the server. allowed_hosts: public host names that it may be asked under where it needs no
     key. root_path: the prefix under which a proxy offers it. tls: what `tls_context` returns, for HTTPS.
+    adapters: served by their names. may_change_adapters: clients may load and unload others.
 
     Raises RequestError for a parser that does not exist.
     """
@@ -74,6 +78,8 @@ class ServerOptions:
     allowed_hosts: tuple[str, ...] = ()
     root_path: str = ""
     tls: ssl.SSLContext | None = None
+    adapters: tuple[LoRARequest, ...] = ()
+    may_change_adapters: bool = False
 
     def __post_init__(self) -> None:
         for flag, name, known in (
@@ -84,6 +90,9 @@ class ServerOptions:
                 raise RequestError(f"{flag} must be one of {', '.join(known)}, not {name!r}")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise RequestError("--enable-auto-tool-choice needs --tool-call-parser")
+        for adapter in self.adapters:
+            if adapter.lora_name in self.served_model_names:
+                raise RequestError(f"--lora-modules: {adapter.lora_name!r} is the name of the model, too")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise RequestError(f"--root-path must be like /prefix, not {self.root_path!r}")
 
@@ -108,21 +117,28 @@ class Service:
         self.longest_text = self.max_model_len * self.tokenizer.longest_token
         self.vocab_size = self.facts.vocab_size
         self.model = options.served_model_names[0]
+        self.adapter: LoRARequest | None = None
+        self.adapters = ServedAdapters(engine, options.adapters, options.served_model_names)
         self.created = int(time.time())
         self.metrics = Metrics(engine, self.model)
         self._templates: dict[tuple[bool, bool], Renderer] = {}
         if options.chat_template is not None:
             self.template(tools=False)  # say now if it can't be compiled
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model."""
-        if name is not None and name not in self.options.served_model_names:
+    def of(self, name: str | None) -> Service:
+        """Return this service as requests for a model or an adapter see it; ApiError if there is none."""
+        if name is None or name in self.options.served_model_names:
+            return self
+        if name not in self.adapters.loaded:
             raise ApiError(
                 f"the model {name!r} does not exist; this server has {self.model!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
+        found = copy.copy(self)
+        found.model, found.adapter = name, self.adapters.loaded[name]
+        return found
 
     def check_priority(self, priority: int | None) -> None:
         """Refuse a priority where the engine knows none."""
@@ -134,7 +150,7 @@ class Service:
     ) -> AsyncIterator[RequestOutput]:
         """The engine's outputs for one prompt."""
         self.check_priority(priority)
-        return self.engine.generate(token_ids, params, request_id, priority or 0)
+        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter)
 
     def template(self, *, tools: bool, heavy: bool = False) -> Renderer:
         """The chat template for conversations with or without tools; RequestError if there is none."""

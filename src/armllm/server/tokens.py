@@ -62,7 +62,7 @@ async def _detokenize(service: Service, body: DetokenizeRequest) -> Detokenized:
 async def list_models(request: Request) -> Response:
     """All names that the model is served under."""
     service: Service = request.app.state.service
-    names = service.options.served_model_names
+    names = [*service.options.served_model_names, *service.adapters.loaded]
     found: ModelList = {"object": "list", "data": [_card(service, name) for name in names]}
     return json_response(found)
 
@@ -72,7 +72,7 @@ async def get_model(request: Request) -> Response:
     service: Service = request.app.state.service
     name = request.path_params["model"]
     try:
-        service.check_model(name)
+        service.of(name)
     except ApiError as error:
         error.param = None
         raise
@@ -86,12 +86,13 @@ async def version(_request: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
+    adapter = service.adapters.loaded.get(name)
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "armllm",
-        "root": service.facts.model,
-        "parent": None,
+        "root": service.facts.model if adapter is None else adapter.lora_path,
+        "parent": None if adapter is None else adapter.base_model_name or service.model,
         "max_model_len": service.max_model_len,
     }

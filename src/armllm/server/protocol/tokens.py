@@ -94,7 +94,7 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int
     permission: NotRequired[list[Any]]
 
