@@ -61,6 +61,11 @@ class LLMEngine:
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
         check_ranks(config, model_config)
+        if config.enable_lora and model_config.is_encoder:
+            raise RequestError(
+                f"enable_lora is not supported for encoders, and {model_config.architecture} is one:"
+                " merge the adapter into its weights"
+            )
         self.followers: Followers | None = None
         if config.tensor_parallel_size > 1:
             unconfine()
