@@ -187,6 +187,11 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         allowed_hosts=(*texts_of("--allowed-hosts", allowed_hosts), *([host] if host else [])),
     )
     if data_parallel_size > 1:
+        if options.may_change_adapters:
+            raise RequestError(
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING and --data-parallel-size do not go together: one replica"
+                " would load an adapter; name all with --lora-modules"
+            )
         return _serve_replicas(ctx, data_parallel_size, options)
     return run(
         name,
