@@ -116,7 +116,8 @@ def mixture(name, x):
     MEMORY.append(experts)  # its tensors, which are passed as addresses
     weights = torch.rand(ROWS, 2)
     return [
-        str(dtype), torch.zeros_like(x), x, ids, weights, experts.addresses, experts.description, "silu"
+        str(dtype), torch.zeros_like(x), x, ids, weights, experts.addresses, experts.description, "silu",
+        1.7, 2.0, torch.randn(3, 8), torch.randn(3, COLUMNS),
     ]  # fmt: skip
 
 
@@ -277,6 +278,8 @@ NUMBERS = [
     ("paged_attention", "sliding_window", [0, -3, 1.5, -(1 << 70)]),
     ("paged_attention", "logit_soft_cap", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
     ("rotary_embedding", "interleaved", [1, None]),
+    ("moe", "alpha", [0.0, -1.0, 1e39, float("nan"), "1"]),
+    ("moe", "limit", [0.0, -1.0, float("inf"), "1"]),
 ]
 
 
