@@ -125,7 +125,7 @@ class RouterServer(DrainingServer):
         await super().startup(sockets)
         replicas = self.router.replicas
         found = f"{len(replicas.all)} replicas, {len(replicas.well)} of them well"
-        say(f"  routing to {found}{audience(self.address)}")
+        say(f"  routing to {found}; serving{audience(self.address)}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, then leave the replicas alone."""
