@@ -25,6 +25,7 @@ LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
 GATES = ("gate_proj", "w1")
 UPS = ("up_proj", "w3")
 DOWNS = ("down_proj", "w2")
+STACKED = re.compile(r"(mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj(_blocks)?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,8 +140,9 @@ class _Layer:
         if self.has("block_sparse_moe.input_linear"):  # Granite
             for name in ("input_linear", "output_linear"):
                 self.skip(f"block_sparse_moe.{name}", "its experts are in one tensor")
-        elif f"{scope}.experts.gate_up_proj" in self.names:
-            self.skip(f"{scope}.experts", "its experts are in one tensor")
+        elif stacked := [name for name in sorted(self.names) if STACKED.fullmatch(name)]:
+            for name in stacked:
+                self.skip(name.removesuffix("_blocks"), "its experts are in one tensor")
         elif scope is None:
             self.from_norm(norm, self.gates_and_ups("mlp"), [])
             self.gated("mlp")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from armllm.errors import RequestError
 from armllm.outputs import (
     ClassificationOutput,
@@ -76,6 +74,8 @@ def as_embedding(output: RequestOutput) -> EmbeddingRequestOutput:
 
 def as_pooled(output: RequestOutput) -> PoolingRequestOutput[PoolingOutput]:
     """The same as a tensor, whatever the vector is."""
+    import torch  # noqa: PLC0415 - the process that talks to clients does without it
+
     return PoolingRequestOutput(outputs=PoolingOutput(torch.tensor(_values(output))), **_about(output))
 
 

@@ -21,6 +21,7 @@ from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same i
     quantize_rows,
 )
 from armllm.kernels.reference_moe import (  # noqa: F401 - part of the same interface
+    ClampedSwiGLU,
     Experts,
     join_experts,
     moe_bf16,

@@ -55,7 +55,8 @@ def clamped_swiglu(gate: Tensor, up: Tensor, activation: ClampedSwiGLU) -> Tenso
     return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
 
 
-def _activate(gate: Tensor, up: Tensor, activation: str | ClampedSwiGLU) -> Tensor:
+def activate(gate: Tensor, up: Tensor, activation: str | ClampedSwiGLU) -> Tensor:
+    """What lies between the two products of an expert."""
     if isinstance(activation, ClampedSwiGLU):
         return clamped_swiglu(gate, up, activation)
     if activation == "silu":
@@ -80,7 +81,7 @@ def moe_w4a8(
             biases = (None if b is None else b[expert] for b in (experts.gate_up_bias, experts.down_bias))
             gate_up_bias, down_bias = biases
             gate, up = _product(x[tokens].float(), gate_up, gate_up_bias).chunk(2, -1)
-            result = _product(_activate(gate, up, activation), down, down_bias)
+            result = _product(activate(gate, up, activation), down, down_bias)
             total.index_add_(0, tokens, result * expert_weights[tokens, place, None])
     out.copy_(total)
 

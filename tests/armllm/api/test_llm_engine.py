@@ -73,7 +73,7 @@ def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, pla
     assert all(output.error is None for output in good)
 
 
-@pytest.mark.parametrize("place", ["prompt_logprobs", "read", "embedding"])
+@pytest.mark.parametrize("place", ["prompt_logprobs", "read", "values"])
 def test_an_error_with_what_a_prompt_computes_ends_its_request_alone(llm, monkeypatch, place):
     alone = [tokens(outputs(llm, one)[0]) for one in GOOD]
     if place == "prompt_logprobs":

@@ -315,5 +315,5 @@ def test_an_encoder_says_what_it_does_not_do(tmp_path):
     assert len(llm.embed([5] * 80, use_tqdm=False)) == 1
     with pytest.raises(RequestError, match="an encoder is computed in one process"):
         load(tmp_path, tensor_parallel_size=2)
-    with pytest.raises(RequestError, match="an encoder takes no adapters"):
+    with pytest.raises(RequestError, match="enable_lora is not supported for encoders"):
         load(tmp_path, enable_lora=True)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import types
-from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import linear
 
 from armllm import kernels
 from armllm.checkpoint.matrix import IntegerWeight
+from armllm.kernels import reference_moe
 
 
 @pytest.fixture
@@ -28,22 +29,19 @@ def exact_products(monkeypatch):
         return types.SimpleNamespace(out_features=q.shape[0], matrix=weight.dequantize(), **form)
 
     def product(out, x, weight, bias=None):
-        out.copy_(torch.nn.functional.linear(x, weight.matrix, bias))
+        out.copy_(linear(x, weight.matrix, bias))
 
-    def join(gate_up, down):
-        return types.SimpleNamespace(gate_up=gate_up, down=down, bits=8, dtype=None)
+    def join(gate_up, down, gate_up_bias=None, down_bias=None):
+        biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
+        return types.SimpleNamespace(gate_up=gate_up, down=down, bits=8, dtype=None, **biases)
 
     def experts(out, x, ids, weights, joined, *, activation):
-        activate = {
-            "silu": torch.nn.functional.silu,
-            "gelu": torch.nn.functional.gelu,
-            "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
-        }[activation]
         out.zero_()
         for expert, (gate_up, down) in enumerate(zip(joined.gate_up, joined.down, strict=True)):
-            gate, up = (x @ gate_up.matrix.T).chunk(2, -1)
+            first, second = (b if b is None else b[expert] for b in (joined.gate_up_bias, joined.down_bias))
+            gate, up = linear(x, gate_up.matrix, first).chunk(2, -1)
             share = (weights * (ids == expert)).sum(-1, keepdim=True)
-            out += share * ((activate(gate) * up) @ down.matrix.T)
+            out += share * linear(reference_moe.activate(gate, up, activation), down.matrix, second)
 
     monkeypatch.setattr(kernels, "pack_weight", pack)
     monkeypatch.setattr(kernels, "join_experts", join)

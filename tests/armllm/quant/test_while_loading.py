@@ -30,6 +30,8 @@ LEFT = (
     "shared_expert_gate",
     "router",
     "layer",
+    "gate_up_proj_bias",
+    "down_proj_bias",
 )
 
 
@@ -41,9 +43,10 @@ def rounded_twin(folder, config, scheme):
         if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
             state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
         if tensor.ndim == 3:
-            state[name] = torch.stack(
-                [from_float(one, scheme_for(scheme, tensor.shape[2])).dequantize() for one in tensor]
-            )
+            turned = config["model_type"] == "gpt_oss"  # its experts are [inputs, outputs]
+            experts = [one.T if turned else one for one in tensor]
+            rounded = [from_float(one, scheme_for(scheme, one.shape[1])).dequantize() for one in experts]
+            state[name] = torch.stack([one.T if turned else one for one in rounded])
     twin = folder / "twin"
     twin.mkdir()
     save_file(state, twin / "model.safetensors", metadata={"format": "pt"})

@@ -16,6 +16,8 @@ def test_the_metrics_that_the_docs_name_are_there(served):
     names = set(re.findall(r"`((?:vllm|armllm):\w+)`", DOCS.read_text(encoding="utf-8")))
     assert len(names) > 15
     for name in sorted(names):
+        if name.startswith("armllm:router_"):  # a router's own: tests/armllm/server/router
+            continue
         assert re.search(rf"^{name}(_bucket)?\{{", text, re.MULTILINE), name
     (loaded,) = re.findall(r"^armllm:weight_bytes\{.*\} (\S+)$", text, re.MULTILINE)
     assert float(loaded) > 0

@@ -39,7 +39,7 @@ app(["serve", sys.argv[1], "--host", "127.0.0.1", "--port", "0"])
 ENGINE = """
 import sys
 from armllm.server import engine_host, engine_messages
-engine_host.receive = lambda connection: (sys.argv[1], {}, False)
+engine_host.receive = lambda connection: (sys.argv[1], {}, (), False)
 engine_host.send = lambda connection, loaded: print(*sys.modules, sep="\\n") or sys.exit(loaded.lines == [])
 import socket
 ours, theirs = socket.socketpair()

@@ -85,19 +85,22 @@ def without_block(index, size=16):
 
 
 def rotary(change):
-    def rotary_embedding(positions, query, key, cos_sin_cache):
+    def rotary_embedding(positions, query, key, cos_sin_cache, *, interleaved):
+        assert not interleaved
         change(positions, query, key, cos_sin_cache)
 
     return rotary_embedding
 
 
-def query_one_late(positions, query, key, cache):
+def query_one_late(positions, query, key, cache, *, interleaved):
+    assert not interleaved
     reference.rotary_embedding(positions + 1, query, key.clone(), cache)
     reference.rotary_embedding(positions, query.clone(), key, cache)
 
 
 def with_table(change):
-    def rotary_embedding(positions, query, key, cache):
+    def rotary_embedding(positions, query, key, cache, *, interleaved):
+        assert not interleaved
         reference.rotary_embedding(positions, query, key, change(cache.clone()))
 
     return rotary_embedding
