@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from armllm.kernels.moe import ClampedSwiGLU  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface
     PackedWeight,
     matmul_w4a8,
@@ -21,7 +22,6 @@ from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same i
     quantize_rows,
 )
 from armllm.kernels.reference_moe import (  # noqa: F401 - part of the same interface
-    ClampedSwiGLU,
     Experts,
     join_experts,
     moe_bf16,
