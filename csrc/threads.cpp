@@ -36,6 +36,7 @@ struct OpenMp {
   int (*thread_num)() = nullptr;
   int (*num_threads)() = nullptr;
   int (*in_parallel)() = nullptr;
+  int (*pause)(int kind) = nullptr;  // since OpenMP 5
   std::string path;
 };
 
@@ -89,6 +90,7 @@ const OpenMp* openmp() {
       !resolve(library, "omp_in_parallel", result.in_parallel)) {
     return nullptr;
   }
+  resolve(library, "omp_pause_resource_all", result.pause);
   found.store(new OpenMp(result), std::memory_order_release);  // lives as long as the process
   return found.load();
 }
@@ -340,12 +342,20 @@ class Pool {
 std::atomic<int> requested{0};
 std::atomic<bool> own_threads{false};
 
-// A fork leaves the child without the threads of its parent, whose team libgomp would wait for: so a child
-// has a pool of its own, whatever its parent had. Pools are never destroyed: their threads may still be
-// waiting when the process ends.
+// A fork leaves the child without the threads of its parent, whose team libgomp would wait for. So a thread
+// that forks dismisses its team first, and torch's operators find a new one, there and here. Older libgomps
+// can't: the kernels of a child have a pool of its own, whatever its parent had. Pools are never destroyed:
+// their threads may still be waiting when the process ends.
 std::atomic<Pool*> current_pool{nullptr};
 std::atomic<bool> is_forked{false};
-const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+
+void before_fork() {
+  constexpr int kSoft = 1;  // settings stay
+  const OpenMp* omp = openmp();
+  if (omp != nullptr && omp->pause != nullptr) omp->pause(kSoft);
+}
+
+const int fork_handler = pthread_atfork(before_fork, nullptr, [] {
   current_pool = nullptr;
   is_forked = true;
 });

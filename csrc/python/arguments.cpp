@@ -19,9 +19,16 @@ namespace {
 // Also a number of numpy or a tensor of one element, as Python's own functions take them.
 double real(const char* name, PyObject* object) {
   const double value = PyFloat_AsDouble(object);
-  if (value == -1 && PyErr_Occurred() != nullptr) refuse_type(name, object, "a number");
-  return value;
+  if (value != -1 || PyErr_Occurred() == nullptr) return value;
+  if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) refuse_type(name, object, "a number");
+  PyErr_Clear();
+  return HUGE_VAL;  // no caller takes it
 }
+
+// Of a normal float32: kernels multiply and divide numbers by factors near 1, which must leave them one.
+constexpr double kLeast = 1e-37, kMost = 1e38;
+// Of what kernels also divide by: neither the quotient nor a number times it becomes infinite or 0 early.
+constexpr double kLeastDivisor = 1e-29, kMostDivisor = 1e29;
 
 }  // namespace
 
@@ -41,18 +48,28 @@ std::string text_of_new(PyObject* object) {
 std::string repr(PyObject* object) { return text_of_new(PyObject_Repr(object)); }
 
 float number(const char* name, PyObject* object) {
-  const double value = real(name, object);
-  const auto result = static_cast<float>(value);
-  if (std::isinf(result) && !std::isinf(value)) refuse(name, object, "a number that float32 holds");
-  return result;
+  const double value = real(name, object), size = std::abs(value);
+  if (value != 0 && !(kLeast <= size && size <= kMost)) {
+    refuse(name, object, "0 or a number from 1e-37 to 1e38, of either sign");
+  }
+  return static_cast<float>(value);
 }
 
-float positive_or_none(const char* name, PyObject* object) {
+float not_negative(const char* name, PyObject* object) {
+  const double value = real(name, object);
+  if (value != 0 && !(kLeast <= value && value <= kMost)) {
+    refuse(name, object, "0 or a number from 1e-37 to 1e38");
+  }
+  return static_cast<float>(value);
+}
+
+float divisor_or_none(const char* name, PyObject* object) {
   if (object == Py_None) return 0;
-  const auto result = static_cast<float>(real(name, object));
-  if (!(result > 0) || std::isinf(result))
-    refuse(name, object, "a positive number that float32 holds, or None");
-  return result;
+  const double value = real(name, object);
+  if (!(kLeastDivisor <= value && value <= kMostDivisor)) {
+    refuse(name, object, "a number from 1e-29 to 1e29, or None");
+  }
+  return static_cast<float>(value);
 }
 
 int64_t count_or_none(const char* name, PyObject* object) {

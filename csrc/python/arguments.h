@@ -23,10 +23,11 @@ std::string repr(PyObject* object);
 // Steals it; throws if it is null.
 std::string text_of_new(PyObject* object);
 
-// The float32 that is computed with.
+// 0, or what float32 holds with room on both sides.
 float number(const char* name, PyObject* object);
-// Above 0 and finite as the float32 that is computed with; 0 for None.
-float positive_or_none(const char* name, PyObject* object);
+float not_negative(const char* name, PyObject* object);
+// What is divided by; 0 for None.
+float divisor_or_none(const char* name, PyObject* object);
 // At least 1; the largest int64 for None, and for more than that.
 int64_t count_or_none(const char* name, PyObject* object);
 int64_t integer(const char* name, PyObject* object);

@@ -123,7 +123,7 @@ void py_paged_attention(PyObject* const* a) {
   const Tensor lengths = TensorMatcher({sequences}).of(kInt32).match("seq_lens", a[6]);
   const float scale = number("scale", a[7]);
   const int64_t window = count_or_none("sliding_window", a[8]);
-  const float cap = positive_or_none("logit_soft_cap", a[9]);
+  const float cap = divisor_or_none("logit_soft_cap", a[9]);
   const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[10]);
   const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[11]);
   const PagedAttentionArgs args{out.data,

@@ -17,7 +17,7 @@ void py_rms_norm(PyObject* const* a) {
   const Tensor x = TensorMatcher({tokens, hidden}).of(type).match("x", a[1]);
   const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[0]);
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
-  const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
+  const float eps = not_negative("eps", a[3]), offset = number("weight_offset", a[4]);
   const RmsNormArgs args{out.data,      x.data,      weight.data, tokens, hidden,
                          out.stride[0], x.stride[0], eps,         offset};
   run_norm([=] { rms_norm(dispatched().table, type, args); },
@@ -31,7 +31,7 @@ void py_fused_add_rms_norm(PyObject* const* a) {
   const Tensor x = TensorMatcher({tokens, hidden}).of(type).written().match("x", a[0]);
   const Tensor residual = TensorMatcher({tokens, hidden}).of(type).written().match("residual", a[1]);
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
-  const float eps = number("eps", a[3]), offset = number("weight_offset", a[4]);
+  const float eps = not_negative("eps", a[3]), offset = number("weight_offset", a[4]);
   const FusedAddRmsNormArgs args{x.data,      residual.data,      weight.data, tokens, hidden,
                                  x.stride[0], residual.stride[0], eps,         offset};
   run_norm([=] { fused_add_rms_norm(dispatched().table, type, args); },
@@ -46,7 +46,7 @@ void py_layer_norm(PyObject* const* a) {
   const Tensor out = TensorMatcher({tokens, hidden}).of(type).written().match("out", a[0]);
   const Tensor weight = TensorMatcher({hidden}).of(type).match("weight", a[2]);
   const Tensor bias = TensorMatcher({hidden}).of(type).match_or_none("bias", a[3]);
-  const float eps = number("eps", a[4]);
+  const float eps = not_negative("eps", a[4]);
   const LayerNormArgs args{out.data, x.data,        weight.data, bias.data, tokens,
                            hidden,   out.stride[0], x.stride[0], eps};
   run_norm([=] { layer_norm(dispatched().table, type, args); },

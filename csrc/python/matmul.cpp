@@ -83,7 +83,7 @@ void py_matmul(PyObject* const* a) {
   const Tensor out = TensorMatcher({tokens, out_features}).of(type).written().match("out", a[0]);
   const Tensor bias = TensorMatcher({out_features}).of(type).match_or_none("bias", a[4]);
   const void* const data = weight.match("weight.data", a[2]);
-  const float x_scale = positive_or_none("x_scale", a[5]);
+  const float x_scale = divisor_or_none("x_scale", a[5]);
   const MatmulArgs args{out.data,     x.data, bias.data,     data,        nullptr,
                         weight.shape, tokens, out.stride[0], x.stride[0], x_scale};
   run_product({form, type, args});

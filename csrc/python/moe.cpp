@@ -45,7 +45,7 @@ void py_moe(PyObject* const* a) {
   const Tensor addresses =
       TensorMatcher({both, count}).of(kInt64).contiguous().match("experts.addresses", a[5]);
   const Function function = function_of(a[7]);
-  const float alpha = positive_or_none("alpha", a[8]), limit = positive_or_none("limit", a[9]);
+  const float alpha = divisor_or_none("alpha", a[8]), limit = divisor_or_none("limit", a[9]);
   if ((alpha == 0) != (limit == 0)) throw std::invalid_argument("alpha and limit belong together");
   Size gate_up_rows(2 * width);
   const Tensor gate_up_bias =

@@ -79,7 +79,7 @@ dlpack::Tensor read(const char* name, PyObject* object) {
   if (tensor_type == nullptr)
     throw std::runtime_error("armllm.kernels is to be imported before its extension");
   if (Py_TYPE(object) != tensor_type && PyType_IsSubtype(Py_TYPE(object), tensor_type) == 0) {
-    throw WrongType(std::string(name) + " is " + repr(object) + ", expected a tensor");
+    throw WrongType(std::string(name) + " is of type " + Py_TYPE(object)->tp_name + ", expected a tensor");
   }
   dlpack::Tensor tensor;
   const bool readable = read_tensor(object, &tensor) == 0;
@@ -89,7 +89,11 @@ dlpack::Tensor read(const char* name, PyObject* object) {
     if (device != "cpu") refuse(name, "is on " + device + "; the kernels run on the CPU");
   }
   if (!readable || tensor.strides == nullptr) {
-    refuse(name, "is stored as " + shown(object, "layout") + "; the kernels take dense tensors");
+    const std::string layout = shown(object, "layout");
+    const bool is_dense = layout == "torch.strided";  // of a quantized dtype, or inside a function transform
+    refuse(name, "is stored as " +
+                     (is_dense ? shown(object, "dtype") + " that no other code may read" : layout) +
+                     "; the kernels take dense tensors");
   }
   if (!negative_bit.surely_clear(tensor) && is_negative(object)) {
     refuse(name, "has torch's negative bit: its numbers are not those in memory; call resolve_neg()");

@@ -18,6 +18,7 @@ from armisa.host import ELF_MACHINES
 if TYPE_CHECKING:
     import zipfile
     from collections.abc import Iterator
+    from mmap import mmap
     from pathlib import Path
 
     from packaging.tags import Tag
@@ -68,7 +69,7 @@ def machine_of(platform: str) -> str | None:
     if platform == "any":
         return None
     match = re.fullmatch(
-        r"(?:manylinux\w*?|musllinux_\d+_\d+|linux)_(aarch64|x86_64|i686|armv7l|ppc64le|s390x|riscv64)",
+        r"(?:manylinux\w*?|musllinux_\d+_\d+|linux)_(aarch64|x86_64|i686|armv7l|ppc64le|s390x|riscv64|loongarch64)",
         platform,
     )
     return match[1] if match else platform
@@ -210,9 +211,15 @@ def machine_code(path: Path) -> Iterator[tuple[str, str]]:
                 if head.startswith(b"\x7fELF"):
                     yield member.filename, elf_machine(head)
                 elif head.startswith(b"!<arch>\n"):
-                    for name, start in _archive_members(head + file.read()):
-                        if start.startswith(b"\x7fELF"):
-                            yield f"{member.filename}({name})", elf_machine(start)
+                    for name, machine in library_code(head + file.read()):
+                        yield f"{member.filename}({name})", machine
+
+
+def library_code(content: bytes | mmap) -> Iterator[tuple[str, str]]:
+    """Give (name, machine) of every ELF object in a static library."""
+    for name, start in _archive_members(content):
+        if start.startswith(b"\x7fELF"):
+            yield name, elf_machine(start)
 
 
 def elf_machine(head: bytes) -> str:
@@ -254,7 +261,7 @@ def _text(archive: zipfile.ZipFile, name: str, path: Path) -> str:
         raise UsageError(f"{path.name}: not a wheel: {name} is missing") from error
 
 
-def _archive_members(content: bytes) -> Iterator[tuple[str, bytes]]:
+def _archive_members(content: bytes | mmap) -> Iterator[tuple[str, bytes]]:
     """Walk a static library (ar format: 60-byte headers, even offsets)."""
     position = 8
     while position + 60 <= len(content):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Kind = Literal["wheel", "elf", "folder", "oci"]
 
 ELF = b"\x7fELF"
+LIBRARY = b"!<arch>\n"
 _BLOCK = 1 << 20
 
 
@@ -74,7 +75,7 @@ def unsafe(name: str) -> bool:
 
 
 def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None, *, whole: bool) -> int | None:
-    """Write ``member`` to ``target`` if it is an ELF file or ``whole``, else leave that empty.
+    """Write ``member`` to ``target`` if it is ELF, a static library or ``whole``, else leave that empty.
 
     ``hashing`` gets its content. Returns its true size in bytes; None when it can't be read, which becomes a
     problem of the archive.
@@ -83,7 +84,7 @@ def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None, *
     try:
         with member.open() as stream, target.open("wb") as file:
             while block := stream.read(_BLOCK):
-                whole |= size == 0 and block.startswith(ELF)
+                whole |= size == 0 and block.startswith((ELF, LIBRARY))
                 size += len(block)
                 if hashing:
                     hashing.update(block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import mmap
 import re
 import tempfile
 import zipfile
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.archives import TEXT_LIMIT
 from armbuild.audit import code, stable_abi, wheel
-from armbuild.audit.archive import ELF, Archive, BrokenArchive, Member, copy
+from armbuild.audit.archive import ELF, LIBRARY, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
 from armbuild.audit.hygiene import check_hygiene
@@ -78,6 +79,7 @@ class _Run:
     ) -> None:
         self.archive = archive
         self.keep = keep
+        self.has_code = False
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -216,11 +218,25 @@ class _Run:
         if keep:
             self.requested[name] = temporary.read_bytes()
         with temporary.open("rb") as file:
-            is_elf = file.read(len(ELF)) == ELF
-        if is_elf:
+            head = file.read(8)
+        if head.startswith(ELF):
+            self.has_code = True
             self._elf(name, temporary, size)
             if self.wheel:
                 elf_wheel.write(temporary, name)
+        elif self.wheel and head == LIBRARY:
+            self._library(name, temporary, self.wheel.machines)
+
+    def _library(self, name: str, path: Path, machines: frozenset[str]) -> None:
+        """Check that a static library's objects are for a machine of the wheel's tag, if that names one."""
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            foreign = next(
+                (item for item in wheelfile.library_code(content) if machines and item[1] not in machines),
+                None,
+            )
+        if foreign:
+            tags = ", ".join(sorted(machines))
+            self.errors.append(f"{name}({foreign[0]}): an object for {foreign[1]} in a wheel for {tags}")
 
     def _elf(self, name: str, path: Path, size: int) -> None:
         try:
@@ -291,7 +307,7 @@ class _Run:
             or platforms == {"any"}
             or not all(wheelfile.machine_of(tag) == machine for tag in platforms)
         ):
-            if not self.files and platforms != {"any"}:
+            if not self.has_code and platforms != {"any"}:
                 self.errors.append("no ELF file in a wheel whose tag names a machine")
             return None
         policy, errors, warnings = check_policy(elves, platforms, machine)

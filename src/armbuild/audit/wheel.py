@@ -64,13 +64,17 @@ class Contents:
         return None
 
 
+_CALLED = {"i686": "i386", "ppc64le": "powerpc64le", "armv7l": "arm"}
+"""Machines that CPython's suffixes call otherwise."""
+
+
 def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | None:
     """Return what is wrong with an extension module's suffix here, None when nothing is."""
     match = _EXTENSION.search(name)
     if match is None or match["abi3"]:
         return None
     suffix = match[0]
-    if not match["platform"].startswith(machine + "-"):
+    if not match["platform"].startswith(_CALLED.get(machine, machine) + "-"):
         return f"the suffix {suffix} belongs to another machine than the file's {machine}"
     python = f"cp{match['python']}" if match["implementation"] == "cpython" else None
     if wheel and python and not any(tag.interpreter in (python.rstrip("t"), "py3") for tag in wheel.tags):

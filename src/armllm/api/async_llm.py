@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -53,6 +54,7 @@ class AsyncLLM:
 
     def __init__(self, model: str, **options: Any) -> None:
         config = EngineConfig.of(model, options, "server")
+        self._process = os.getpid()
         self.dead_error: Exception | None = None
         # A client that went away may come back with the same id while the engine still has the old request.
         self._keys: dict[str, str] = {}  # request id -> what the engine knows it as
@@ -195,6 +197,8 @@ class AsyncLLM:
         executor: concurrent.futures.Executor | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Queue the request that ``make`` returns for a key, made by ``executor`` if that is ``slow``."""
+        if os.getpid() != self._process:
+            raise EngineError("a forked process has no thread of this engine: make an AsyncLLM there")
         key = f"{request_id}/{next(self._numbers)}"
         if self._keys.setdefault(request_id, key) != key:
             raise RequestError(f"request id {request_id!r} is in use")

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 from typing import TYPE_CHECKING
 
 from armllm.convert.calibration import source_of
@@ -67,6 +68,7 @@ class LLMEngine:
                 " merge the adapter into its weights"
             )
         self.followers: Followers | None = None
+        self._process = os.getpid()
         if config.tensor_parallel_size > 1:
             unconfine()
             self.followers = Followers(config.tensor_parallel_size)
@@ -209,6 +211,8 @@ class LLMEngine:
         knows which blocks were written; the engine can then be used again. Not so where several ranks compute
         the model: they no longer agree, and every later step is an EngineError.
         """
+        if self.followers is not None and os.getpid() != self._process:  # whose steps would find other blocks
+            raise EngineError("a forked process may not use the ranks of its parent: load the model there")
         try:
             return self._step()
         except BaseException as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _REQUIRED = object()
 LARGEST_INTEGER = 2**31 - 1
-LARGEST_NUMBER = 1e30
+SMALLEST_NUMBER, LARGEST_NUMBER = 1e-29, 1e29  # what kernels compute with in float32
 MAX_LAYERS = 10_000
 MAX_WIDTH = 1 << 20  # of hidden states, and of what is made per head before any tensor is seen
 LONGEST_MESSAGE = 500  # a wrong value may be as long as the file
@@ -141,10 +141,11 @@ class ConfigReader:
         return value
 
     def number(self, name: str, default: Any = None) -> float:
-        """A positive finite number; no default, as None, is an error that says what is missing."""
+        """A positive number that kernels take; no default, as None, is an error that says what is missing."""
         value = self.get(name, _REQUIRED if default is None else default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < LARGEST_NUMBER:
-            raise self.error(f"{name} must be a positive number, not {value!r}")
+        fits = isinstance(value, (int, float)) and SMALLEST_NUMBER <= value <= LARGEST_NUMBER
+        if not fits or isinstance(value, bool):
+            raise self.error(f"{name} must be a positive number from 1e-29 to 1e29, not {value!r}")
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:

@@ -7,12 +7,12 @@ compressors/pack_quantized.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm.checkpoint.config import LARGEST_NUMBER, SMALLEST_NUMBER
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.patterns import matches
 from armllm.checkpoint.scheme import Scheme
@@ -195,8 +195,8 @@ def _input_scale(weights: LoadingWeights, name: str, group: Group) -> float:
     if not group.shifted:
         _check_zeros(weights, f"{name}.input_zero_point", 8)
     scale = float(weights.read(f"{name}.input_scale").float())
-    if not 0 < scale < math.inf:
-        raise weights.error(f"{name}.input_scale", f"is {scale}, not a positive number")
+    if not SMALLEST_NUMBER <= scale <= LARGEST_NUMBER:
+        raise weights.error(f"{name}.input_scale", f"is {scale}, not a positive number from 1e-29 to 1e29")
     return scale
 
 

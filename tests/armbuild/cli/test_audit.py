@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.armbuild import wheels
 from tests.armbuild.audit import conftest as make
 from tests.armbuild.cli.test_detect import check
 
@@ -69,6 +70,34 @@ def test_a_wheel_for_another_machine_fails_unless_that_is_asked_for(capsys, tmp_
 def test_a_wheel_without_machine_code_is_for_every_platform(capsys, tmp_path):
     pure = str(make.make_wheel(tmp_path, {"demo/a.py": b""}, tag="py3-none-any"))
     assert run(capsys, pure, "--platform", "x86_64")[0] == run(capsys, pure)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "number", "triplet"),
+    [("ppc64le", 21, "powerpc64le"), ("riscv64", 243, "riscv64"), ("loongarch64", 258, "loongarch64")],
+)
+def test_a_wheel_passes_on_the_platform_that_it_is_for_and_on_no_other(
+    capsys, tmp_path, machine, number, triplet
+):
+    """CPython's suffixes and the tags of some machines were not known: their own platform refused them."""
+    elf = make.make_elf([("f", ".text", [RET])], machine=number)
+    name = f"demo/x.cpython-311-{triplet}-linux-gnu.so"
+    path = str(make.make_wheel(tmp_path, {name: elf}, tag=f"cp311-cp311-linux_{machine}"))
+    assert run(capsys, path, "--platform", machine)[0] == 0
+    assert run(capsys, path)[0] == run(capsys, path, "--platform", "x86_64")[0] == 1
+
+
+def test_a_static_library_for_another_machine_fails(capsys, tmp_path):
+    extension = {"demo/x.cpython-311-aarch64-linux-gnu.so": make.make_elf([("f", ".text", [RET])])}
+    x86 = make.make_elf([("f", ".text", [RET])], machine=62)
+    library = {"demo/lib/libx.a": wheels.static_library(("x.o", x86))}
+    path = str(make.make_wheel(tmp_path, extension | library, tag="cp311-cp311-linux_aarch64"))
+    status, out, _ = run(capsys, path)
+    assert status == 1
+    assert "demo/lib/libx.a(x.o): an object for x86_64 in a wheel for aarch64" in out
+    library = {"demo/lib/libx.a": wheels.static_library(("x.o", next(iter(extension.values()))))}
+    path = str(make.make_wheel(tmp_path, extension | library, tag="cp311-cp311-linux_aarch64"))
+    assert run(capsys, path)[0] == 0
 
 
 def test_json_keeps_its_schema(capsys, wheel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
 import threading
 import time
@@ -312,6 +313,13 @@ def test_a_failing_step_reaches_everyone_who_waits_and_everyone_who_comes(folder
     assert engine.errored
     assert isinstance(engine.dead_error.__cause__, RuntimeError)
     engine.shutdown()
+
+
+def test_a_forked_process_hears_that_it_has_no_engine(engine, monkeypatch):
+    """It waited for a thread that only its parent has."""
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(EngineError, match="a forked process has no thread of this engine"):
+        collect(engine, "x", greedy())
 
 
 def test_shutdown_ends_those_who_wait(folder):

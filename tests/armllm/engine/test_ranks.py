@@ -204,6 +204,13 @@ def test_embeddings_are_those_of_one_process(in_threads, make_checkpoint):
     assert vectors[0] == vectors[1]
 
 
+def test_a_forked_process_leaves_the_ranks_of_its_parent_alone(in_threads, make_checkpoint, monkeypatch):
+    with loaded(make_checkpoint().folder, 2, dtype="float32") as llm:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(EngineError, match="may not use the ranks of its parent"):
+            llm.generate("x", SamplingParams(max_tokens=2), use_tqdm=False)
+
+
 def test_what_ranks_cannot_compute_is_refused(make_checkpoint, tmp_path):
     folder = make_checkpoint(num_attention_heads=12, num_key_value_heads=12, hidden_size=96).folder
     with pytest.raises(

@@ -269,17 +269,36 @@ def test_a_description_of_something_else_is_refused(name):
             getattr(extension, name)(*values[:at], wrong, *values[at + 1 :])
 
 
+NOT_NUMBERS = [1e-50, 1e-40, 3.4e38, 1e39, 10**400, float("inf"), float("nan"), "1"]
 NUMBERS = [
-    ("rms_norm", "eps", [1e39, "small", None]),
-    ("rms_norm", "weight_offset", [-1e39, "1"]),
-    ("matmul_w4a8", "x_scale", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
-    ("matmul_w8a8", "x_scale", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
-    ("paged_attention", "scale", [None, "1", 1e39]),
+    *((name, "eps", -1e-6) for name in ("rms_norm", "fused_add_rms_norm", "layer_norm")),
+    ("rms_norm", "eps", None),
+    *((name, "weight_offset", -1e39) for name in ("rms_norm", "fused_add_rms_norm")),
+    ("paged_attention", "scale", None),
     ("paged_attention", "sliding_window", [0, -3, 1.5, -(1 << 70)]),
-    ("paged_attention", "logit_soft_cap", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), "1"]),
     ("rotary_embedding", "interleaved", [1, None]),
-    ("moe", "alpha", [0.0, -1.0, 1e39, float("nan"), "1"]),
-    ("moe", "limit", [0.0, -1.0, float("inf"), "1"]),
+    *(
+        (name, parameter, wrong)
+        for name, parameter in (
+            ("matmul_w4a8", "x_scale"),
+            ("matmul_w8a8", "x_scale"),
+            ("paged_attention", "logit_soft_cap"),
+            ("moe", "alpha"),
+            ("moe", "limit"),
+        )
+        for wrong in ([0.0, -0.0, -1.0], NOT_NUMBERS)
+    ),
+    *(
+        (name, parameter, NOT_NUMBERS)
+        for name, parameter in (
+            ("rms_norm", "eps"),
+            ("rms_norm", "weight_offset"),
+            ("fused_add_rms_norm", "eps"),
+            ("fused_add_rms_norm", "weight_offset"),
+            ("layer_norm", "eps"),
+            ("paged_attention", "scale"),
+        )
+    ),
 ]
 
 
@@ -287,7 +306,7 @@ NUMBERS = [
 def test_a_number_is_checked_as_the_float32_that_is_used(name, parameter, wrong):
     values = arguments(name, torch.float32)
     at = parameters(name).index(parameter)
-    for value in wrong:
+    for value in wrong if isinstance(wrong, list) else [wrong]:
         with pytest.raises(
             (ValueError, TypeError), match=rf"^{parameter} is {re.escape(repr(value))}, expected "
         ):
