@@ -5,11 +5,25 @@ A message says what is wrong, where, and what to do, in one or two lines.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+MAX_LINE = 2000
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
+"""Control characters, and those that turn the direction of the text behind them (Unicode TR 36)."""
+
+
+def one_line(text: str) -> str:
+    """Return ``text``, parts of which are a stranger's, without what would break a line or a terminal.
+
+    Of a very long text it is the beginning.
+    """
+    plain = _UNSEEN.sub(" ", text[: MAX_LINE + 1])
+    return plain if len(plain) <= MAX_LINE else f"{plain[:MAX_LINE]}..."
 
 
 class ArmbuildError(Exception):

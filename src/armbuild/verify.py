@@ -15,8 +15,7 @@ from armbuild import audit
 from armbuild.artifact.archives import BROKEN
 from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.opening import kind_of
-from armbuild.audit.report import one_line
-from armbuild.errors import CheckFailed, UsageError
+from armbuild.errors import CheckFailed, UsageError, one_line
 from armbuild.image import claims
 from armbuild.image.entrypoint import SBOM
 from armbuild.wheel import provenance, signature

@@ -64,6 +64,8 @@ _RATIO_MATTERS_ABOVE = 256 << 20
 TEXT_LIMIT = 4 << 20
 """Bytes of METADATA, WHEEL and other texts of a wheel that are read as a whole."""
 _DIRECTORY_LIMIT = 64 << 20
+# bzip2 and lzma members unpack in one piece, whatever size they state; indexes take these two methods alone.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER_LIMIT = 64 << 10
 _TAR_HEADERS = (
     tarfile.XHDTYPE,
@@ -72,7 +74,11 @@ _TAR_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+# Bytes behind a file by its flag for a data descriptor, with which its header need not tell the sizes.
+_GAPS = {0: (0,), 8: (0, 12, 16, 20, 24)}
 MAX_LINKS = 40
+MAX_DEPTH = 100
+"""Folders in one another: Python walks and removes deeper ones with one call in another, up to a limit."""
 
 
 def is_bomb(files: int, total: int, size: int) -> bool:
@@ -106,6 +112,13 @@ class Budget:
                 )
             yield entry
 
+    def rest(self, stream: Any) -> None:
+        """Read what follows the end of a tar; raises CheckFailed once it is too much."""
+        while block := stream.read(1 << 20):
+            self.total += len(block)
+            if is_bomb(0, self.total, self.archive_size):
+                raise CheckFailed(f"{self.path}: refused: what follows the end of its tar looks like a bomb")
+
 
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a zip archive none of whose members unpacks to too much or lies in another.
@@ -130,7 +143,42 @@ def _refusal(entries: list[zipfile.ZipInfo], size: int) -> str:
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset < end:
             return f"{entry.filename!r} overlaps another file"
+        if entry.compress_type not in _METHODS:
+            return f"{entry.filename!r} is compressed by method {entry.compress_type}, not stored or deflated"
         end = entry.header_offset + 30 + entry.compress_size  # and its name
+    return ""
+
+
+def unlisted(archive: zipfile.ZipFile) -> str:
+    """Return what a zip archive holds beside the files of its directory, empty for nothing.
+
+    Some installers read archives from the start, where each file has a header of its own: they would see
+    other files than those that were audited (CVE-2025-54368).
+    """
+    source, end, behind = cast("IO[bytes]", archive.fp), 0, 0
+    for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+        source.seek(entry.header_offset)
+        header = source.read(30)
+        if len(header) < 30 or header[:4] != b"PK\3\4":
+            return f"{entry.filename!r:.200} has no header"
+        flags, method = struct.unpack_from("<HH", header, 6)
+        sizes = struct.unpack_from("<II", header, 18)
+        name, extra = struct.unpack_from("<HH", header, 26)
+        gap = entry.header_offset - end
+        if gap not in _GAPS[behind]:
+            return f"{abs(gap)} bytes before {entry.filename!r:.200} belong to no file"
+        behind = flags & 8
+        known = sizes in ((entry.compress_size, entry.file_size), (0xFFFFFFFF, 0xFFFFFFFF))
+        if method != entry.compress_type or not (known or (behind and sizes == (0, 0))):
+            return f"the header of {entry.filename!r:.200} contradicts the directory"
+        end = entry.header_offset + 30 + name + extra + entry.compress_size
+    gap = archive.start_dir - end
+    if gap not in _GAPS[behind]:
+        return f"{abs(gap)} bytes before the directory belong to no file"
+    source.seek(0, os.SEEK_END)
+    tail = source.tell() - archive.start_dir - _directory_size(Path(str(archive.filename)))
+    if tail - 22 - len(archive.comment) not in (0, 76):  # with the zip64 records
+        return "something stands behind the end of the directory"
     return ""
 
 
@@ -212,6 +260,8 @@ def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
     Raises CheckFailed for more links than a system follows; with ``strict`` for one that leads outside.
     """
     current, waiting, links = root, [part for part in path.parts if part != "/"], 0
+    if len(waiting) > MAX_DEPTH:
+        raise CheckFailed(f"{str(path)[:200]}: lies in more than {MAX_DEPTH} folders")
     while waiting:
         part = waiting.pop(0)
         if part == "..":
@@ -264,9 +314,10 @@ def unpack_tar(path: Path, folder: Path) -> None:
     is damaged.
     """
     budget, links = Budget(path, path.stat().st_size), []
+    known: set[Path] = set()
     with open_tar(path) as tar:
         for entry in budget.entries(tar):
-            target = _free_place(folder, entry.name)
+            target = _free_place(folder, entry.name, known)
             if entry.isdir():
                 target.mkdir(exist_ok=True)
             elif entry.isreg():
@@ -278,27 +329,39 @@ def unpack_tar(path: Path, folder: Path) -> None:
                 target.symlink_to(entry.linkname)
                 links.append(target)
             elif entry.islnk():
-                os.link(_free_place(folder, entry.linkname), target, follow_symlinks=False)
+                os.link(_free_place(folder, entry.linkname, known), target, follow_symlinks=False)
             else:
                 raise CheckFailed(f"{entry.name!r} is a device or a pipe")
-        while tar.fileobj and tar.fileobj.read(1 << 20):
-            pass  # to the end, where the check sum is compared
+        budget.rest(tar.fileobj)  # to the end, where the check sum is compared
     for link in links:
         _check_link(folder, link)
 
 
-def _free_place(folder: Path, name: str) -> Path:
-    """Return where an entry goes, its folders made; CheckFailed where that is outside or behind a link."""
-    parts = [part for part in PurePosixPath(name).parts if part != "."]
-    if ".." in parts or "/" in parts or not parts:
-        raise CheckFailed(f"{name!r} is outside of the destination")
+def _free_place(folder: Path, name: str, known: set[Path]) -> Path:
+    """Return where an entry goes, its folders made; CheckFailed where that is outside or behind a link.
+
+    ``known`` are folders that were met before: nothing takes their place.
+    """
+    parts = _inner_parts(name)
     place = folder
     for part in parts[:-1]:
         place /= part
-        if place.is_symlink():
-            raise CheckFailed(f"{name!r} is behind a link")
-        place.mkdir(exist_ok=True)
+        if place not in known:
+            if place.is_symlink():
+                raise CheckFailed(f"{name!r} is behind a link")
+            place.mkdir(exist_ok=True)
+            known.add(place)
     return place / parts[-1]
+
+
+def _inner_parts(name: str) -> list[str]:
+    """Return the parts of a path below a folder; CheckFailed for one that leads outside, or too deep."""
+    parts = [part for part in PurePosixPath(name).parts if part != "."]
+    if ".." in parts or "/" in parts or not parts:
+        raise CheckFailed(f"{name!r:.200} is outside of the destination")
+    if len(parts) > MAX_DEPTH:
+        raise CheckFailed(f"{name!r:.200} lies in more than {MAX_DEPTH} folders")
+    return parts
 
 
 def _check_link(folder: Path, link: Path) -> None:
@@ -315,4 +378,6 @@ def _check_link(folder: Path, link: Path) -> None:
 def unpack_zip(path: Path, folder: Path) -> None:
     """Lay a source archive's files into the empty ``folder``; raises as ``unpack_tar`` does."""
     with open_zip(path) as archive:
+        for name in archive.namelist():
+            _inner_parts(name)
         archive.extractall(folder)  # noqa: S202 - zipfile makes no links and keeps members inside

@@ -12,7 +12,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from armbuild.artifact import archives, variant
-from armbuild.errors import UsageError
+from armbuild.errors import UsageError, one_line
 from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 EXTENSION = re.compile(
     r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
 )
+
+_LONGEST = 1000
+"""Characters of a name or a version that are looked at: no file name is as long."""
 
 
 def needed_glibc(name: str) -> Version | None:
@@ -80,24 +83,24 @@ def renamings(named: FileName, metadata: str, declared: str) -> list[str]:
     found = []
     headers = HeaderParser().parsestr(metadata)
     name, version = headers.get("Name", ""), headers.get("Version", "")
-    if canonicalize_name(name) != named.name:
-        found.append(f"renamed: the file name says {named.name}, METADATA says {name[:200] or 'nothing'}")
+    if canonicalize_name(name[:_LONGEST]) != named.name:
+        found.append(f"renamed: the file name says {named.name}, METADATA says {_shown(name)}")
     try:
-        same = Version(version) == named.version
-    except InvalidVersion:
+        same = Version(version[:_LONGEST]) == named.version
+    except ValueError:  # also where a number has too many digits
         same = False
     if not same:
-        found.append(
-            f"renamed: the file name says version {named.version}, METADATA says {version[:200] or 'nothing'}"
-        )
+        found.append(f"renamed: the file name says version {named.version}, METADATA says {_shown(version)}")
     tags = set(HeaderParser().parsestr(declared).get_all("Tag", []))
     expected = {str(tag) for tag in named.tags}
     if tags != expected:
         listed, stated = (", ".join(sorted(items)) for items in (expected, tags))
-        found.append(
-            f"renamed: the file name's tags ({listed}) are not those of WHEEL ({stated[:500] or 'none'})"
-        )
+        found.append(f"renamed: the file name's tags ({listed}) are not those of WHEEL ({_shown(stated)})")
     return found
+
+
+def _shown(text: str) -> str:
+    return one_line(text)[:200] or "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

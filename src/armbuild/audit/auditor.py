@@ -21,9 +21,9 @@ from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guar
 from armbuild.audit.hygiene import check_hygiene
 from armbuild.audit.opening import kind_of, open_archive
 from armbuild.audit.policy import check_policy
-from armbuild.audit.report import AuditReport, ElfReport, one_line
+from armbuild.audit.report import AuditReport, ElfReport
 from armbuild.audit.verdict import judge, lowest_core, verdicts
-from armbuild.errors import UsageError
+from armbuild.errors import UsageError, one_line
 from armisa.errors import IsaError
 
 if TYPE_CHECKING:

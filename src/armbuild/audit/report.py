@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,6 @@ if TYPE_CHECKING:
 
     from armbuild.audit.code import Function
     from armbuild.audit.policy import Policy
-
-
-def one_line(text: str) -> str:
-    """Return ``text``, parts of which come from the input, without what would break a line or a terminal."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text)
 
 
 @dataclass(frozen=True, kw_only=True)

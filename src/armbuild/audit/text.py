@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from armbuild.audit.report import one_line
+from armbuild.errors import one_line
 from armisa.explanation import width
 
 if TYPE_CHECKING:
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 def describe(report: AuditReport, show: int = 10) -> Iterator[str]:
     """Yield verdict, packaging, needs, cores and the first ``show`` offending functions as lines of text.
 
-    Text is wrapped at the terminal's width, in a pipe at 110 columns.
+    Text is wrapped at the terminal's width, in a pipe at 110 columns. Parts of it are a stranger's.
     """
+    yield from map(one_line, _lines(report, show))
+
+
+def _lines(report: AuditReport, show: int) -> Iterator[str]:
     yield f"{report.path}: {'passed' if report.ok else 'FAILED'}"
     for error in report.errors:
         yield from _wrapped("  error:      ", error)
@@ -38,9 +42,7 @@ def _packaging(report: AuditReport) -> Iterator[str]:
     parts = sorted((report.parts or {}).items(), key=lambda item: -item[1])
     yield f"  size:       {_bytes(report.size)}" + (f", tag {report.tag}" if report.tag else "")
     if len(parts) > 1:
-        yield from _wrapped(
-            "  unpacked:   ", one_line(", ".join(f"{name} {_bytes(size)}" for name, size in parts[:8]))
-        )
+        yield from _wrapped("  unpacked:   ", ", ".join(f"{name} {_bytes(size)}" for name, size in parts[:8]))
     if report.policy:
         versions = [f"{name}: {values[-1]}" for name, values in report.policy.versions.items() if values]
         yield from _wrapped(
@@ -50,7 +52,7 @@ def _packaging(report: AuditReport) -> Iterator[str]:
             yield from _wrapped("  outside:    ", f"expects {', '.join(report.policy.outside)} on the system")
     for item in report.files[:8]:
         alignment = f", segments aligned to {item.alignment >> 10} KiB" if item.alignment else ""
-        yield f"  ELF:        {one_line(item.name)}: {item.machine}, {_bytes(item.size)}{alignment}"
+        yield f"  ELF:        {item.name}: {item.machine}, {_bytes(item.size)}{alignment}"
         if item.needed:
             yield from _wrapped("              ", f"needs {', '.join(item.needed)}")
     if len(report.files) > 8:
@@ -92,7 +94,7 @@ def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[
         wanted = item.missing & function.at_load or item.missing
         use = next((use for use in function.uses if use.extensions & wanted), function.uses[0])
         place = f"{item.file}: {function.name} ({function.section}, {function.address:#x})"
-        yield f"    {one_line(place)}"
+        yield f"    {place}"
         doubt = f"; {function.doubt}" if function.doubt else ""
         loads = "; runs when the file is loaded" if use.certain else ""
         missing = ", ".join(sorted(item.missing))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from armbuild.artifact import wheelfile
-from armbuild.audit.report import AuditReport, CoreVerdict, ElfReport, Offence, one_line
+from armbuild.audit.report import AuditReport, CoreVerdict, ElfReport, Offence
+from armbuild.errors import one_line
 from armisa.tables import core_types, extensions_of, implied
 
 if TYPE_CHECKING:

@@ -14,14 +14,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
+from armbuild.artifact.archives import MAX_FILES
 from armbuild.errors import UsageError
 from armisa import Isa
 from armisa.errors import IsaError
 from armisa.tables import key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from armbuild.artifact.wheelfile import FileName
 
+# Of RECORD, in which a row has a path, a hash and a size.
+_MAX_COLUMNS = 10
+_MAX_LINE = 128 << 10
 # What pip's and uv's RECORD readers accept (packaging.python.org, "Recording installed projects").
 _HASHES = {"sha256", "sha384", "sha512"}
 _EXTENSION = re.compile(
@@ -41,9 +47,17 @@ class Contents:
     def algorithms(self) -> dict[str, str]:
         """The hash algorithm that RECORD uses for each file."""
         with contextlib.suppress(csv.Error):
-            rows = csv.reader(io.StringIO(self.text(".dist-info/RECORD") or ""))
-            return {row[0]: row[1].partition("=")[0] for row in rows if len(row) > 1}
+            return {row[0]: row[1].partition("=")[0] for row in self.record() if len(row) > 1}
         return {}
+
+    def record(self) -> Iterator[list[str]]:
+        """Yield the rows of RECORD; csv.Error for what is not readable, or more than a wheel has files."""
+        content = next((text for name, text in self.texts.items() if name.endswith(".dist-info/RECORD")), b"")
+        lines = io.TextIOWrapper(io.BytesIO(content), "utf-8", "replace", newline="")
+        for number, row in enumerate(csv.reader(iter(lambda: lines.readline(_MAX_LINE), ""))):
+            if number > MAX_FILES or len(row) > _MAX_COLUMNS:
+                raise csv.Error(f"row {number} is one too many, or has too many columns")
+            yield row
 
     def hasher(self, name: str) -> Any:
         """Return a fresh hash object of the algorithm that RECORD names for this file, else SHA-256."""
@@ -118,14 +132,13 @@ def tells_baseline(wheel: FileName, baseline: str) -> bool:
 
 def check_record(contents: Contents) -> list[str]:
     """Return where RECORD and the archive differ: files, hashes, sizes."""
-    text = contents.text(".dist-info/RECORD")
-    if text is None:
+    own = next((name for name in contents.texts if name.endswith(".dist-info/RECORD")), None)
+    if own is None:
         return ["no RECORD in it: installers refuse it"]
-    own = next(name for name in contents.texts if name.endswith(".dist-info/RECORD"))
     errors = []
     listed: set[str] = set()
     try:
-        rows = list(csv.reader(io.StringIO(text)))
+        rows = list(contents.record())
     except csv.Error as error:
         return [f"RECORD is not readable: {error}"]
     for row in rows:

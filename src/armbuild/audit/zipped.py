@@ -23,7 +23,8 @@ def open_zip(path: Path) -> Archive:
         raise BrokenArchive(str(error)) from error
     except archives.BROKEN as error:
         raise BrokenArchive(f"not a readable zip archive ({error}): truncated, or not a wheel") from error
-    problems = []
+    hidden = archives.unlisted(archive)
+    problems = [f"not as installers read it: {hidden}"] if hidden else []
     members = []
     seen: set[str] = set()
     for entry in archive.infolist():

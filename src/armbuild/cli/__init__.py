@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
 import traceback
 from typing import Annotated
@@ -28,7 +27,7 @@ from armbuild.cli import (
 )
 from armbuild.cli.options import Quiet
 from armbuild.cli.progress import Progress
-from armbuild.errors import ArmbuildError
+from armbuild.errors import ArmbuildError, one_line
 from armisa.errors import IsaError
 
 try:  # typer carries its own click since 0.26
@@ -37,6 +36,8 @@ except ImportError:
     from click.exceptions import ClickException  # type: ignore[assignment]
 
 INTERRUPTED = 130
+MAX_LINES = 20
+"""Of an error."""
 
 app = typer.Typer(
     name="armbuild",
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         if "--verbose" in arguments:
             traceback.print_exc()
         message, status = explain(error)
-        plain = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", message)  # parts of it may be a stranger's
+        plain = "\n".join(map(one_line, message.split("\n")[:MAX_LINES]))  # parts of it may be a stranger's
         print(f"armbuild: error: {plain}", file=sys.stderr)
         if "--json" in arguments:
             print(json.dumps({"schema": 1, "error": message, "status": status}))

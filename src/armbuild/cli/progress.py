@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+from armbuild.errors import one_line
 from armbuild.host import process
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def logs(work: Path, *, shown: bool) -> Iterator[None]:
         yield
     finally:
         for log in sorted(work.glob("*.log")) if shown else ():
-            print(f"--- {log.name}\n{log.read_text(errors='replace')}", file=sys.stderr)
+            with log.open(errors="replace") as lines:
+                print(f"--- {log.name}", *map(one_line, lines), sep="\n", file=sys.stderr)
 
 
 class Progress:
@@ -82,7 +84,7 @@ class Progress:
         """Print a line that belongs to no step."""
         if self.quiet:
             return
-        self._console.print(f"  {text}", markup=False, highlight=False, emoji=False)
+        self._console.print(f"  {one_line(text)}", markup=False, highlight=False, emoji=False)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from armbuild.errors import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -52,7 +54,7 @@ def table(report: Report) -> str:
         rows.append((result.cpu, "passed" if result.passed else "FAILED", *times, f"{result.seconds:.1f}"))
     lines = verdicts(rows, report.results)
     surroundings = ", ".join(dict.fromkeys(result.surroundings for result in report.results))
-    return "\n".join((f"{report.image}, {report.digest[:19]}, {surroundings}", *lines))
+    return "\n".join((one_line(f"{report.image}, {report.digest[:19]}, {surroundings}"), *lines))
 
 
 def verdicts(rows: Sequence[Sequence[str]], results: Iterable[Result | CpuResult]) -> list[str]:
@@ -61,4 +63,4 @@ def verdicts(rows: Sequence[Sequence[str]], results: Iterable[Result | CpuResult
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    return lines + [f"{result.cpu}: {result.reason}" for result in results if result.reason]
+    return lines + [one_line(f"{result.cpu}: {result.reason}") for result in results if result.reason]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from armbuild.cli.options import AsJson, Traceback
-from armbuild.errors import UsageError
+from armbuild.errors import UsageError, one_line
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +50,8 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
         ok = all(check.ok is not False for check in checks)
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
         if not as_json:
-            print("\n".join([f"{path}: {'passed' if ok else 'FAILED'}", *map(str, checks)]), flush=True)
+            verdict = f"{one_line(str(path))}: {'passed' if ok else 'FAILED'}"
+            print("\n".join([verdict, *map(str, checks)]), flush=True)
     passed = all(document["ok"] for document in documents)
     if as_json:
         print(json.dumps({"schema": 1, "ok": passed, "files": documents}, indent=2))

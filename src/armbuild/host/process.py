@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from armbuild.errors import ArmbuildError, BuildError, MissingError
+from armbuild.errors import ArmbuildError, BuildError, MissingError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +59,8 @@ UNANSWERED = re.compile(
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
 """What apt says of a host, and why."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+MOST = 64 << 20
+"""Bytes of what a program says that are read: a stranger's may not end."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -92,9 +94,9 @@ def run(
             _outputs.remove(outputs)
             _running.discard(child)
         stdout.seek(0)
-        output = stdout.read()
+        output = stdout.read(MOST)
         sink.seek(start)
-        heard = sink.read().decode(errors="replace").partition("\n")[2]  # the first line is our own
+        heard = sink.read(MOST).decode(errors="replace").partition("\n")[2]  # the first line is our own
         sink.write(output)
         if child.returncode:
             sink.flush()
@@ -115,7 +117,7 @@ def latest_line() -> str:
             ]
             if lines and state.st_mtime_ns >= newest:
                 newest, found = state.st_mtime_ns, lines[-1]
-    return re.sub(rf"{COLOUR.pattern}|[\x00-\x1f\x7f-\x9f]", " ", found).strip()
+    return one_line(COLOUR.sub(" ", found)).strip()
 
 
 def succeeds(

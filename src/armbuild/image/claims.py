@@ -13,9 +13,8 @@ from packaging.utils import canonicalize_name
 
 from armbuild.artifact.archives import BROKEN
 from armbuild.audit.floor import built_in_guards, parse_floor
-from armbuild.audit.report import one_line
 from armbuild.audit.verdict import judge
-from armbuild.errors import CheckFailed, UsageError
+from armbuild.errors import CheckFailed, UsageError, one_line
 from armbuild.image import config, reader
 from armbuild.image.content import Content
 from armbuild.image.entrypoint import FACTS, SBOM

@@ -153,8 +153,7 @@ class ImageFile:
             with open_tar(stream=cast("IO[bytes]", stream), mode="r|") as tar:
                 for entry in budget.entries(tar):
                     yield tar, entry
-            while stream.read(1 << 20):
-                pass  # what follows the tar's end mark belongs to the digest too
+            budget.rest(stream)  # what follows the tar's end mark belongs to the digest too
         if f"sha256:{stream.digest.hexdigest()}" != layer.diff_id:
             raise CheckFailed(f"{self.path}: layer {layer.diff_id} was tampered with: its content is another")
 

@@ -1,5 +1,6 @@
 """What archives of strangers may hold, and that reading them stays within time, memory and their folder."""
 
+import gzip
 import io
 import os
 import resource
@@ -121,6 +122,7 @@ SHORT = [(f"{chr(96 + n)}", b"", link(f"{chr(95 + n) if n > 1 else '.'}/{LONG}")
         [("a", b"", {"type": tarfile.FIFOTYPE})],
         [*DEEP, *SHORT, ("out", b"", link("p/" + "../" * 17)), ("out/escaped", b"x", {})],
         [("a", b"x", {"mtime": 1e300})],
+        [("a/" * 101 + "b", b"x", {})],
     ],
 )  # fmt: skip
 def test_no_source_archive_writes_outside(tmp_path, entries):
@@ -183,3 +185,86 @@ def test_a_place_below_a_root_is_strict_where_asked(tmp_path, target):
     with pytest.raises(CheckFailed, match="leads outside"):
         archives.inside(root, PurePosixPath("link/x"), strict=True)
     assert archives.inside(root, PurePosixPath("a/../a/x"), strict=True) == Path(root / "a/x")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_unpacks_in_one_piece_is_refused(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as file:
+        file.writestr("a", b"x")
+    with pytest.raises(CheckFailed, match=f"'a' is compressed by method {method}"):
+        archives.open_zip(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("name", ["a/" * 101 + "b", "../a", "/a"])
+def test_a_zip_of_sources_does_not_lead_out_or_deep(tmp_path, name):
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(CheckFailed, match=r"outside of the destination|in more than 100 folders"):
+        archives.unpack_zip(zipped(tmp_path / "a.zip", {name: b"x"}), out)
+    assert list(out.iterdir()) == []
+
+
+def test_what_follows_the_end_of_a_tar_counts(tmp_path):
+    (out := tmp_path / "out").mkdir()
+    path = tar(tmp_path / "a.tar.gz", ("a", b"x", {}))
+    with path.open("ab") as file:
+        file.write(gzip.compress(bytes(1 << 20)) * 300)
+    with pytest.raises(CheckFailed, match="what follows the end of its tar looks like a bomb"):
+        archives.unpack_tar(path, out)
+
+
+def second_file(content, change):
+    """A zip archive whose second file is not in its directory, or not as it says."""
+    first, directory = content.rfind(b"PK\3\4"), content.find(b"PK\1\2")
+    entry = content.rfind(b"PK\1\2")
+    return change(bytearray(content), first, directory, entry)
+
+
+def put(content, at, form, *values):
+    struct.pack_into(form, content, at, *values)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda content, *_: b"#!/bin/sh\n" + content, "10 bytes before 'a' belong to no file"),
+        (lambda content, *_: content + b"more", "something stands behind the end"),
+        (lambda content, first, *_: put(content, first + 18, "<I", 1), "the header of 'b' contradicts"),
+        (lambda content, first, *_: put(content, first + 8, "<H", 0), "the header of 'b' contradicts"),
+        (lambda content, first, *_: put(content, first, "<I", 0), "'b' has no header"),
+    ],
+)
+def test_what_some_installers_read_otherwise_is_found(tmp_path, change, reason):
+    path = zipped(tmp_path / "a.whl", {"a": b"x", "b": b"y"})
+    with archives.open_zip(path) as archive:
+        assert archives.unlisted(archive) == ""
+    path.write_bytes(second_file(path.read_bytes(), change))
+    with archives.open_zip(path) as archive:
+        assert reason in archives.unlisted(archive)
+
+
+def test_a_file_that_the_directory_hides_is_found(tmp_path):
+    whole = zipped(tmp_path / "a.whl", {"a": b"x", "b": b"y"})
+    with zipfile.ZipFile(whole, "a") as archive:
+        archive.filelist.pop()
+        archive._didModify = True
+    with archives.open_zip(whole) as archive:
+        assert archives.unlisted(archive).endswith("bytes before the directory belong to no file")
+
+
+def test_zip_archives_that_were_streamed_hold_what_they_list(tmp_path):
+    class Pipe(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, block):
+            written.extend(block)
+            return len(block)
+
+    written = bytearray()
+    with zipfile.ZipFile(Pipe(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"x" * 100)
+        archive.writestr("b", b"y")
+    (tmp_path / "a.whl").write_bytes(written)
+    with archives.open_zip(tmp_path / "a.whl") as archive:
+        assert archives.unlisted(archive) == ""

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 
 import pytest
@@ -373,9 +374,32 @@ def test_real_code_for_other_machines_is_named(tmp_path, target):
 
 
 def test_nothing_in_the_input_can_break_a_line_or_a_terminal(wheel, elf, tmp_path):
-    evil = "x\x1b[2J\n\u2028y"
+    evil = "x\x1b[2J\n\u2028\u202e\u2066y"
     path = wheel({f"demo/{evil}.so": elf([(evil, ".text", [0x4E829420, RET])], stack_flags=7)})
     report = audit(path, floor="armv8-a")
     lines = list(describe(report))
     assert any("x [2J y" in line for line in lines)
     assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("member", "content", "word"),
+    [
+        ("RECORD", b"\n" * (40 << 20), "RECORD is not readable"),
+        ("RECORD", b"," * (40 << 20), "RECORD is not readable"),
+        ("METADATA", b"Name: demo\nVersion: " + b"1" * 5000, "says version 1.0, METADATA says 1111"),
+        ("METADATA", b"Name: " + b"-_." * (1 << 20), "says demo, METADATA says -_."),
+    ],
+    ids=["rows", "columns", "digits", "name"],
+)
+def test_texts_of_a_wheel_cost_little(wheel, elf, member, content, word):
+    path = wheel({"demo/x.so": elf()})
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, old in members.items():
+            archive.writestr(name, content if name.endswith(member) else old)
+    start = time.process_time()
+    broken(path, word)
+    assert time.process_time() - start < 5
+    assert all(len(error) < 3000 for error in audit(path).errors)
