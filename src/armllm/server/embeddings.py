@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,9 @@ async def create_embeddings(request: Request) -> Response:
 async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
     vectors, counted = await embed_input(service, body, PoolingParams(dimensions=body.dimensions))
     return {
+        "id": new_id("embd-", body.request_id),
         "object": "list",
+        "created": int(time.time()),
         "data": [
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(vectors)
@@ -50,7 +53,7 @@ async def embed_input(
         truncate_to=body.truncate_prompt_tokens,
         room=0,
     )
-    vectors = await embed(service, prompts, params)
+    vectors = await embed(service, prompts, params, body.priority)
     if body.encoding_format == "base64":
         return [_as_base64(vector) for vector in vectors], usage(prompts)
     return [*vectors], usage(prompts)

@@ -13,6 +13,7 @@ from armllm.server.generation import generate
 from armllm.server.http import event_stream, json_response, named_event, read_body, unless_disconnected
 from armllm.server.protocol.chat import ChatRequest
 from armllm.server.protocol.responses import (
+    AS_IN_CHAT,
     OutputItem,
     OutputText,
     ResponseObject,
@@ -57,16 +58,12 @@ def _as_chat(body: ResponsesRequest) -> ChatRequest:
             messages.append({"role": role, "content": text})
     if not messages:
         raise ApiError("input must not be empty", param="input", code="invalid_value")
-    chat: dict[str, Any] = {
-        "model": body.model,
-        "messages": messages,
-        "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "seed": body.seed,
-        "stream": body.stream,
-    }
+    chat: dict[str, Any] = {name: getattr(body, name) for name in AS_IN_CHAT}
+    chat |= {"messages": messages, "max_completion_tokens": body.max_output_tokens}
+    if body.reasoning is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    if body.structured_outputs is not None:
+        chat["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True)
     form = body.text.format if body.text else None
     if isinstance(form, SchemaFormat):
         schema = {"name": form.name, "schema": form.schema_}
@@ -82,7 +79,7 @@ class Run:
     def __init__(self, conversation: Conversation, body: ResponsesRequest) -> None:
         self.conversation = conversation
         self.body = body
-        self.id = new_id("resp_")
+        self.id = new_id("resp_", body.request_id)
         self.created = int(time.time())
         self._parser = conversation.parser()
         self._items: list[OutputItem] = []
@@ -94,7 +91,13 @@ class Run:
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start the engine on the prompt."""
         conversation = self.conversation
-        return generate(conversation.service, self.id, [conversation.prompt], conversation.params)
+        return generate(
+            conversation.service,
+            self.id,
+            [conversation.prompt],
+            conversation.params,
+            priority=self.body.priority,
+        )
 
     async def response(self) -> ResponseObject:
         """Everything at once."""

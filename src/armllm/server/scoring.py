@@ -47,7 +47,7 @@ async def _score(service: Service, body: ScoreRequest) -> Scores:
         )
     scores, counted = await _scores(service, left, right, body, body.pair())
     return {
-        "id": new_id("score-"),
+        "id": new_id("score-", body.request_id),
         "object": "list",
         "created": int(time.time()),
         "model": service.model,
@@ -66,7 +66,7 @@ async def _rerank(service: Service, body: RerankRequest) -> Reranked:
     scores, counted = await _scores(service, [body.query], texts, body, ("query", "documents"))
     order = sorted(range(len(texts)), key=lambda index: scores[index], reverse=True)
     return {
-        "id": new_id("rerank-"),
+        "id": new_id("rerank-", body.request_id),
         "model": service.model,
         "usage": counted,
         "results": [
@@ -89,7 +89,7 @@ async def _pool(service: Service, body: PoolingRequest) -> Poolings:
     params = PoolingParams(dimensions=body.dimensions, use_activation=body.use_activation, task=body.task)
     vectors, counted = await embed_input(service, body, params)
     return {
-        "id": new_id("pool-"),
+        "id": new_id("pool-", body.request_id),
         "object": "list",
         "created": int(time.time()),
         "model": service.model,
@@ -117,7 +117,7 @@ async def _classify(service: Service, body: ClassifyRequest) -> Classified:
     found = await embed(service, prompts, params, body.priority)
     labels = service.facts.labels or ()
     return {
-        "id": new_id("classify-"),
+        "id": new_id("classify-", body.request_id),
         "object": "list",
         "created": int(time.time()),
         "model": service.model,

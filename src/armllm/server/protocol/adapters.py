@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,8 @@ Place = Annotated[str, Field(min_length=1, max_length=4096)]
 
 class LoadAdapterRequest(Body):
     """lora_path: a folder or a name on the hub. load_inplace: an adapter of this name is replaced."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"is_3d_lora_weight": (False,)}
 
     lora_name: Name
     lora_path: Place

@@ -12,6 +12,7 @@ MAX_PROMPTS = 2048  # OpenAI's limit of inputs per request
 MAX_ENTRIES = 1024  # of lists and objects whose entries cost time at every token
 MAX_TOKEN_IDS = 1 << 16
 MAX_CHARACTERS = 1 << 14  # of all stop strings, or bad words: each takes about 300 bytes
+REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,256}$"
 MAX_FIELDS = 128  # more than any object has that is not free in form
 
 
@@ -80,13 +81,42 @@ class Body(Strict):
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
 
+# what vLLM's newest protocol has in every request, and in every request that is pooled
+OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "cache_salt": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "truncation_side": ("left",),
+}
+OF_POOLING: dict[str, tuple[Any, ...]] = {
+    **OF_VLLM,
+    "padding": (False, "do_not_pad"),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+}
+
+
 class WithoutEffect(Body):
     """Fields that have no effect on the answer; they are accepted from every client."""
 
     user: Any = None
+    session_id: Any = None
     metadata: Any = None
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+
+
+class PooledRequest(WithoutEffect):
+    """What requests have that are pooled, not continued. ``request_id`` is part of the answer's id."""
+
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    request_id: str | None = Field(None, pattern=REQUEST_ID)

@@ -11,6 +11,7 @@ from armllm.server.protocol.base import FIRST_ERROR, Objects, Strict, check_size
 from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
 from armllm.server.protocol.sampling import Sampling
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Document = Annotated[dict[str, str], BeforeValidator(check_size)]
 
 
@@ -61,7 +62,7 @@ class TemplateOptions(Strict):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[Document], FIRST_ERROR] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
 
 
 class ChatRequest(Sampling, TemplateOptions):
@@ -78,7 +79,6 @@ class ChatRequest(Sampling, TemplateOptions):
         "function_call": ("none",),
         "chat_template": (),
         "echo": (False,),
-        "mm_processor_kwargs": ({},),
     }
 
     messages: Annotated[list[Message], FIRST_ERROR] = Field(min_length=1)

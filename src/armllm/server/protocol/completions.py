@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import Strict, TextOrIds
+from armllm.server.protocol.base import OF_VLLM, Strict, TextOrIds
 from armllm.server.protocol.sampling import Sampling
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **OF_VLLM,
     "best_of": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),
@@ -28,9 +29,16 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "thinking_token_budget": (),
     "repetition_detection": (),
-    "cache_salt": (),
     "kv_transfer_params": (),
+    "ec_transfer_params": (),
     "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "routed_experts_prompt_start": (0,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_mm_kwargs": (False,),
+    "mm_payload": ("tensors",),
+    "stream_interval": (1,),
 }
 
 
@@ -45,7 +53,7 @@ class StreamOptions(Strict):
 class CompletionRequest(Sampling):
     """What /v1/completions takes: OpenAI's fields, and vLLM's additions."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED, "prompt_embeds": ([],)}
 
     prompt: TextOrIds
     max_tokens: int | None = Field(16, ge=0)

@@ -7,8 +7,45 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, Strict, WithoutEffect
-from armllm.server.protocol.sampling import JsonObjectFormat, TextFormat
+from armllm.server.protocol.base import (
+    FIRST_ERROR,
+    OF_VLLM,
+    REQUEST_ID,
+    FewStrings,
+    Strict,
+    WithoutEffect,
+)
+from armllm.server.protocol.chat import Effort
+from armllm.server.protocol.sampling import (
+    JsonObjectFormat,
+    LogitBias,
+    StructuredOutputs,
+    TextFormat,
+    TokenIds,
+)
+
+# Fields that mean what they mean in /v1/chat/completions.
+AS_IN_CHAT = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "chat_template_kwargs",
+    "request_id",
+    "priority",
+)
 
 
 class TextPart(Strict):
@@ -49,16 +86,25 @@ class TextOptions(Strict):
     format: TextForm | None = None
 
 
+class ReasoningOptions(Strict):
+    """How much the model should think. There are no summaries."""
+
+    effort: Effort | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
 class ResponsesRequest(WithoutEffect):
     """What /v1/responses takes: text in, text out; nothing is stored, so nothing can be continued."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **OF_VLLM,
         "previous_response_id": (),
         "conversation": (),
         "background": (False,),
         "include": ([],),
         "prompt": (),
-        "reasoning": ({},),
+        "prompt_cache_options": ({},),
         "tools": ([],),
         "tool_choice": ("auto", "none"),
         "parallel_tool_calls": (True, False),
@@ -66,17 +112,41 @@ class ResponsesRequest(WithoutEffect):
         "truncation": ("disabled",),
         "top_logprobs": (0,),
         "stream_options": ({},),
+        "enable_response_messages": (False,),
+        "previous_input_messages": ([],),
+        "include_reasoning": (True,),
+        "watermarking": (False,),
+        "return_mm_kwargs": (False,),
+        "mm_payload": ("tensors",),
+        "vllm_xargs": ({},),
+        "kv_transfer_params": (),
+        "ec_transfer_params": (),
     }
 
     input: str | Annotated[list[InputMessage], FIRST_ERROR]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
-    text: TextOptions | None = None
-    stream: bool | None = None
+    stop: str | FewStrings | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: LogitBias | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
 
     def names_for_errors(self) -> dict[str, str]:
         """The fields by the names of /v1/chat/completions, too."""
@@ -84,7 +154,7 @@ class ResponsesRequest(WithoutEffect):
             "prompt": "input",
             "messages": "input",
             "max_tokens": "max_output_tokens",
-            "structured_outputs": "text",
+            "structured_outputs": "structured_outputs" if self.structured_outputs else "text",
         }
         return super().names_for_errors() | renamed
 

@@ -14,6 +14,7 @@ from armllm.server.protocol.base import (
     MAX_CHOICES,
     MAX_ENTRIES,
     MAX_TOKEN_IDS,
+    REQUEST_ID,
     FewStrings,
     Integers,
     Strict,
@@ -119,7 +120,7 @@ class Sampling(WithoutEffect):
     guided_regex: str | None = None
     guided_choice: FewStrings | None = None
     guided_grammar: str | None = None
-    request_id: str | None = Field(None, pattern=r"^[A-Za-z0-9_.:-]{1,256}$")
+    request_id: str | None = Field(None, pattern=REQUEST_ID)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
 

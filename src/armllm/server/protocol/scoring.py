@@ -8,24 +8,22 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, Strict, Strings, TextOrIds, WithoutEffect
+from armllm.server.protocol.base import FIRST_ERROR, OF_POOLING, PooledRequest, Strict, Strings, TextOrIds
 from armllm.server.protocol.tokens import EmbeddingRequest, EmbeddingUsage
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **OF_POOLING,
     "use_activation": (True,),
     "activation": (True,),
     "softmax": (True,),
     "instruction": (),
-    "chat_template_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "cache_salt": (),
     "max_tokens_per_query": (0,),
     "max_tokens_per_doc": (0,),
 }
 
 
-class ScoreRequest(WithoutEffect):
+class ScoreRequest(PooledRequest):
     """Texts to compare: one with each of several, or several one by one. The fields have four names."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
@@ -37,8 +35,6 @@ class ScoreRequest(WithoutEffect):
     items: TextOrIds | None = None
     data_1: TextOrIds | None = None
     data_2: TextOrIds | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
 
     @model_validator(mode="after")
     def _one_pair(self) -> ScoreRequest:
@@ -80,7 +76,7 @@ class RerankText(Strict):
     text: str
 
 
-class RerankRequest(WithoutEffect):
+class RerankRequest(PooledRequest):
     """Documents to order by how near they are to a query.
 
     ``top_n``, which routers call ``top_k``: how many to return; 0 is all.
@@ -94,8 +90,6 @@ class RerankRequest(WithoutEffect):
     top_k: int | None = Field(None, ge=0)
     rid: str | None = None  # a router's name of the request
     return_documents: bool | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
 
 
 class RerankDocument(TypedDict):
@@ -124,7 +118,7 @@ class Reranked(TypedDict):
 class PoolingRequest(EmbeddingRequest):
     """Texts or token ids whose states are pooled."""
 
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"mm_processor_kwargs": ({},), "cache_salt": ()}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = OF_POOLING
 
     task: str | None = None
     use_activation: bool | None = None
@@ -149,7 +143,7 @@ class Poolings(TypedDict):
     usage: EmbeddingUsage
 
 
-class ClassifyRequest(WithoutEffect):
+class ClassifyRequest(PooledRequest):
     """Texts to classify; ``use_activation`` false asks for the scores before they become probabilities."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -159,9 +153,7 @@ class ClassifyRequest(WithoutEffect):
     use_activation: bool | None = None
 
     input: TextOrIds
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
 
 
 class Class(TypedDict):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, Body, Integers, TextOrIds, WithoutEffect
+from armllm.server.protocol.base import FIRST_ERROR, OF_POOLING, Body, Integers, PooledRequest, TextOrIds
 from armllm.server.protocol.chat import Message, TemplateOptions, Tool
 
 
 class TokenizeRequest(Body, TemplateOptions):
     """A text or a conversation to tokenize."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+    }
 
     prompt: str | None = None
     messages: Annotated[list[Message], FIRST_ERROR] | None = Field(None, min_length=1)
@@ -48,13 +54,14 @@ class Detokenized(TypedDict):
     prompt: str
 
 
-class EmbeddingRequest(WithoutEffect):
+class EmbeddingRequest(PooledRequest):
     """Texts or token ids to embed."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {**OF_POOLING, "use_activation": (True,)}
 
     input: TextOrIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None
 
     def names_for_errors(self) -> dict[str, str]:
@@ -80,7 +87,9 @@ class EmbeddingUsage(TypedDict):
 class Embeddings(TypedDict):
     """The vectors, in the order of the inputs."""
 
+    id: str
     object: Literal["list"]
+    created: int
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage

@@ -1,0 +1,83 @@
+"""Fields that clients of vLLM send: neutral values pass, other values are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from armllm.server.protocol.adapters import LoadAdapterRequest
+from armllm.server.protocol.chat import ChatRequest
+from armllm.server.protocol.completions import CompletionRequest
+from armllm.server.protocol.responses import ResponsesRequest
+from armllm.server.protocol.scoring import ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest
+from armllm.server.protocol.tokens import EmbeddingRequest, TokenizeRequest
+
+PROMPT = {"mm_processor_kwargs": {}, "media_io_kwargs": {}, "truncation_side": "left", "cache_salt": None}
+GENERATED = {
+    **PROMPT,
+    "watermarking": False,
+    "session_id": "one",
+    "routed_experts_prompt_start": 0,
+    "return_token_offsets": False,
+    "return_mm_kwargs": False,
+    "mm_payload": "tensors",
+    "ec_transfer_params": None,
+    "stream_interval": 1,
+}
+POOLED = {**PROMPT, "padding": "do_not_pad", "request_id": "a", "priority": 0, "chat_template": None}
+NUMBERS = {"embed_dtype": "float32", "endianness": "native", "add_generation_prompt": False}
+RESPONSES = {
+    "min_p": 0.1,
+    "stop": ["x"],
+    "stop_token_ids": [2],
+    "logit_bias": {"1": 1},
+    "ignore_eos": False,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": True,
+    "include_reasoning": True,
+    "structured_outputs": {"choice": ["a"]},
+    "chat_template_kwargs": {"a": 1},
+    "reasoning": {"effort": "low", "summary": None},
+    "enable_response_messages": False,
+    "request_id": "a",
+    "priority": 0,
+}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CASES = [
+    (ChatRequest, {"messages": MESSAGES}, {**GENERATED, "return_prompt_text": False}, ("stream_interval", 8)),
+    (CompletionRequest, {"prompt": "a"}, {**GENERATED, "prompt_embeds": None}, ("watermarking", True)),
+    (ResponsesRequest, {"input": "a"}, {**PROMPT, **RESPONSES}, ("include_reasoning", False)),
+    (EmbeddingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("embed_dtype", "float16")),
+    (PoolingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("endianness", "big")),
+    (ClassifyRequest, {"input": "a"}, POOLED, ("padding", "max_length")),
+    (ScoreRequest, {"text_1": "a", "text_2": "b"}, POOLED, ("truncation_side", "right")),
+    (RerankRequest, {"query": "a", "documents": ["b"]}, POOLED, ("cache_salt", "x")),
+    (TokenizeRequest, {"messages": MESSAGES}, {"chat_template": None}, ("chat_template", "{{ 1 }}")),
+    (
+        LoadAdapterRequest,
+        {"lora_name": "a", "lora_path": "b"},
+        {"is_3d_lora_weight": False},
+        ("is_3d_lora_weight", True),
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_type", "needed", "neutral", "other"), CASES)
+def test_neutral_values_pass_and_others_are_refused_by_name(request_type, needed, neutral, other):
+    request_type.model_validate({**needed, **neutral})
+    with pytest.raises(ValidationError, match=f"{other[0]} is not supported by this server"):
+        request_type.model_validate({**needed, other[0]: other[1]})
+
+
+def test_fields_of_a_response_reach_the_engine(served):
+    """It would catch a field that is accepted and dropped."""
+    body = {"model": "smoke", "input": "Hi", "max_output_tokens": 8, "request_id": "mine"}
+    answer = served.post("/v1/responses", {**body, "structured_outputs": {"choice": ["wheel"]}}).json()
+    assert answer["output"][0]["content"][0]["text"] == "wheel"
+    assert answer["id"] == "resp_mine"
+    assert served.post("/v1/responses", {**body, "priority": 1}).json()["error"]["param"] == "priority"
+    chosen = {**body, "temperature": 0, "logit_bias": {"65": 100}, "stop_token_ids": [65]}
+    assert served.post("/v1/responses", chosen).json()["usage"]["output_tokens"] == 1
+    found = served.post("/v1/embeddings", {"model": "smoke", "input": "Hi", "request_id": "mine"}).json()
+    assert found["id"] == "embd-mine"
