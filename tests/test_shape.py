@@ -47,8 +47,6 @@ LONG = {
     "armbuild/cli/audit.py:audit_command": OPTIONS,
     "armbuild/cli/docker.py:docker_command": OPTIONS,
     "armllm/cli/bench.py:serve": OPTIONS,
-    "armllm/cli/options.py:_engine": OPTIONS,
-    "armllm/cli/route.py:route_command": OPTIONS,
     "armllm/cli/serve.py:serve_command": OPTIONS,
 }
 MANY_PARAMETERS = {
@@ -63,8 +61,6 @@ MANY_PARAMETERS = {
     "armllm/api/llm.py:chat": "those of vLLM's method",
     "armllm/cli/chat.py:chat_command": OPTIONS,
     "armllm/cli/run_batch.py:run_batch_command": OPTIONS,
-    "armllm/cli/options.py:_engine": OPTIONS,
-    "armllm/cli/route.py:route_command": OPTIONS,
     "armllm/cli/run.py:run_command": OPTIONS,
     "armllm/cli/serve.py:serve_command": OPTIONS,
     "armllm/kernels/attention.py:paged_attention": "the tensors of the op",

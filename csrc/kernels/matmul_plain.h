@@ -124,36 +124,26 @@ ARMLLM_INLINE void plain_tile(const Product& p) {
   memcpy(p.out, out, sizeof out);
 }
 
-static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
+template <int bits>
+ARMLLM_INLINE void plain_rows(const Product& p) {
   switch (p.rows) {
     case 1:
-      plain_tile<8, 1>(p);
-      break;
+      return plain_tile<bits, 1>(p);
     case 2:
-      plain_tile<8, 2>(p);
-      break;
+      return plain_tile<bits, 2>(p);
     case 3:
-      plain_tile<8, 3>(p);
-      break;
+      return plain_tile<bits, 3>(p);
     default:
-      plain_tile<8, 4>(p);
+      return plain_tile<bits, 4>(p);
   }
+}
+
+static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
+  plain_rows<8>(p);
   add_zero_points<8>(p, 1.0f);
 }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
-  switch (p.rows) {
-    case 1:
-      plain_tile<4, 1>(p);
-      break;
-    case 2:
-      plain_tile<4, 2>(p);
-      break;
-    case 3:
-      plain_tile<4, 3>(p);
-      break;
-    default:
-      plain_tile<4, 4>(p);
-  }
+  plain_rows<4>(p);
   add_zero_points<4>(p, 1.0f);
 }
 

@@ -68,36 +68,26 @@ ARMLLM_INLINE void smull_tile(const Product& p) {
     vst1q_f32(p.out + 4 * r, out[r]);
 }
 
-static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
+template <int bits>
+ARMLLM_INLINE void smull_rows(const Product& p) {
   switch (p.rows) {
     case 1:
-      smull_tile<8, 1>(p);
-      break;
+      return smull_tile<bits, 1>(p);
     case 2:
-      smull_tile<8, 2>(p);
-      break;
+      return smull_tile<bits, 2>(p);
     case 3:
-      smull_tile<8, 3>(p);
-      break;
+      return smull_tile<bits, 3>(p);
     default:
-      smull_tile<8, 4>(p);
+      return smull_tile<bits, 4>(p);
   }
+}
+
+static ARMLLM_ENTRY void w8a8_tile(const Product& p) {
+  smull_rows<8>(p);
   add_zero_points<8>(p, 1.0f);
 }
 static ARMLLM_ENTRY void w4a8_tile(const Product& p) {
-  switch (p.rows) {
-    case 1:
-      smull_tile<4, 1>(p);
-      break;
-    case 2:
-      smull_tile<4, 2>(p);
-      break;
-    case 3:
-      smull_tile<4, 3>(p);
-      break;
-    default:
-      smull_tile<4, 4>(p);
-  }
+  smull_rows<4>(p);
   add_zero_points<4>(p, 16.0f);
 }
 

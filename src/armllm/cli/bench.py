@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armllm.cli import bench_runs
-from armllm.cli.options import AsJson, EngineCommand, Verbose, only, takes_engine_options
+from armllm.cli.options import AsJson, EngineCommand, Verbose, only, takes, takes_engine_options
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 ModelOption = Annotated[str, typer.Option("--model", help="Folder of a checkpoint, or a name on the hub.")]
 OutputJson = Annotated[str | None, typer.Option(help="Write the figures to this file too.")]
-DatasetName = Annotated[str, typer.Option(help="random, or sharegpt with --dataset-path.")]
-DatasetPath = Annotated[str | None, typer.Option(help="A ShareGPT JSON file.")]
 InputLen = Annotated[int, typer.Option("--input-len", "--random-input-len", help="Tokens per random prompt.")]
 OutputLen = Annotated[
     int | None,
@@ -35,50 +33,49 @@ OutputLen = Annotated[
         help="Tokens per answer; 128, or for sharegpt those of the file's answer.",
     ),
 ]
-RangeRatio = Annotated[
-    float, typer.Option("--random-range-ratio", help="Spread of the lengths: 0.2 is 20 % up and down.")
-]
 BATCH_OUTPUT_LEN = 128
+ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 SLOWEST = 1e-9  # requests per second
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass
 class _DataSet:
-    """What the options of a command say of its requests."""
+    """The options of a command that say what its requests are."""
 
-    name: str
-    path: str | None
-    count: int
-    input_len: int
-    output_len: int | None
-    range_ratio: float
-    seed: int
+    dataset_name: Annotated[str, typer.Option(help="random, or sharegpt with --dataset-path.")] = "random"
+    dataset_path: Annotated[str | None, typer.Option(help="A ShareGPT JSON file.")] = None
+    input_len: InputLen = 1024
+    output_len: OutputLen = None
+    random_range_ratio: Annotated[
+        float, typer.Option(help="Spread of the lengths: 0.2 is 20 % up and down.")
+    ] = 0.0
+    num_prompts: Annotated[int, typer.Option(help="Requests in all; of a server per rate.")] = 1000
 
     def requests(
-        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int
+        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, seed: int
     ) -> Sequence[BenchRequest]:
         from armllm.bench import dataset  # noqa: PLC0415 - --help should not wait for it
 
-        if self.name == "sharegpt":
-            if self.path is None:
+        if self.dataset_name == "sharegpt":
+            if self.dataset_path is None:
                 raise RequestError("--dataset-name sharegpt needs --dataset-path")
             return dataset.sharegpt_requests(
-                self.path,
-                self.count,
+                self.dataset_path,
+                self.num_prompts,
                 tokenizer=tokenizer,
                 output_len=self.output_len,
                 max_model_len=max_model_len,
-                seed=self.seed,
+                seed=seed,
             )
-        only("--dataset-name", self.name, ("random", "sharegpt"), "other data sets are not known")
-        only("--dataset-path", self.path, (None,), "random prompts come from no file")
+        only("--dataset-name", self.dataset_name, ("random", "sharegpt"), "other data sets are not known")
+        only("--dataset-path", self.dataset_path, (None,), "random prompts come from no file")
         return dataset.random_requests(
-            self.count,
+            self.num_prompts,
             input_len=self.input_len,
             output_len=self.output_len or BATCH_OUTPUT_LEN,
-            range_ratio=self.range_ratio,
+            range_ratio=self.random_range_ratio,
             vocab_size=vocab_size,
-            seed=self.seed,
+            seed=seed,
         )
 
 
@@ -132,15 +129,11 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
 
 
 @takes_engine_options
+@takes("data_set", _DataSet)
 def throughput(  # noqa: PLR0917 - typer reads options from parameters
     model: ModelOption,
     engine: dict[str, Any],
-    dataset_name: DatasetName = "random",
-    dataset_path: DatasetPath = None,
-    input_len: InputLen = 1024,
-    output_len: OutputLen = None,
-    random_range_ratio: RangeRatio = 0.0,
-    num_prompts: Annotated[int, typer.Option(help="Requests in all.")] = 1000,
+    data_set: _DataSet,
     backend: Annotated[str, typer.Option(hidden=True)] = "vllm",
     output_json: OutputJson = None,
     as_json: AsJson = False,
@@ -152,19 +145,11 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
     from armllm.bench.offline import measure_throughput  # noqa: PLC0415 - --help should not wait for torch
 
     llm = LLM(model, **engine)
-    data_set = _DataSet(
-        name=dataset_name,
-        path=dataset_path,
-        count=num_prompts,
-        input_len=input_len,
-        output_len=output_len,
-        range_ratio=random_range_ratio,
-        seed=engine.get("seed", 0),
-    )
     requests = data_set.requests(
         llm.get_tokenizer(),
         vocab_size=llm.llm_engine.processor.vocab_size,
         max_model_len=llm.llm_engine.runner.max_model_len,
+        seed=engine.get("seed", 0),
     )
     result = measure_throughput(llm, requests)
     _write(output_json, result)
@@ -180,7 +165,9 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
     print(f"Total num output tokens:  {result['total_output_tokens']}")
 
 
+@takes("data_set", _DataSet)
 def serve(  # noqa: PLR0917 - typer reads options from parameters
+    data_set: _DataSet,
     base_url: Annotated[
         str | None, typer.Option(help="Where the server is, such as http://host:8000.")
     ] = None,
@@ -193,12 +180,6 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
         str | None, typer.Option(help="Folder with a tokenizer, or a name on the hub; default: the server's.")
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
-    dataset_name: DatasetName = "random",
-    dataset_path: DatasetPath = None,
-    input_len: InputLen = 1024,
-    output_len: OutputLen = None,
-    random_range_ratio: RangeRatio = 0.0,
-    num_prompts: Annotated[int, typer.Option(help="Requests per rate.")] = 1000,
     request_rate: Annotated[
         str, typer.Option(help="Requests per second, several divided by commas; inf is all at once.")
     ] = "inf",
@@ -234,12 +215,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
 
     from armllm.bench import client, summary  # noqa: PLC0415 - --help should not wait for it
 
-    endpoints = {
-        "openai": "/v1/completions",
-        "vllm": "/v1/completions",
-        "openai-chat": "/v1/chat/completions",
-    }
-    only("--backend", backend, tuple(endpoints), "other protocols are not spoken")
+    only("--backend", backend, tuple(ENDPOINTS), "other protocols are not spoken")
     rates = _numbers("--request-rate", request_rate, "numbers above 0, or inf", SLOWEST, float("inf"))
     metrics = _metrics(percentile_metrics, plotted=plot is not None)
     percentiles = _numbers("--metric-percentiles", metric_percentiles, "numbers from 0 to 100", 0, 100)
@@ -249,23 +225,15 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     url = base_url or f"http://{host}:{port}"
     found = client.find_model(url, api_key, patience=ready_check_timeout_sec)
     client_tokenizer = _tokenizer(tokenizer or model or found.get("root") or found["id"])
-    data_set = _DataSet(
-        name=dataset_name,
-        path=dataset_path,
-        count=num_prompts,
-        input_len=input_len,
-        output_len=output_len,
-        range_ratio=random_range_ratio,
-        seed=seed,
-    )
     requests = data_set.requests(
         client_tokenizer,
         vocab_size=client_tokenizer.vocab_size,
         max_model_len=found.get("max_model_len") or sys.maxsize,
+        seed=seed,
     )
     target = client.Target(
         url,
-        endpoint or endpoints[backend],
+        endpoint or ENDPOINTS[backend],
         model=model or found["id"],
         api_key=api_key,
         ignore_eos=ignore_eos,
@@ -309,7 +277,7 @@ def serve(  # noqa: PLR0917 - typer reads options from parameters
     document = {"schema": 1, "model": target.model, "backend": backend, "results": results}
     _write(_result_file(save_result, result_dir, result_filename, target.model), document)
     if plot is not None:
-        for path in draw(results, Path(plot), f"{target.model}, {num_prompts} requests per rate"):
+        for path in draw(results, Path(plot), f"{target.model}, {data_set.num_prompts} requests per rate"):
             _tell(f"wrote {path}")
     if as_json:
         print(json.dumps(document))

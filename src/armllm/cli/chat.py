@@ -59,7 +59,7 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     max_tokens: Annotated[int | None, typer.Option(help="Tokens per answer; default: all that fit.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Default: the checkpoint's.")] = None,
     quantization: Annotated[  # without the short form -q, which is --quick's here
-        str | None, typer.Option(help="Round weights while loading.", rich_help_panel="Engine")
+        str | None, typer.Option(help="Round weights while loading.")
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:

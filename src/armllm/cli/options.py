@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -44,125 +45,75 @@ def count(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-def _engine(  # noqa: PLR0917 - a list of options
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Take the tokenizer from here.", rich_help_panel="Engine")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel="Engine")
-    ] = None,
-    tokenizer_revision: Annotated[
-        str | None, typer.Option(help="The same for --tokenizer.", rich_help_panel="Engine")
-    ] = None,
-    download_dir: Annotated[
-        str | None,
-        typer.Option(help="Folder of downloads; default: $HF_HOME/hub.", rich_help_panel="Engine"),
-    ] = None,
-    load_format: Annotated[
-        str,
-        typer.Option(help="auto, or dummy: random weights, no download.", rich_help_panel="Engine"),
-    ] = "auto",
-    hf_token: Annotated[
-        str | None,
-        typer.Option(help="Token for private models; better in HF_TOKEN.", rich_help_panel="Engine"),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel="Engine")
-    ] = "auto",
+@dataclasses.dataclass
+class _EngineOptions:
+    tokenizer: Annotated[str | None, typer.Option(help="Take the tokenizer from here.")] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
+    tokenizer_revision: Annotated[str | None, typer.Option(help="The same for --tokenizer.")] = None
+    download_dir: Annotated[str | None, typer.Option(help="Folder of downloads; default: $HF_HOME/hub.")] = (
+        None
+    )
+    load_format: Annotated[str, typer.Option(help="auto, or dummy: random weights, no download.")] = "auto"
+    hf_token: Annotated[str | None, typer.Option(help="Token for private models; better in HF_TOKEN.")] = None
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     quantization: Annotated[
         str | None,
-        typer.Option(
-            "--quantization",
-            help=f"Round weights while loading: {', '.join(SCHEMES)}.",
-            rich_help_panel="Engine",
-        ),
-    ] = None,
+        typer.Option("--quantization", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
+    ] = None
     calibration: Annotated[
         str | None,
         typer.Option(
             "--calibrate",
             help="Text of the kind that the model will see, by which --quantization scales inputs first.",
-            rich_help_panel="Engine",
         ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Seed of requests that bring none.", rich_help_panel="Engine")
-    ] = 0,
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            help="Prompt and output tokens together; 4k and 4K are understood.",
-            rich_help_panel="Engine",
-            parser=count,
-            metavar="N",
+            help="Prompt and output tokens together; 4k and 4K are understood.", parser=count, metavar="N"
         ),
-    ] = None,
+    ] = None
     max_num_seqs: Annotated[
-        int | None,
-        typer.Option(help="Sequences per step at most: 256, or 128 in a server.", rich_help_panel="Engine"),
-    ] = None,
+        int | None, typer.Option(help="Sequences per step at most: 256, or 128 in a server.")
+    ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens per step at most: 4096, or 2048 in a server.",
-            rich_help_panel="Engine",
-            parser=count,
-            metavar="N",
-        ),
-    ] = None,
+        typer.Option(help="Tokens per step at most: 4096, or 2048 in a server.", parser=count, metavar="N"),
+    ] = None
     kv_cache_dtype: Annotated[
         str,
-        typer.Option(
-            help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory.",
-            rich_help_panel="Engine",
-        ),
-    ] = "auto",
-    block_size: Annotated[
-        int, typer.Option(help="Tokens per block of the KV cache.", rich_help_panel="Engine")
-    ] = 16,
+        typer.Option(help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory."),
+    ] = "auto"
+    block_size: Annotated[int, typer.Option(help="Tokens per block of the KV cache.")] = 16
     num_gpu_blocks_override: Annotated[
         int | None,
         typer.Option(
-            help="Blocks of the KV cache; else VLLM_CPU_KVCACHE_SPACE (GiB) or free memory decides.",
-            rich_help_panel="Engine",
+            help="Blocks of the KV cache; else VLLM_CPU_KVCACHE_SPACE (GiB) or free memory decides."
         ),
-    ] = None,
+    ] = None
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Keep what prompts begin with for the next.", rich_help_panel="Engine")
-    ] = True,
+        bool, typer.Option(help="Keep what prompts begin with for the next.")
+    ] = True
     max_logprobs: Annotated[
         int | None,
-        typer.Option(
-            help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server.",
-            rich_help_panel="Engine",
-        ),
-    ] = None,
+        typer.Option(help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server."),
+    ] = None
     tensor_parallel_size: Annotated[
         int,
         typer.Option(
             "--tensor-parallel-size",
             "-tp",
             help="Processes that compute the model together: one per NUMA node.",
-            rich_help_panel="Engine",
         ),
-    ] = 1,
-    enable_lora: Annotated[bool, typer.Option(help="Take LoRA adapters.", rich_help_panel="Engine")] = False,
-    max_loras: Annotated[
-        int, typer.Option(help="Different adapters per step at most.", rich_help_panel="Engine")
-    ] = 1,
-    max_lora_rank: Annotated[
-        int, typer.Option(help="The greatest rank of an adapter.", rich_help_panel="Engine")
-    ] = 16,
+    ] = 1
+    enable_lora: Annotated[bool, typer.Option(help="Take LoRA adapters.")] = False
+    max_loras: Annotated[int, typer.Option(help="Different adapters per step at most.")] = 1
+    max_lora_rank: Annotated[int, typer.Option(help="The greatest rank of an adapter.")] = 16
     max_cpu_loras: Annotated[
-        int | None,
-        typer.Option(help="Adapters in memory at most; default: --max-loras.", rich_help_panel="Engine"),
-    ] = None,
-    scheduling_policy: Annotated[
-        str,
-        typer.Option(help="fcfs, or priority: lower numbers first.", rich_help_panel="Engine"),
-    ] = "fcfs",
-) -> None:
-    """Hold the options; `takes_engine_options` hands them to a command."""
+        int | None, typer.Option(help="Adapters in memory at most; default: --max-loras.")
+    ] = None
+    scheduling_policy: Annotated[str, typer.Option(help="fcfs, or priority: lower numbers first.")] = "fcfs"
 
 
 class EngineCommand(TyperCommand):
@@ -190,28 +141,41 @@ class EngineCommand(TyperCommand):
         return super().parse_args(ctx, remaining)
 
 
-_ENGINE = inspect.signature(_engine, eval_str=True).parameters
+def takes(
+    name: str, options: type[Any], gather: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the fields of a dataclass as options.
 
-
-def takes_engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the engine's options; it gets those that were set as the dict ``engine``.
-
-    An option that the command names itself stays its own.
+    The command gets them as the argument ``name``: an instance, or what ``gather`` makes of the values. An
+    option that the command names itself stays its own.
     """
-    own = inspect.signature(command, eval_str=True).parameters
-    shared = {name: parameter for name, parameter in _ENGINE.items() if name not in own}
 
-    @functools.wraps(command)
-    def wrapper(**arguments: Any) -> Any:
-        options = {name: arguments.pop(name) for name in shared}
-        changed = {name: value for name, value in options.items() if value != shared[name].default}
-        return command(**arguments, engine=changed)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True).parameters
+        fields = inspect.signature(options, eval_str=True).parameters.values()
+        shared = [field for field in fields if field.name not in own]
 
-    parameters = [parameter for name, parameter in own.items() if name != "engine"] + list(shared.values())
-    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    del wrapper.__wrapped__  # inspect would look behind the new signature
-    return wrapper
+        @functools.wraps(command)
+        def wrapper(**arguments: Any) -> Any:
+            values = {field.name: arguments.pop(field.name) for field in shared}
+            return command(**arguments, **{name: (gather or options)(**values)})
+
+        parameters = [parameter for parameter in own.values() if parameter.name != name] + shared
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del wrapper.__wrapped__  # inspect would look behind the new signature
+        return wrapper
+
+    return decorate
+
+
+def _changed(**values: Any) -> dict[str, Any]:
+    """The engine's options that were set."""
+    return {name: value for name, value in values.items() if value != getattr(_EngineOptions, name)}
+
+
+takes_engine_options = takes("engine", _EngineOptions, _changed)
+"""A decorator: the command gets the engine's options that were set as the dict ``engine``."""
 
 
 def only(option: str, value: Any, accepted: tuple[Any, ...], reason: str) -> None:

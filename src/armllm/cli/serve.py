@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armllm.cli.options import EngineCommand, Verbose, only, takes_engine_options
+from armllm.cli.listening import Listening
+from armllm.cli.options import EngineCommand, Verbose, only, takes, takes_engine_options
 from armllm.errors import RequestError
 from armllm.utils import with_config
 
 if TYPE_CHECKING:
-    from armllm.server.service import ServerOptions
-
-LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
+    from armllm.server.router.run import RouterOptions
 
 
 class ServeCommand(EngineCommand):
@@ -63,32 +61,16 @@ def register(app: typer.Typer) -> None:
 
 
 @takes_engine_options
+@takes("listening", Listening)
 def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     ctx: typer.Context,
     engine: dict[str, Any],
+    listening: Listening,
     model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(help="Address to listen on. Default: 0.0.0.0 with --api-key, else 127.0.0.1."),
-    ] = None,
-    port: Annotated[
-        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
-    ] = 8000,
-    uds: Annotated[str | None, typer.Option(help="Listen on this Unix socket instead.")] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
     ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="Ask clients for this key; may be repeated. Also from VLLM_API_KEY."),
-    ] = None,
-    allowed_origins: Annotated[
-        str, typer.Option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
-    ] = "[]",
-    allowed_hosts: Annotated[
-        str, typer.Option(help="Public host names of a server without a key: a JSON list, or ['*'].")
-    ] = "[]",
     chat_template: Annotated[
         str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
     ] = None,
@@ -115,17 +97,11 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
     ] = None,
     root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
-    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None,
-    ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None,
     ssl_ca_certs: Annotated[str | None, typer.Option(help="Who signs the clients' certificates.")] = None,
     ssl_cert_reqs: Annotated[
         int, typer.Option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
     ] = 0,
     ssl_ciphers: Annotated[str | None, typer.Option(help="Ciphers, in OpenSSL's form.")] = None,
-    uvicorn_log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS) + ".")] = "info",
-    disable_uvicorn_access_log: Annotated[
-        bool, typer.Option("--disable-uvicorn-access-log", help="No line per request.")
-    ] = False,
     enable_log_requests: Annotated[
         bool,
         typer.Option(
@@ -143,8 +119,6 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
 ) -> int:
     """Serve a model over HTTP. API and flags are OpenAI's and vLLM's; --config FILE.yaml has flags too."""
     only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
-    if uvicorn_log_level not in LOG_LEVELS:
-        raise RequestError(f"--uvicorn-log-level must be one of {', '.join(LOG_LEVELS)}")
     if enable_log_requests and disable_log_requests:
         raise RequestError("--enable-log-requests and --disable-log-requests exclude each other")
     if (model_tag is None) == (model is None):
@@ -167,7 +141,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         adapters=adapters,
         may_change_adapters=bool(engine.get("enable_lora")) and may_change_adapters(),
         served_model_names=tuple(served_model_name or [name]),
-        api_keys=keys_of(api_key),
+        api_keys=listening.keys,
         chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
         neutral_sampling=generation_config == "vllm",
         enable_auto_tool_choice=enable_auto_tool_choice,
@@ -177,14 +151,14 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         log_stats=not disable_log_stats,
         root_path=root_path,
         tls=tls_context(
-            ssl_certfile=ssl_certfile,
-            ssl_keyfile=ssl_keyfile,
+            ssl_certfile=listening.ssl_certfile,
+            ssl_keyfile=listening.ssl_keyfile,
             ssl_ca_certs=ssl_ca_certs,
             ssl_cert_reqs=ssl_cert_reqs,
             ssl_ciphers=ssl_ciphers,
         ),
-        allowed_origins=texts_of("--allowed-origins", allowed_origins),
-        allowed_hosts=(*texts_of("--allowed-hosts", allowed_hosts), *([host] if host else [])),
+        allowed_origins=listening.origins,
+        allowed_hosts=listening.hosts,
     )
     if data_parallel_size > 1:
         if options.may_change_adapters:
@@ -192,16 +166,16 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING and --data-parallel-size do not go together: one replica"
                 " would load an adapter; name all with --lora-modules"
             )
-        return _serve_replicas(ctx, data_parallel_size, options)
+        return _serve_replicas(ctx, data_parallel_size, listening.router_options(options.tls))
     return run(
         name,
         engine,
         options,
-        host=host,
-        port=port,
-        uds=uds,
-        log_level=uvicorn_log_level,
-        access_log=not disable_uvicorn_access_log,
+        host=listening.host,
+        port=listening.port,
+        uds=listening.uds,
+        log_level=listening.uvicorn_log_level,
+        access_log=not listening.disable_uvicorn_access_log,
     )
 
 
@@ -209,7 +183,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
 OF_ROUTER = frozenset(("host", "port", "uds", "allowed_origins", "allowed_hosts", "data_parallel_size"))
 
 
-def _serve_replicas(ctx: typer.Context, size: int, options: ServerOptions) -> int:
+def _serve_replicas(ctx: typer.Context, size: int, router: RouterOptions) -> int:
     """Start replicas with the same options, and route to them."""
     ranks = ctx.params["tensor_parallel_size"]
     if ranks > 1:
@@ -217,19 +191,7 @@ def _serve_replicas(ctx: typer.Context, size: int, options: ServerOptions) -> in
             f"--data-parallel-size {size} and --tensor-parallel-size {ranks} do not go together: choose one"
         )
     from armllm.server.router.local import serve_replicas  # noqa: PLC0415
-    from armllm.server.router.run import RouterOptions  # noqa: PLC0415
 
-    router = RouterOptions(
-        host=ctx.params["host"],
-        port=ctx.params["port"],
-        uds=ctx.params["uds"],
-        api_keys=options.api_keys,
-        allowed_origins=options.allowed_origins,
-        allowed_hosts=options.allowed_hosts,
-        tls=options.tls,
-        log_level=ctx.params["uvicorn_log_level"],
-        access_log=not ctx.params["disable_uvicorn_access_log"],
-    )
     return serve_replicas(["serve", *replica_arguments(ctx)], size, router)
 
 
@@ -249,22 +211,3 @@ def replica_arguments(ctx: typer.Context) -> list[str]:
             values = value if isinstance(value, (list, tuple)) else [value]
             flags += [f"{max(parameter.opts, key=len)}={one}" for one in values]
     return [*positional, *flags]
-
-
-def keys_of(values: list[str] | None) -> tuple[str, ...]:
-    """Keys from the command line, else from the environment."""
-    keys = values or [os.environ.get("ARMLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or ""]
-    if values and not all(key.strip() for key in values):
-        raise RequestError("--api-key must not be empty")
-    return tuple(key for key in keys if key)
-
-
-def texts_of(option: str, text: str) -> tuple[str, ...]:
-    """The texts of a JSON list; RequestError if it is none."""
-    try:
-        texts = json.loads(text.replace("'", '"'))
-    except ValueError:
-        texts = None
-    if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
-        raise RequestError(f"{option} must be a JSON list of texts, not {text!r}")
-    return tuple(texts)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+import armisa
 from armllm import kernels
 from armllm.checkpoint.matrix import PackedMatrix
 from armllm.layers.asymmetric import AsymmetricLinear
@@ -173,11 +173,7 @@ def cpu_computes_float16() -> bool:
 
 
 def _cpu_has(features: set[str]) -> bool:
-    with Path("/proc/cpuinfo").open() as lines:
-        for line in lines:
-            if line.startswith(("Features", "flags")):
-                return not features.isdisjoint(line.split())
-    return False
+    return not features.isdisjoint(armisa.detect().features)
 
 
 @functools.cache
