@@ -19,6 +19,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+from armllm.checkpoint.json_file import check_size, read_object
 from armllm.errors import CheckpointError, NoChatTemplateError, RequestError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Message = dict[str, Any]
 
 # What a variable of chat_template_kwargs can't be called.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
+LONGEST_TEMPLATE = 1 << 20  # bytes; those of today have up to 20,000
 LONGEST_REPEAT = 1 << 20  # characters or items of `x * count`
 _DEADLINE: contextvars.ContextVar[float] = contextvars.ContextVar("_DEADLINE", default=math.inf)
 
@@ -164,16 +166,21 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
     """The template's source, from chat_template.jinja, tokenizer_config.json or chat_template.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        check_size(path, LONGEST_TEMPLATE)
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not text: {error}") from None
     found = settings.get("chat_template")
     path = folder / "chat_template.json"
     if found is None and path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-        except (ValueError, AttributeError):
-            raise CheckpointError(f"{path} must be a JSON object with a chat_template") from None
+            found = read_object(path).get("chat_template")
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} must be a JSON object with a chat_template: {error}") from None
     if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
+        entries = [entry for entry in found if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         found = (named.get("tool_use") if tools else None) or named.get("default")
     if not isinstance(found, str):
         raise NoChatTemplateError(

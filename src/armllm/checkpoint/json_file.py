@@ -7,6 +7,7 @@ or where a value is shown in an error.
 from __future__ import annotations
 
 import json
+import stat
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import CheckpointError
@@ -30,9 +31,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_document(path: Path) -> Any:
     """The value in a file, of any kind; errors as `read_object`'s."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{path} has {size:,} bytes; one of more than {MAX_BYTES:,} is not read")
+        check_size(path, MAX_BYTES)
         return parse(path.read_bytes())
     except FileNotFoundError:
         raise
@@ -40,6 +39,16 @@ def read_document(path: Path) -> Any:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is not JSON: {error}") from None
+
+
+def check_size(path: Path, most: int) -> int:
+    """The size of a file; CheckpointError for more than ``most`` bytes, and for what can be read for ever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for a writer, and a device has no end
+        raise CheckpointError(f"{path} is no regular file")
+    if found.st_size > most:
+        raise CheckpointError(f"{path} has {found.st_size:,} bytes; one of more than {most:,} is not read")
+    return found.st_size
 
 
 def parse(data: bytes) -> Any:

@@ -12,7 +12,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from armllm.checkpoint.json_file import parse
+from armllm.checkpoint.json_file import check_size, parse
 from armllm.checkpoint.mapping import map_file
 from armllm.errors import CheckpointError
 
@@ -35,6 +35,7 @@ DTYPES = {
 }
 LENGTH_BYTES = 8  # of the number before the header
 MAX_HEADER = 32 << 20  # bytes; 90,000 tensors take 14 MB
+MAX_BYTES = 1 << 50
 MAX_DIMENSIONS = 8
 LFS_POINTER = b"version https://git-lfs"
 
@@ -47,7 +48,7 @@ class SafetensorsFile:
             _check_length(path)
             with safetensors.safe_open(path, framework="numpy"):
                 self._data = map_file(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, CheckpointError):
             raise
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise CheckpointError(
@@ -88,9 +89,10 @@ class SafetensorsFile:
 
 def _check_length(path: Path) -> None:
     """ValueError for a header that is too long to be read."""
+    size = check_size(path, MAX_BYTES)
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    if MAX_HEADER < length <= path.stat().st_size:
+    if MAX_HEADER < length <= size:
         raise ValueError(f"its header has {length:,} bytes; one of more than {MAX_HEADER:,} is not read")
 
 

@@ -11,6 +11,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from armllm.checkpoint import json_file
 from armllm.checkpoint.patterns import repeats_groups
 from armllm.errors import CheckpointError
 
@@ -29,9 +30,7 @@ GROWTH = {"ByteLevel": 4, "BertNormalizer": 3}
 
 def check_size(path: Path) -> None:
     """Refuse a tokenizer.json that would take gigabytes once it is read."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise CheckpointError(f"{path} has {size:,} bytes; one of more than {MAX_BYTES:,} is not read")
+    json_file.check_size(path, MAX_BYTES)
 
 
 def is_library_error(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -126,6 +127,15 @@ def test_what_the_tensors_must_not_be(tmp_path, name):
     with pytest.raises(CheckpointError, match=message) as caught:
         read(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_pipe_in_place_of_a_file(tmp_path, name):
+    folder = written(tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        read(folder)
 
 
 def test_files_that_are_missing(tmp_path):

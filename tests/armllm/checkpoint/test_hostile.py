@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import struct
 
@@ -29,6 +30,17 @@ def refused(path, *parts):
     assert len(message) < 900
     for part in (str(path), *parts):
         assert part in message
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pipe_or_a_device_in_place_of_a_file(folder, name):
+    """To open a pipe waits for ever, and to read /dev/zero takes all memory."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(folder, name)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    refused(folder, name)
 
 
 def change(path, **values):
