@@ -10,8 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import random
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from armllm.errors import RequestError
 from armllm.helper_process import HelperProcess, answer_questions, memory
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 CPU_SECONDS = 3  # and up to one more
 MOST_BYTES = 1 << 30  # of address space, beside what the vocabulary takes
+TRIED_TOKENS = 192  # of a text of the grammar, drawn by lot
+TRIAL_SECONDS = 0.5
 # JSON on one line, as json.dumps writes it. White space without limit is legal too, and a weak model then
 # writes nothing else until it runs out of tokens.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -100,13 +106,35 @@ def _prepare(setup: dict[str, Any]) -> tuple[bool, Callable[[dict[str, str]], di
     return True, functools.partial(_measure, vocabulary)
 
 
+def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
+    """Write something by the grammar; RequestError if the tokens take too long.
+
+    A grammar of a line that can read a text in many ways is compiled at once, and its tokens take seconds.
+    """
+    draw = random.Random(0)  # noqa: S311 - no secret
+    started = time.process_time()
+    for _ in range(TRIED_TOKENS):
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        token_ids = np.flatnonzero(allowed)
+        if len(token_ids) and not matcher.is_error():
+            matcher.consume_token(int(draw.choice(token_ids)))
+        if matcher.is_error():
+            raise RequestError(f"structured_outputs.{kind} can't be used: {first_line(matcher.get_error())}")
+        if matcher.is_stopped() or not len(token_ids):
+            return
+        if time.process_time() - started > TRIAL_SECONDS:
+            raise RequestError(
+                f"structured_outputs.{kind} is too complex: finding what may come next takes too much time"
+            )
+
+
 def _measure(vocabulary: llguidance.LLTokenizer, question: dict[str, str]) -> dict[str, Any]:
     """What a grammar takes, or why it can't be compiled."""
     before = memory()[1]
     answer: dict[str, Any] = {"error": None, "bytes": 0}
     try:
         matcher = compile_grammar(vocabulary, question["kind"], question["source"])
-        matcher.deep_copy().compute_bitmask()
+        _try(matcher.deep_copy(), question["kind"])
         answer["bytes"] = max(0, memory()[1] - before)
         del matcher
     except RequestError as error:

@@ -6,9 +6,11 @@ vocabulary as a trie; here is what it is asked and how its answers reach the log
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +20,8 @@ from armllm.engine.grammar import GrammarCheck, compile_grammar, first_line, lib
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import llguidance
     import numpy.typing as npt
 
@@ -27,23 +31,50 @@ if TYPE_CHECKING:
 SOURCE_BYTES = 256 << 10  # of one schema, regex, list of choices or grammar
 CACHED_BYTES = 256 << 20  # of compiled grammars
 LEAST_BYTES = 64 << 10  # what a small one takes, about
+SECONDS_AT_ONCE = 1.0  # of the engine's thread
+SECONDS_PER_TOKEN = 0.01
+
+
+class Clock:
+    """The CPU time that the grammar of one request takes of all others' steps.
+
+    Where a text can be read in many ways, each token takes longer than the one before.
+    """
+
+    def __init__(self) -> None:
+        self._left = SECONDS_AT_ONCE
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what is done within; RequestError once it is too much."""
+        if self._left < 0:
+            raise RequestError(
+                "structured_outputs is too complex: finding what may come next takes too much time"
+            )
+        started = time.thread_time()
+        yield
+        self._left = min(SECONDS_AT_ONCE, self._left + SECONDS_PER_TOKEN) - (time.thread_time() - started)
 
 
 class Matcher:
-    """Where one sequence is in its grammar."""
+    """Where one sequence is in its grammar; ``clock`` is of all sequences of its request."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, end_token_ids: frozenset[int], eos: int | None) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, end_token_ids: Sequence[int], eos: int | None, clock: Clock
+    ) -> None:
         self._matcher = matcher
-        self._end_token_ids = sorted(end_token_ids)
+        self._end_token_ids = end_token_ids
         self._eos = eos
+        self._clock = clock
 
     def copy(self) -> Matcher:
         """Another one at the same place."""
-        return Matcher(self._matcher.deep_copy(), frozenset(self._end_token_ids), self._eos)
+        return Matcher(self._matcher.deep_copy(), self._end_token_ids, self._eos, self._clock)
 
     def banned(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """Which tokens must not come next, a flag per token of the vocabulary."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        with self._clock.running():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=vocab_size, bitorder="little").astype(bool)
         if self._eos is not None and allowed[self._eos]:
             allowed[self._end_token_ids] = True
@@ -51,7 +82,8 @@ class Matcher:
 
     def advance(self, token_id: int) -> bool:
         """Take the token that came; return whether nothing may follow. RequestError if it is lost."""
-        self._matcher.consume_token(token_id)
+        with self._clock.running():
+            self._matcher.consume_token(token_id)
         if self._matcher.is_error():
             raise RequestError(f"structured_outputs: {first_line(self._matcher.get_error())}")
         stopped: bool = self._matcher.is_stopped()
@@ -67,11 +99,11 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_token_ids = end_token_ids
+        self._end_token_ids = sorted(end_token_ids)
         eos = tokenizer.eos_token_id
         self._eos = eos if eos is not None else min(end_token_ids, default=None)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
-        self._cached: OrderedDict[tuple[str, str], tuple[Matcher, int]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str], tuple[llguidance.LLMatcher, int]] = OrderedDict()
 
     @property
     def cached_bytes(self) -> int:
@@ -117,27 +149,26 @@ class GrammarCompiler:
         _check_size(kind, source)
         library()
         key = kind, source
-        matcher = self._find(key)
-        if matcher is None:
+        compiled = self._find(key)
+        if compiled is None:
             with self._compiling:
-                matcher = self._find(key)  # the same grammar often comes from several at once
-                if matcher is None:
+                compiled = self._find(key)  # the same grammar often comes from several at once
+                if compiled is None:
                     size = max(self._check.check(kind, source), LEAST_BYTES) + 2 * len(source)
                     compiled = compile_grammar(self._vocabulary, kind, source)
-                    matcher = Matcher(compiled, self._end_token_ids, self._eos)
-                    self._keep(key, matcher, size)
-        return matcher.copy()
+                    self._keep(key, compiled, size)
+        return Matcher(compiled.deep_copy(), self._end_token_ids, self._eos, Clock())
 
-    def _find(self, key: tuple[str, str]) -> Matcher | None:
+    def _find(self, key: tuple[str, str]) -> llguidance.LLMatcher | None:
         with self._lock:
             if key not in self._cached:
                 return None
             self._cached.move_to_end(key)
             return self._cached[key][0]
 
-    def _keep(self, key: tuple[str, str], matcher: Matcher, size: int) -> None:
+    def _keep(self, key: tuple[str, str], compiled: llguidance.LLMatcher, size: int) -> None:
         with self._lock:
-            self._cached[key] = matcher, size
+            self._cached[key] = compiled, size
             while len(self._cached) > 1 and self.cached_bytes > CACHED_BYTES:
                 self._cached.popitem(last=False)
 

@@ -53,6 +53,27 @@ def test_what_overflows_the_stack_or_takes_for_ever_is_refused(grammars, wanted)
     assert grammars.matcher(StructuredOutputsParams(regex="[a-z]+"))
 
 
+AMBIGUOUS = "start: s\ns: s s | /(.|\\n)/"
+
+
+def test_a_grammar_whose_tokens_take_longer_and_longer_is_refused(grammars):
+    """Compiled at once; the hundredth token takes half a second of everybody's steps."""
+    with pytest.raises(RequestError, match="finding what may come next takes too much time"):
+        grammars.matcher(StructuredOutputsParams(grammar=AMBIGUOUS))
+
+
+def test_a_grammar_that_is_cheap_at_first_may_not_take_all_time_later(grammars, monkeypatch):
+    monkeypatch.setattr(structured.GrammarCheck, "check", lambda *_: 100_000)
+    monkeypatch.setattr(structured, "SECONDS_AT_ONCE", 0.05)
+    matcher = grammars.matcher(StructuredOutputsParams(grammar=AMBIGUOUS))
+    (letter,) = grammars._tokenizer.encode("b", add_special_tokens=False)
+    with pytest.raises(RequestError, match="takes too much time"):
+        for _ in range(200):
+            for one in (matcher, matcher.copy()):
+                one.banned(grammars._vocab_size)
+                one.advance(letter)
+
+
 @pytest.mark.parametrize(
     "wanted", [{"regex": "a" * 300_000}, {"json": " " * 300_000 + "{}"}, {"choice": ["a" * 300_000]}]
 )
