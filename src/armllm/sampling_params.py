@@ -242,6 +242,11 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether each token has an object of its own, or several, in the answer."""
+        return self.logprobs is not None or self.prompt_logprobs is not None
+
+    @property
     def streams(self) -> bool:
         """Whether the request has outputs before it is finished."""
         return self.output_kind is not RequestOutputKind.FINAL_ONLY

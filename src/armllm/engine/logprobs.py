@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from armllm.outputs import Logprob
@@ -26,9 +27,10 @@ def raw_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> dict[int, 
 
 def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """The chosen token and the ``count`` likeliest ones (-1: all) of one row ``logprobs[vocab_size]``."""
-    logprob = logprobs[token_id]
+    numbers = logprobs.numpy()
+    logprob = numbers[token_id]
     top = logprobs.topk(len(logprobs) if count == -1 else min(count, len(logprobs)))
-    ranked = {token_id: (logprob.item(), int((logprobs > logprob).sum()) + 1)}
+    ranked = {token_id: (logprob.item(), int(np.count_nonzero(numbers > logprob)) + 1)}
     for rank, (other, value) in enumerate(
         zip(top.indices.tolist(), top.values.tolist(), strict=True), start=1
     ):

@@ -32,7 +32,7 @@ SOURCE_BYTES = 256 << 10  # of one schema, regex, list of choices or grammar
 CACHED_BYTES = 256 << 20  # of compiled grammars
 LEAST_BYTES = 64 << 10  # what a small one takes, about
 SECONDS_AT_ONCE = 1.0  # of the engine's thread
-SECONDS_PER_TOKEN = 0.01
+SECONDS_PER_USE = 0.005
 
 
 class Clock:
@@ -53,7 +53,7 @@ class Clock:
             )
         started = time.thread_time()
         yield
-        self._left = min(SECONDS_AT_ONCE, self._left + SECONDS_PER_TOKEN) - (time.thread_time() - started)
+        self._left = min(SECONDS_AT_ONCE, self._left + SECONDS_PER_USE) - (time.thread_time() - started)
 
 
 class Matcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections import defaultdict
@@ -12,7 +13,7 @@ from armllm.server.conversation import Conversation, prepare
 from armllm.server.errors import ApiError
 from armllm.server.events import CallStart, Event, Parser, Reasoning, Text
 from armllm.server.generation import generate
-from armllm.server.http import DONE, data, event_stream, json_response, read_body, unless_disconnected
+from armllm.server.http import DONE, data, event_stream, long_json_response, read_body, unless_disconnected
 from armllm.server.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -23,7 +24,7 @@ from armllm.server.protocol.chat import (
     ChatRequest,
     ToolCall,
 )
-from armllm.server.service import Service, new_id
+from armllm.server.service import Service, away_if, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,7 +46,7 @@ async def create_chat_completion(request: Request) -> Response:
     run = Run(conversation, body)
     if body.stream:
         return await event_stream(request, run.events(), lambda error: data(error.body()) + DONE)
-    return json_response(await unless_disconnected(request, run.completion()))
+    return await long_json_response(await unless_disconnected(request, run.completion()))
 
 
 class Answer:
@@ -129,7 +130,8 @@ class Run:
         }
         async for _, output in self.outputs():
             self._count(output)
-            choices += [self._choice(completion) for completion in output.outputs]
+            make = functools.partial(self._choices, output)
+            choices += await away_if(self.conversation.params.wants_logprobs, make)
             if self.body.return_token_ids:
                 answer["prompt_token_ids"] = output.prompt_token_ids
             if self.body.prompt_logprobs is not None:
@@ -190,6 +192,9 @@ class Run:
             choices[-1]["finish_reason"] = self._finish_reason(answer, completion)
             choices[-1]["stop_reason"] = completion.stop_reason
         return choices
+
+    def _choices(self, output: RequestOutput) -> list[ChatChoice]:
+        return [self._choice(completion) for completion in output.outputs]
 
     def _choice(self, completion: CompletionOutput) -> ChatChoice:
         answer = self._answers[completion.index]

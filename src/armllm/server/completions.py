@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from armllm.server import logprobs
 from armllm.server.errors import ApiError
 from armllm.server.generation import generate
-from armllm.server.http import DONE, data, event_stream, json_response, read_body, unless_disconnected
+from armllm.server.http import DONE, data, event_stream, long_json_response, read_body, unless_disconnected
 from armllm.server.protocol.completions import Completion, CompletionChoice, CompletionRequest, Usage
-from armllm.server.service import Prompt, Service, new_id
+from armllm.server.service import Prompt, Service, away_if, new_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -29,7 +30,7 @@ async def create_completion(request: Request) -> Response:
     run = await unless_disconnected(request, Run.prepare(service, body))
     if body.stream:
         return await event_stream(request, run.events(), lambda error: data(error.body()) + DONE)
-    return json_response(await unless_disconnected(request, run.completion()))
+    return await long_json_response(await unless_disconnected(request, run.completion()))
 
 
 class Run:
@@ -88,7 +89,8 @@ class Run:
         choices: list[CompletionChoice] = []
         async for index, output in self.outputs():
             self._count(index, output)
-            choices += [self._choice(index, output, completion) for completion in output.outputs]
+            make = functools.partial(self._choices, index, output)
+            choices += await away_if(self.params.wants_logprobs, make)
         choices.sort(key=lambda choice: choice["index"])
         return {**self._envelope(choices), "usage": self._whole_usage()}
 
@@ -134,6 +136,9 @@ class Run:
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": self._cached},
         }
+
+    def _choices(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
+        return [self._choice(index, output, completion) for completion in output.outputs]
 
     def _choice(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput

@@ -13,7 +13,7 @@ import numpy as np
 from armllm.sampling_params import PoolingParams
 from armllm.server.http import answer
 from armllm.server.protocol.tokens import EmbeddingRequest, Embeddings, EmbeddingUsage
-from armllm.server.service import new_id
+from armllm.server.service import MANY_TEXTS, away_if, new_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -55,7 +55,7 @@ async def embed_input(
     )
     vectors = await embed(service, prompts, params, body.priority)
     if body.encoding_format == "base64":
-        return [_as_base64(vector) for vector in vectors], usage(prompts)
+        return await away_if(len(vectors) > MANY_TEXTS, lambda: [*map(_as_base64, vectors)]), usage(prompts)
     return [*vectors], usage(prompts)
 
 

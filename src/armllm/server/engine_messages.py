@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from armllm.sampling_params import PoolingParams, SamplingParams
 
 _LENGTH = struct.Struct("<Q")
+LONG_MESSAGE = 256 << 10  # bytes; it would hold up the event loop
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +99,10 @@ async def read_message(reader: asyncio.StreamReader) -> Any:
     """The next message, or None at the end."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return pickle.loads(await reader.readexactly(length))  # noqa: S301 - our own
+        content = await reader.readexactly(length)
+        if length > LONG_MESSAGE:
+            return await asyncio.to_thread(pickle.loads, content)
+        return pickle.loads(content)  # noqa: S301 - our own
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Their variants have a tag, which pydantic puts after the name.
 TAGGED = ("response_format", "format")
 LONGEST = 1000  # characters of a message: it may quote what a client has sent
-_WORD = re.compile(r"[a-z_]+")
+_WORD = re.compile(r"[a-z_]+[0-9]?")
 
 
 class ErrorObject(TypedDict):
@@ -89,7 +89,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception; the request's state has the fields of its body."""
     failure = as_api_error(error, getattr(request.state, "fields", None))
     if isinstance(error, HTTPException):
-        failure.message = f"{request.method} {request.url.path}: {failure.message}"
+        failure.message = f"{request.method} {request.url.path:.200}: {failure.message}"
     return JSONResponse(failure.body(), status_code=failure.status, headers=failure.headers)
 
 

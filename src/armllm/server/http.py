@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -29,8 +28,9 @@ logger = logging.getLogger("armllm.server")
 T = TypeVar("T")
 AnyBody = TypeVar("AnyBody", bound="Body")
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 DONE = b"data: [DONE]\n\n"
+LONG_ITEM = 2000  # bytes of JSON, which take some 10 us to write
+BYTES_PER_TURN = 64 << 10  # of one stream before the others of the event loop have their turn
 
 
 async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
@@ -85,7 +85,7 @@ async def answer(
     service: Service = request.app.state.service
     body = await read_body(request, model)
     service = service.of(body.model)
-    return json_response(await unless_disconnected(request, work(service, body)))
+    return await long_json_response(await unless_disconnected(request, work(service, body)))
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
@@ -112,12 +112,28 @@ async def _disconnected(request: Request) -> None:
 
 def json_response(document: Mapping[str, Any]) -> Response:
     """A JSON document as an answer."""
-    return Response(_dumps(document), media_type="application/json")
+    return Response(to_json(document), media_type="application/json")
+
+
+async def long_json_response(document: Mapping[str, Any]) -> Response:
+    """As `json_response`; between the items of its lists the others of this event loop have their turn."""
+    pieces = [b"{"]
+    for name, value in document.items():
+        pieces += [b"" if len(pieces) == 1 else b",", to_json(name), b":"]
+        if isinstance(value, list) and value:
+            for index, item in enumerate(value):
+                pieces += [b"," if index else b"[", written := to_json(item)]
+                if len(written) > LONG_ITEM:
+                    await asyncio.sleep(0)
+            pieces.append(b"]")
+        else:
+            pieces.append(to_json(value))
+    return Response(b"".join([*pieces, b"}"]), media_type="application/json")
 
 
 def data(document: Mapping[str, Any]) -> bytes:
     """One server-sent event as /v1/completions and /v1/chat/completions send it."""
-    return b"data: " + _dumps(document) + b"\n\n"
+    return b"data: " + to_json(document) + b"\n\n"
 
 
 def named_event(document: Mapping[str, Any]) -> bytes:
@@ -160,15 +176,16 @@ class EventStream(StreamingResponse):
 
     async def _sent(self, first: bytes, on_error: Callable[[ApiError], bytes]) -> AsyncGenerator[bytes, None]:
         yield first
+        written = 0
         try:
             async for event in self._events:
                 yield event
+                written += len(event)
+                if written > BYTES_PER_TURN:
+                    written = 0
+                    await asyncio.sleep(0)  # to send waits for nobody as long as there is room
         except Exception as error:  # the status is out; the client must still hear of it
             failure = as_api_error(error)
             if failure.code == "internal_error":
                 logger.exception("internal error")
             yield on_error(failure)
-
-
-def _dumps(document: Mapping[str, Any]) -> bytes:
-    return _encode(document).encode()

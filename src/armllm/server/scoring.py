@@ -19,7 +19,7 @@ from armllm.server.protocol.scoring import (
     ScoreRequest,
     Scores,
 )
-from armllm.server.service import new_id
+from armllm.server.service import MANY_TEXTS, away_if, new_id
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -143,7 +143,7 @@ async def _scores(
 ) -> tuple[list[float], EmbeddingUsage]:
     """How near each of ``right`` is to its partner or the only one of ``left``, and the tokens of it all."""
     if len(left) + len(right) > MAX_PROMPTS:
-        raise ApiError(f"the request has more than {MAX_PROMPTS} texts")
+        raise ApiError(f"the request has more than {MAX_PROMPTS} texts", param=names[1])
     times, cut = len(right) // len(left), body.truncate_prompt_tokens
     if service.facts.labels is not None:
         pairs = await service.pairs(left * times, right, truncate_to=cut)
@@ -154,8 +154,12 @@ async def _scores(
         for name, texts in zip(names, (left, right), strict=True)
     ]
     vectors = await embed(service, [*groups[0], *groups[1]], PoolingParams(), body.priority)
-    both = zip(vectors[: len(left)] * times, vectors[len(left) :], strict=True)
-    return [sum(x * y for x, y in zip(one, two, strict=True)) for one, two in both], usage(*groups)
+
+    def compare() -> list[float]:
+        both = zip(vectors[: len(left)] * times, vectors[len(left) :], strict=True)
+        return [sum(x * y for x, y in zip(one, two, strict=True)) for one, two in both]
+
+    return await away_if(len(vectors) > MANY_TEXTS, compare), usage(*groups)
 
 
 def _as_list(inputs: Any) -> list[Any]:

@@ -14,6 +14,11 @@ HELLO = [{"role": "user", "content": "Hello"}]
     ("path", "body", "status", "param", "words"),
     [
         ("/v1/completions", b"", 400, None, "not JSON"),
+        ("/score", {"text_1": [1], "text_2": [[10**9]]}, 400, "text_2", "vocabulary"),
+        ("/score", {"text_1": "x", "text_2": ["x"] * 2048}, 400, "text_2", "2048"),
+        ("/score", {"data_1": "x", "data_2": "x " * 99_000}, 400, "data_2", "max_model_len"),
+        ("/rerank", {"query": "x", "documents": ["x"] * 2048}, 400, "documents", "2048"),
+        ("/rerank", {"query": "x", "documents": ["x " * 99_000]}, 400, "documents", "max_model_len"),
         ("/v1/completions", b'{"prompt": "x"', 400, None, "not JSON"),
         ("/v1/completions", b'{"prompt": "\xff\xfe"}', 400, None, "not JSON"),
         ("/v1/completions", b'{"prompt": "\\ud800"}', 400, None, "not JSON"),

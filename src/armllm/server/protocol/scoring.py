@@ -46,6 +46,10 @@ class ScoreRequest(PooledRequest):
             )
         return self
 
+    def names_for_errors(self) -> dict[str, str]:
+        """Of the field that has the texts."""
+        return super().names_for_errors() | {"prompt": self.pair()[1]}
+
     def pair(self) -> tuple[str, str]:
         """The names of the two fields."""
         return next(pair for pair in PAIRS if all(getattr(self, name) is not None for name in pair))
@@ -90,6 +94,10 @@ class RerankRequest(PooledRequest):
     top_k: int | None = Field(None, ge=0)
     rid: str | None = None  # a router's name of the request
     return_documents: bool | None = None
+
+    def names_for_errors(self) -> dict[str, str]:
+        """What is a prompt elsewhere is a document here."""
+        return super().names_for_errors() | {"prompt": "documents"}
 
 
 class RerankDocument(TypedDict):
@@ -154,6 +162,10 @@ class ClassifyRequest(PooledRequest):
 
     input: TextOrIds
     add_special_tokens: bool | None = None
+
+    def names_for_errors(self) -> dict[str, str]:
+        """What is a prompt elsewhere is an input here."""
+        return super().names_for_errors() | {"prompt": "input"}
 
 
 class Class(TypedDict):
