@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
     from armllm.layers.attention import AttentionMetadata
-    from armllm.layers.rotary import RotaryEmbedding
 
 # What the classes in transformers take for a missing value; Gemma 3's files leave much out.
 SIZES = {"hidden_size": 2304, "num_hidden_layers": 26}
@@ -52,24 +51,14 @@ class GemmaAttention(LlamaAttention):
         return {"scale": config.attention_scale, "logit_soft_cap": config.attention_soft_cap}
 
 
-class Gemma2DecoderLayer(LlamaDecoderLayer):
+class NormAroundDecoderLayer(LlamaDecoderLayer):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
-    attention_class: type[LlamaAttention] = GemmaAttention
+    norm_names: tuple[str, str, str, str]
 
-    def __init__(
-        self, config: GemmaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
-    ) -> None:
-        super().__init__(config, weights, rotary, index)
-        self.pre_feedforward_layernorm = self.load_norm(config, weights, "pre_feedforward_layernorm")
-        self.post_feedforward_layernorm = self.load_norm(config, weights, "post_feedforward_layernorm")
-
-    @staticmethod
-    def load_norm(config: GemmaConfig, weights: Weights, name: str) -> RMSNorm:
-        """A norm whose weight is stored around zero."""
-        return RMSNorm(
-            weights.scope(name), config.hidden_size, config.rms_norm_eps, weight_offset=config.norm_offset
-        )
+    def load_norms(self, config: Any, weights: Weights) -> None:
+        """Those before and after the branches."""
+        self.norms = [self.load_norm(config, weights, name) for name in self.norm_names]
 
     def __call__(
         self,
@@ -80,12 +69,32 @@ class Gemma2DecoderLayer(LlamaDecoderLayer):
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far, as in Llama."""
-        x, residual = add_and_normalise(self.input_layernorm, x, residual)
-        x = self.post_attention_layernorm(self.self_attn(x, places, metadata, rows))
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        x, residual = add_and_normalise(before_attention, x, residual)
+        x = after_attention(self.self_attn(x, places, metadata, rows))
         if rows is not None:
             residual = gather(residual, rows)
-        self.pre_feedforward_layernorm.add(x, residual)
-        return self.post_feedforward_layernorm(self.mlp(x)), residual
+        before_mlp.add(x, residual)
+        return after_mlp(self.mlp(x)), residual
+
+
+class Gemma2DecoderLayer(NormAroundDecoderLayer):
+    """Gemma's attention and norms."""
+
+    attention_class: type[LlamaAttention] = GemmaAttention
+    norm_names = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+    @staticmethod
+    def load_norm(config: GemmaConfig, weights: Weights, name: str) -> RMSNorm:
+        """A norm whose weight is stored around zero."""
+        return RMSNorm(
+            weights.scope(name), config.hidden_size, config.rms_norm_eps, weight_offset=config.norm_offset
+        )
 
 
 class Gemma2ForCausalLM(LlamaForCausalLM):

@@ -5,26 +5,16 @@ GLM-4-0414 (Glm4ForCausalLM) also normalises each branch after it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from armllm.layers.embedding import gather
-from armllm.models.llama import (
-    LlamaConfig,
-    LlamaDecoderLayer,
-    LlamaForCausalLM,
-    add_and_normalise,
-    llama_fields,
-)
+from armllm.models.gemma2 import NormAroundDecoderLayer
+from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.phi3 import Phi3DecoderLayer
 from armllm.models.rope import read_rope
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.weights import Weights
-    from armllm.layers.attention import AttentionMetadata
 
 END_TOKENS = (151329, 151336, 151338)
 
@@ -35,30 +25,16 @@ class GlmDecoderLayer(LlamaDecoderLayer):
     load_mlp = staticmethod(Phi3DecoderLayer.load_mlp)
 
 
-class Glm4DecoderLayer(GlmDecoderLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+class Glm4DecoderLayer(NormAroundDecoderLayer):
+    """GLM-4's layer with a norm after each branch."""
 
-    def load_norms(self, config: Any, weights: Weights) -> None:
-        """Those before and after the branches."""
-        super().load_norms(config, weights)
-        self.post_self_attn_layernorm = self.load_norm(config, weights, "post_self_attn_layernorm")
-        self.post_mlp_layernorm = self.load_norm(config, weights, "post_mlp_layernorm")
-
-    def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        places: Tensor,
-        metadata: AttentionMetadata,
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The branch and the sum so far, as in Llama."""
-        x, residual = add_and_normalise(self.input_layernorm, x, residual)
-        x = self.post_self_attn_layernorm(self.self_attn(x, places, metadata, rows))
-        if rows is not None:
-            residual = gather(residual, rows)
-        self.post_attention_layernorm.add(x, residual)
-        return self.post_mlp_layernorm(self.mlp(x)), residual
+    load_mlp = staticmethod(Phi3DecoderLayer.load_mlp)
+    norm_names = (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    )
 
 
 class GlmForCausalLM(LlamaForCausalLM):
