@@ -43,14 +43,6 @@ HEADERS = 64 + 56
 SECONDS = 30
 
 
-def expected(cpu: str) -> frozenset[str]:
-    """The features (Linux names) of the core ``cpu`` that decide which kernels run; none for ``max``."""
-    if cpu == "max":
-        return frozenset()
-    relevant = frozenset[str]().union(*(target.features for target in kernel_targets()))
-    return Isa.from_target(cpu).features & relevant
-
-
 @functools.cache
 def given_by(program: Path, cpu: str) -> frozenset[str] | None:
     """The features (Linux names) that the emulator ``program`` gives to ``-cpu cpu``, None if it fails."""
@@ -85,7 +77,22 @@ def given_by(program: Path, cpu: str) -> frozenset[str] | None:
     )
 
 
-def missing(program: Path, cpu: str) -> frozenset[str]:
-    """The features that the core ``cpu`` has, kernels are chosen by, and ``program`` does not give."""
+def fault(program: Path, cpu: str) -> str:
+    """Return how ``-cpu cpu`` of ``program`` differs from the core where code is chosen by it, else nothing.
+
+    On a core that lacks a feature other kernels run; on one with a feature too many, code runs that the core
+    would end with SIGILL.
+    """
     features = given_by(program, cpu)
-    return expected(cpu) if features is None else expected(cpu) - features
+    if features is None:
+        return f"does not run a program as {cpu}"
+    if cpu == "max":
+        return ""
+    core = Isa.from_target(cpu).features
+    decisive = frozenset({"atomics"}).union(*(target.features for target in kernel_targets()))
+    if lacking := (core - features) & decisive:
+        return f"emulates {cpu} without {', '.join(sorted(lacking))}"
+    vectors = {name for name in features if name.startswith(("sve", "sme"))}
+    if added := (features - core) & (decisive | vectors):
+        return f"emulates {cpu} with {', '.join(sorted(added))}, which it lacks"
+    return ""

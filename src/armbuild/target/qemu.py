@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 import shutil
@@ -60,15 +61,20 @@ def find(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path:
     )
 
 
+@functools.cache
 def known_cpus(program: Path) -> frozenset[str]:
     """Return the names that ``program -cpu help`` lists; empty when it does not run."""
     try:
         answer = subprocess.run(
-            [program, "-cpu", "help"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-        )
-    except OSError:
+            [program, "-cpu", "help"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=emulated_features.SECONDS,
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.TimeoutExpired):
         return frozenset()
-    return frozenset(re.findall(r"^\s+(\S+)$", answer.stdout, re.MULTILINE))  # it lists them and exits with 1
+    return frozenset(re.findall(r"^\s+(\S+)$", answer, re.MULTILINE))  # it lists them and exits with 1
 
 
 def installed(cpus: tuple[str, ...] = (), *, mirror: str | None = None) -> Path | None:
@@ -81,11 +87,7 @@ def shortcoming(program: Path, cpus: tuple[str, ...]) -> str:
     unknown = set(cpus) - known_cpus(program)
     if unknown:
         return f"does not know {', '.join(sorted(unknown))}"
-    for cpu in cpus:
-        missing = emulated_features.missing(program, cpu)
-        if missing:
-            return f"emulates {cpu} without {', '.join(sorted(missing))}"
-    return ""
+    return next(filter(None, (emulated_features.fault(program, cpu) for cpu in cpus)), "")
 
 
 def _present(mirror: str | None) -> list[Path]:

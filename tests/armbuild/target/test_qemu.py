@@ -23,7 +23,7 @@ def machine(tmp_path, monkeypatch):
 
     monkeypatch.setattr(qemu.debian, "archive", unreachable)
     monkeypatch.setattr(qemu, "NAMES", ("test-qemu-aarch64", "test-qemu-aarch64-static"))
-    monkeypatch.setattr(qemu.emulated_features, "missing", lambda *_: frozenset())
+    monkeypatch.setattr(qemu.emulated_features, "fault", lambda *_: "")
     return tmp_path
 
 
@@ -60,12 +60,10 @@ def test_an_emulator_whose_core_lacks_a_feature_is_passed_over(machine, monkeypa
     """QEMU 11's neoverse-v1 has no BF16: a smoke test there would run other kernels than the core does."""
     newest = emulator(machine / "bin/test-qemu-aarch64", ["max", "neoverse-v1"])
     fetched = emulator(fetched_from(None), ["max", "neoverse-v1"])
-    lacking = {newest: frozenset({"bf16"})}
-    monkeypatch.setattr(
-        qemu.emulated_features, "missing", lambda program, _: lacking.get(program, frozenset())
-    )
+    faults = {newest: "emulates neoverse-v1 without bf16"}
+    monkeypatch.setattr(qemu.emulated_features, "fault", lambda program, _: faults.get(program, ""))
     assert qemu.find(("neoverse-v1",)) == qemu.installed(("neoverse-v1",)) == fetched
-    lacking[fetched] = frozenset({"bf16", "i8mm"})
+    faults[fetched] = "emulates neoverse-v1 without bf16, i8mm"
     assert qemu.installed(("neoverse-v1",)) is None
     with pytest.raises(MissingError, match="emulates neoverse-v1 without bf16"):
         qemu.find(("neoverse-v1",))
@@ -88,6 +86,15 @@ def test_a_program_that_does_not_run_knows_nothing(machine):
     broken.chmod(0o755)
     assert qemu.known_cpus(broken) == frozenset()
     assert qemu.installed(("max",)) is None
+
+
+def test_a_program_that_hangs_or_answers_in_bytes_knows_nothing(machine, monkeypatch):
+    monkeypatch.setattr(qemu.emulated_features, "SECONDS", 0.2)
+    for name, text in (("hangs", "sleep 9"), ("bytes", "printf '\\377\\376\\n'")):
+        program = machine / name
+        program.write_text(f"#!/bin/sh\nexec {text}\n")
+        program.chmod(0o755)
+        assert qemu.known_cpus(program) == frozenset()
 
 
 @pytest.mark.network
