@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        result = app(arguments, prog_name="armbuild", standalone_mode=False)
+        result = _program()(arguments, prog_name="armbuild", standalone_mode=False)
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt  # noqa: TRY301
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
@@ -90,6 +91,16 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps({"schema": 1, "error": message, "status": status}))
         return status
     return result if isinstance(result, int) else 0
+
+
+def _program() -> Any:
+    """The command line; where the columns of a table would cut names, help comes as plain lines."""
+    program: Any = typer.main.get_command(app)
+    columns = shutil.get_terminal_size().columns
+    for command, least in ((program, 60), *((command, 100) for command in program.commands.values())):
+        if columns < least:
+            command.rich_markup_mode = None
+    return program
 
 
 def explain(error: BaseException) -> tuple[str, int]:

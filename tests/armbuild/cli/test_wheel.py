@@ -137,14 +137,22 @@ def test_an_image_has_its_own_sandbox(capsys, tmp_path):
         assert (status, "--sandbox and" in err) == (2, True)
 
 
-def test_help_shows_brackets_and_breaks_no_name_at_80_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+@pytest.mark.parametrize("columns", ["40", "80", "99", "100", "200"])
+def test_help_shows_brackets_and_cuts_no_name_at_any_width(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     _, out, _ = run(capsys, "audit", "--help")
-    assert "[tool.armbuild.audit]" in out
-    _, out, _ = run(capsys, "wheel", "--help")
-    shown = set(re.findall(r"[\w./-]+", out))
-    assert {"container", "podman", "sccache", "--config-settings"} <= shown
+    assert "[tool.armbuild.audit]" in re.sub(r"[\s│]", "", out)
+    _, out, _ = run(capsys, "--help")
+    assert "manylinux-image" in out
+    for command in ("wheel", "docker"):
+        _, out, _ = run(capsys, command, "--help")
+        shown = set(re.findall(r"[\w./-]+", out))
+        for option in {"--require-proof", "--no-require-proof", "--no-dotprod", "--baseline"} | (
+            {"container", "podman", "sccache", "--config-settings", "--no-check-reproducible"}
+            if command == "wheel"
+            else set()
+        ):
+            assert option in shown, option
 
 
 def test_shells_complete_the_names_of_commands(capsys, monkeypatch):
