@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from armllm.environment import ask_for_huge_pages, limit_spinning
+from armllm.module_names import add_module_names
 
 if TYPE_CHECKING:
     from armllm.api.async_llm import AsyncLLM
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
-    from armllm.utils import FlexibleArgumentParser
+    from armllm.utils.argparse_utils import FlexibleArgumentParser
 
 __version__ = "0.1.0"
 
@@ -84,7 +85,7 @@ _HOMES = {
     "EmbeddingOutput": "armllm.outputs",
     "EmbeddingRequestOutput": "armllm.outputs",
     "EngineArgs": "armllm.engine.arg_utils",
-    "FlexibleArgumentParser": "armllm.utils",
+    "FlexibleArgumentParser": "armllm.utils.argparse_utils",
     "LLM": "armllm.api.llm",
     "LLMEngine": "armllm.api.llm_engine",
     "LoRARequest": "armllm.lora.request",
@@ -107,6 +108,7 @@ _HOMES = {
 # before anything here imports torch: it and libgomp look once, when they are loaded
 limit_spinning()
 ask_for_huge_pages()
+add_module_names()
 
 
 def __getattr__(name: str) -> Any:

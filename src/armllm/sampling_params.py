@@ -6,9 +6,12 @@ import copy
 import dataclasses
 import enum
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Below this a softmax over logits is a one-hot in fp32 anyway; vLLM draws the line at the same place.
 GREEDY_TEMPERATURE = 1e-5
@@ -31,6 +34,19 @@ NEUTRAL: dict[str, Any] = {
     "thinking_token_budget": None,
     "repetition_detection": None,
     "skip_reading_prefix_cache": None,
+    "watermarking": None,
+    "logprob_token_ids": None,
+    "prompt_logprob_token_ids": None,
+    "prompt_logprob_start": 0,
+    "routed_experts_prompt_start": 0,
+}
+
+
+NEUTRAL_FORMS = {
+    "disable_additional_properties": False,
+    "disable_fallback": False,
+    "whitespace_pattern": None,
+    "structural_tag": None,
 }
 
 
@@ -57,6 +73,8 @@ class StructuredOutputsParams:
     - grammar: a context-free grammar in Lark's syntax, or in GBNF if it has ``::=``.
     - json_object: True for any JSON object.
 
+    vLLM's other fields are accepted with the values of `NEUTRAL_FORMS`. JSON never has optional whitespace.
+
     Raises RequestError if not exactly one field is set, or if its value has a wrong type or is empty.
     """
 
@@ -65,8 +83,14 @@ class StructuredOutputsParams:
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: dataclasses.InitVar[Any] = False
+    disable_additional_properties: dataclasses.InitVar[Any] = False
+    disable_fallback: dataclasses.InitVar[Any] = False
+    whitespace_pattern: dataclasses.InitVar[Any] = None
+    structural_tag: dataclasses.InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _any_whitespace: Any, *foreign: Any) -> None:  # there is never whitespace
+        _only_neutral(NEUTRAL_FORMS, foreign)
         constraints = [
             field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None
         ]
@@ -160,11 +184,14 @@ class SamplingParams:
     thinking_token_budget: dataclasses.InitVar[Any] = None
     repetition_detection: dataclasses.InitVar[Any] = None
     skip_reading_prefix_cache: dataclasses.InitVar[Any] = None
+    watermarking: dataclasses.InitVar[Any] = None
+    logprob_token_ids: dataclasses.InitVar[Any] = None
+    prompt_logprob_token_ids: dataclasses.InitVar[Any] = None
+    prompt_logprob_start: dataclasses.InitVar[Any] = 0
+    routed_experts_prompt_start: dataclasses.InitVar[Any] = 0
 
     def __post_init__(self, *foreign: Any) -> None:
-        for (name, neutral), value in zip(NEUTRAL.items(), foreign, strict=True):
-            if value is not neutral and (value or neutral):
-                raise RequestError(f"{name} can only be {neutral!r} here, not {value!r:.80}")
+        _only_neutral(NEUTRAL, foreign)
         if self.seed == -1:  # vLLM's other way to say none
             self.seed = None
         self.stop = [self.stop] if isinstance(self.stop, str) else _as_list("stop", self.stop)
@@ -346,8 +373,10 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
+    watermarking: dataclasses.InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, watermarking: Any) -> None:
+        _only_neutral({"watermarking": None}, (watermarking,))
         _check_integer("beam_width", self.beam_width, low=1)
         _check_integer("max_tokens", self.max_tokens, low=1)
         _check_number("length_penalty", self.length_penalty, low=-10.0, high=10.0)
@@ -361,6 +390,13 @@ def check_pooling_task(task: str | None) -> None:
     """Refuse what vLLM makes of a prompt and this engine does not; RequestError says why."""
     if task not in (None, "embed", "classify", "score"):
         raise RequestError(f"task can only be 'embed', 'classify' or 'score' here, not {task!r:.80}")
+
+
+def _only_neutral(neutral: dict[str, Any], values: Iterable[Any]) -> None:
+    """Refuse a parameter of vLLM's whose value asks for something else than what is done anyway."""
+    for (name, expected), value in zip(neutral.items(), values, strict=True):
+        if value is not expected and (value or expected):
+            raise RequestError(f"{name} can only be {expected!r} here, not {value!r:.80}")
 
 
 def _as_list(name: str, values: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from armllm.api.llm_engine import LLMEngine
+from armllm.api.missing import WithReasons
 from armllm.engine.config import EngineConfig
 from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
@@ -30,6 +31,9 @@ from armllm.sampling_params import RequestOutputKind
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
+    from typing_extensions import Self
+
+    from armllm.engine.arg_utils import EngineArgs
     from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request
     from armllm.engine.stats import EngineStats
@@ -45,7 +49,7 @@ GRAMMAR_THREADS = 4
 SWITCH_INTERVAL = 0.5e-3  # seconds
 
 
-class AsyncLLM:
+class AsyncLLM(WithReasons):
     """A model that is loaded and ready to serve. It takes the options of `EngineConfig`.
 
     The engine's thread sleeps while there is nothing to do. Any event loop of any thread may call `generate`.
@@ -77,6 +81,20 @@ class AsyncLLM:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         # A daemon thread within torch must not see the interpreter go.
         atexit.register(self.shutdown)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> Self:
+        """Load the model. ``options``: vLLM's ``usage_context`` and ``start_engine_loop=True``."""
+        unknown = options.keys() - {"usage_context", "start_engine_loop"}
+        if unknown or options.get("start_engine_loop") is False:
+            names = ", ".join(unknown) or "start_engine_loop=False"
+            raise TypeError(f"from_engine_args does not take {names}")
+        return cls(**vars(engine_args))
+
+    async def check_health(self) -> None:
+        """Raise the error that ended the engine, if one did."""
+        if self.dead_error is not None:
+            raise self.dead_error
 
     @property
     def errored(self) -> bool:

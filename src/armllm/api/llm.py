@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from tqdm import tqdm
 
 from armllm.api.llm_engine import LLMEngine
+from armllm.api.missing import WithReasons
 from armllm.engine.beam_search import search
 from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
-from armllm.engine.metrics import read_metrics
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_classes, as_embedding, as_pooled, as_score
 from armllm.errors import RequestError
@@ -48,8 +48,15 @@ if TYPE_CHECKING:
 LoRARequests: TypeAlias = "LoRARequest | Sequence[LoRARequest | None] | None"
 Params = TypeVar("Params", SamplingParams, PoolingParams)
 
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tokenization_kwargs": (None, {}),
+    "mm_processor_kwargs": (None, {}),
+    "lora_request": (None,),
+}
+"""Arguments of vLLM's methods that change nothing here."""
 
-class LLM:
+
+class LLM(WithReasons):
     """A model that is loaded and ready to generate.
 
     ``model`` is a checkpoint: a folder, a GGUF file, or a name on the Hugging Face hub. The options are those
@@ -69,12 +76,11 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Return the figures of `stats` as `Gauge` and `Counter`, under the names of vLLM's metrics."""
-        return read_metrics(self.stats(), self.llm_engine.config.model)
+        return self.llm_engine.get_metrics()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget what prompts began with; return True."""
-        self.llm_engine.blocks.forget()
-        return True
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget what prompts began with; see `LLMEngine.reset_prefix_cache`."""
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the checkpoint's tokenizer."""
@@ -97,6 +103,7 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         lora_request: LoRARequests = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt, and return the outputs in the order of the prompts.
 
@@ -108,7 +115,7 @@ class LLM:
 
         All prompts are checked before the first one starts. RequestError (a ValueError) names what is wrong.
         """
-        _only_neutral(tokenization_kwargs=tokenization_kwargs)
+        _only_neutral(tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs)
         batch = as_batch(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
@@ -162,12 +169,14 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        **neutral: Any,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of every class for every prompt, in order.
 
         ``pooling_params`` with ``use_activation=False`` asks for the scores before that. Raises RequestError
         for a model without a classification head.
         """
+        _only_these(neutral, NEUTRAL)
         batch = as_batch(prompts)
         params = dataclasses.replace(pooling_params or PoolingParams(), task="classify")
         return [
@@ -222,6 +231,7 @@ class LLM:
         *,
         pooling_params: PoolingParams | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
+        **neutral: Any,
     ) -> list[ScoringRequestOutput]:
         """Return the similarity of pairs of texts: the cosine of their embeddings, from -1 to 1.
 
@@ -231,6 +241,7 @@ class LLM:
         One text in ``data_1`` is compared with each of ``data_2``. Several texts are compared one by one with
         as many in ``data_2``. Raises RequestError if the numbers of texts do not fit.
         """
+        _only_these(neutral, {**NEUTRAL, "chat_template": (None,)})
         first, second = as_batch(data_1), as_batch(data_2)
         if len(first) not in {1, len(second)}:
             raise RequestError(
@@ -280,14 +291,18 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        **neutral: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several. The checkpoint's chat template makes the prompts.
 
         - ``messages``: dicts with ``role`` and ``content``.
         - ``chat_template``: another template, or the path of its file.
         - ``chat_template_kwargs``: further variables for the template.
-        - ``lora_request``: as in `generate`.
+        - ``lora_request``, ``priority``: as in `generate`.
+        - ``neutral``: vLLM's other arguments, such as ``mm_processor_kwargs=None``.
         """
+        _only_these(neutral, {**NEUTRAL, "chat_template_content_format": ("auto", "string")})
         from armllm.chat import ChatTemplate, find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
 
         tokenizer = self.get_tokenizer()
@@ -311,7 +326,9 @@ class LLM:
         ]
         # a template writes the begin token itself
         token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        outputs = self.generate(token_ids, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+        outputs = self.generate(
+            token_ids, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority
+        )
         for output, prompt in zip(outputs, prompts, strict=True):
             output.prompt = prompt
         return outputs
@@ -383,6 +400,16 @@ def _only_neutral(**options: Any) -> None:
     for name, value in options.items():
         if value:
             raise RequestError(f"{name} can only be None here, not {value!r:.80}")
+
+
+def _only_these(options: dict[str, Any], accepted: dict[str, tuple[Any, ...]]) -> None:
+    """The same for methods that take several; TypeError for a name that vLLM does not have."""
+    for name, value in options.items():
+        if name not in accepted:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if value not in accepted[name]:
+            values = " or ".join(map(repr, accepted[name]))
+            raise RequestError(f"{name} can only be {values} here, not {value!r:.80}")
 
 
 def _one_each(batch: Sequence[Any], params: Any, kind: type[Params], name: str) -> list[Params]:

@@ -9,12 +9,14 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from armllm.api.missing import WithReasons
 from armllm.convert.calibration import source_of
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
+from armllm.engine.metrics import read_metrics
 from armllm.engine.model_runner import ModelRunner
 from armllm.engine.placement import place, torch_threads, unconfine
 from armllm.engine.pooling import Pooling
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ModelConfig
     from armllm.engine.arg_utils import EngineArgs
     from armllm.engine.config import EngineConfig
+    from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request, Sequence
     from armllm.lora.request import LoRARequest
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class LLMEngine:
+class LLMEngine(WithReasons):
     """Scheduler, model runner and sampler around one checkpoint."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -322,6 +325,29 @@ class LLMEngine:
             if output is not None:
                 outputs.append(output)
         return outputs
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """Drop one request or several, without an output; `abort` returns what they had to say."""
+        self.abort([request_ids] if isinstance(request_ids, str) else request_ids)
+
+    def reset_prefix_cache(
+        self,
+        reset_running_requests: bool = False,
+        reset_connector: bool = False,  # noqa: ARG002 - there is none
+    ) -> bool:
+        """Forget what prompts began with; return True.
+
+        reset_running_requests: what runs is computed from its first token again.
+        """
+        if reset_running_requests:
+            for sequence in self.scheduler.running:
+                self.scheduler.restart(sequence)
+        self.blocks.forget()
+        return True
+
+    def get_metrics(self) -> list[Metric]:
+        """The figures of `stats` under the names of vLLM's metrics."""
+        return read_metrics(self.stats(), self.config.model)
 
     def stats(self) -> EngineStats:
         """What there is to do, and what was done since the start; may be asked from any thread."""

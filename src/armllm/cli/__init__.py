@@ -34,7 +34,7 @@ from armllm.cli import (
 from armllm.cli.options import Quiet  # noqa: TC001 - typer evaluates annotations
 from armllm.errors import ArmllmError
 from armllm.progress import progress
-from armllm.utils import dashed
+from armllm.utils.options import dashed
 
 try:  # typer carries its own click since 0.26
     from typer._click.exceptions import ClickException

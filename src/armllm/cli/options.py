@@ -16,7 +16,7 @@ from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
 from armllm.foregone import find_flag, read_flag
 from armllm.progress import progress
-from armllm.utils import human_readable_int
+from armllm.utils.options import human_readable_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable

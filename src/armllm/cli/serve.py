@@ -10,7 +10,7 @@ import typer
 from armllm.cli.listening import Listening
 from armllm.cli.options import EngineCommand, Verbose, only, takes, takes_engine_options
 from armllm.errors import RequestError
-from armllm.utils import with_config
+from armllm.utils.options import with_config
 
 if TYPE_CHECKING:
     from armllm.server.router.run import RouterOptions

@@ -10,7 +10,7 @@ from typing import Any
 from armllm.engine.config import USAGES, EngineConfig
 from armllm.errors import RequestError
 from armllm.foregone import Foregone, foregone_options
-from armllm.utils import human_readable_int
+from armllm.utils.options import human_readable_int
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 _CONFIG = {field.name: field for field in dataclasses.fields(EngineConfig)}

@@ -29,6 +29,16 @@ class Gauge(Metric):
     """A figure of this moment."""
 
 
+@dataclasses.dataclass
+class Vector(Metric):
+    """Figures in a row, for programs that look for them; the engine has none."""
+
+
+@dataclasses.dataclass
+class Histogram(Metric):
+    """A distribution, for programs that look for them; /metrics of the server has them, the engine none."""
+
+
 def read_metrics(stats: EngineStats, model: str) -> list[Metric]:
     """Gauges and counters of the scheduler, its cache and its steps; ``model`` is their label."""
     labels = {"model_name": model}

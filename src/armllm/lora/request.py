@@ -12,6 +12,7 @@ class LoRARequest:
     """An adapter in PEFT's format: its name, a number from 1 that stands for it, and its folder or hub name.
 
     base_model_name: what a server's list of models shows as its parent; default: the model.
+    load_inplace and is_3d_lora_weight are vLLM's, and can only be False here.
     Raises RequestError (a ValueError) for an empty name or path, or another number.
     """
 
@@ -19,8 +20,13 @@ class LoRARequest:
     lora_int_id: int
     lora_path: str
     base_model_name: str | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
+        for field in ("load_inplace", "is_3d_lora_weight"):
+            if getattr(self, field) is not False:
+                raise RequestError(f"{field} can only be False here, not {getattr(self, field)!r:.80}")
         for field in ("lora_name", "lora_path"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value:

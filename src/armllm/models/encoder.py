@@ -167,7 +167,11 @@ class Encoder:
         x = self.word_embeddings(token_ids)
         types = self.token_type_embeddings
         if types is not None:
-            x += types.weight[0] if metadata.token_types is None else types(metadata.token_types)
+            x += (
+                types.weight[0]
+                if metadata.token_types is None or len(types.weight) == 1
+                else types(metadata.token_types)
+            )
         x += self.position_embeddings(places)
         return self.embedding_norm(x)
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 
 import pytest
 import torch
 
+import armllm
 from armllm import (
     LLM,
+    AsyncLLM,
     EmbeddingRequestOutput,
     EngineArgs,
     LLMEngine,
+    LoRARequest,
     PoolingParams,
     PoolingRequestOutput,
     SamplingParams,
     ScoringRequestOutput,
+    StructuredOutputsParams,
     TextPrompt,
 )
 from armllm.engine.metrics import Counter, Gauge
 from armllm.errors import RequestError
+from armllm.module_names import NAMES
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +81,66 @@ def test_parameters_can_be_copied_and_have_vllms_neutral_ones():
         with pytest.raises(RequestError, match=next(iter(wrong))):
             SamplingParams(**wrong)
     assert PoolingParams(dimensions=8).clone() == PoolingParams(dimensions=8)
+
+
+def test_modules_have_vllms_names_too():
+    """It would catch an example for vLLM that does not get past its imports."""
+    for name in NAMES:
+        module = importlib.import_module(f"armllm.{name}")
+        assert not NAMES[name] or len(vars(module)) > 8, name
+    assert importlib.import_module("armllm.v1.engine.async_llm").AsyncLLM is AsyncLLM
+    parser = importlib.import_module("armllm.utils.argparse_utils").FlexibleArgumentParser
+    assert parser is armllm.FlexibleArgumentParser
+    with pytest.raises(ModuleNotFoundError, match=r"armllm\.v1\.worker"):
+        importlib.import_module("armllm.v1.worker")
+
+
+def test_methods_that_are_missing_say_why(llm):
+    for engine in (llm, llm.llm_engine):
+        assert not hasattr(engine, "sleep")
+        with pytest.raises(AttributeError, match="no attribute 'start_profile': there are no profiles"):
+            engine.start_profile()
+        with pytest.raises(AttributeError, match=r"no attribute 'flie'$"):
+            engine.flie  # noqa: B018
+
+
+def test_arguments_of_newer_releases_pass_with_the_value_that_changes_nothing(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    neutral = {"mm_processor_kwargs": None, "tokenization_kwargs": None}
+    chat = {"chat_template": "{{ messages[0].content }}", "chat_template_content_format": "auto"}
+    params = SamplingParams(max_tokens=2, watermarking=None, prompt_logprob_start=0)
+    assert llm.chat(messages, params, use_tqdm=False, **neutral, **chat)[0].finished
+    assert llm.score("a", "b", use_tqdm=False, chat_template=None, **neutral)
+    form = StructuredOutputsParams(regex="a", disable_any_whitespace=True, whitespace_pattern=None)
+    assert form == StructuredOutputsParams(regex="a")
+    for wrong in ({"whitespace_pattern": " "}, {"structural_tag": "x"}, {"disable_fallback": True}):
+        with pytest.raises(RequestError, match=next(iter(wrong))):
+            StructuredOutputsParams(regex="a", **wrong)
+    with pytest.raises(RequestError, match="chat_template_content_format can only be 'auto' or 'string'"):
+        llm.chat(messages, params, chat_template_content_format="x")
+    with pytest.raises(TypeError, match="chat_tmplate"):
+        llm.chat(messages, params, chat_tmplate="x")
+    with pytest.raises(RequestError, match="load_inplace"):
+        LoRARequest("a", 1, "b", load_inplace=True)
+
+
+def test_the_prefix_cache_can_be_emptied_while_requests_run(llm):
+    """It would catch blocks that are given to two sequences, and tokens that change."""
+    engine, params = llm.llm_engine, SamplingParams(max_tokens=12, temperature=0)
+    prompt = list(range(3, 30))
+    expected = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+    for name in ("one", "two"):
+        engine.add_request(name, prompt, params)
+    engine.step()
+    engine.step()
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    engine.check_integrity()
+    engine.abort_request("two")
+    done = []
+    while engine.has_unfinished_requests():
+        done += [output for output in engine.step() if output.finished]
+    assert [output.outputs[0].token_ids for output in done] == [expected]
+    engine.check_integrity()
 
 
 def test_outputs_tell_when_they_were_computed(llm):
