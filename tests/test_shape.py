@@ -46,7 +46,6 @@ OPTIONS = "its parameters are options of the command line"
 LONG = {
     "armbuild/cli/audit.py:audit_command": OPTIONS,
     "armbuild/cli/docker.py:docker_command": OPTIONS,
-    "armllm/cli/bench.py:serve": OPTIONS,
     "armllm/cli/serve.py:serve_command": OPTIONS,
 }
 MANY_PARAMETERS = {
@@ -56,8 +55,6 @@ MANY_PARAMETERS = {
     "armbuild/cli/manylinux_image.py:manylinux_image_command": OPTIONS,
     "armbuild/cli/smoke.py:smoke_command": OPTIONS,
     "armllm/cli/bench.py:latency": OPTIONS,
-    "armllm/cli/bench.py:serve": OPTIONS,
-    "armllm/cli/bench.py:throughput": OPTIONS,
     "armllm/api/llm.py:chat": "those of vLLM's method",
     "armllm/cli/chat.py:chat_command": OPTIONS,
     "armllm/cli/run_batch.py:run_batch_command": OPTIONS,

@@ -78,12 +78,12 @@ def obtain(version: str, *, mirror: str | None = None) -> HostPython:
 
     Raises MissingError with the reasons when it cannot be had at all.
     """
-    from armbuild.host import host_pythons  # noqa: PLC0415 - which uses this module
+    from armbuild.host import fetched_pythons  # noqa: PLC0415 - which uses this module
 
     try:
         return find(version)
     except MissingError:
-        return host_pythons.fetch(version, mirror=mirror)
+        return fetched_pythons.fetch(version, mirror=mirror)
 
 
 def find(version: str | None = None) -> HostPython:

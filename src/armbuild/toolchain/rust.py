@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError
 from armbuild.host import cache, process
-from armbuild.host.host_pythons import MACHINES
+from armbuild.host.fetched_pythons import MACHINES
 from armbuild.target import deb_files, debian
 from armbuild.toolchain import compilers, zig_driver
 from armbuild.toolchain.compile_cache import LAUNCHER

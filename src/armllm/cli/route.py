@@ -33,11 +33,12 @@ def route_command(  # noqa: PLR0917 - typer reads options from parameters
         float, typer.Option(help="Time that a server has to answer one.", min=0.05)
     ] = 5.0,
     health_failure_threshold: Annotated[
-        int, typer.Option(help="So many questions without an answer put a server out.", min=1)
+        int,
+        typer.Option(help="Questions without an answer after which a server is out.", min=1),
     ] = 2,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Share requests among servers of one model, each to the server that has the least to compute for it."""
+    """Share requests among several servers of one model: each goes to the one with the least to compute."""
     only("--policy", policy, ("cache_aware", "round_robin"), "these are the policies")
 
     from armllm.server.router.replica import HealthChecks, Replicas  # noqa: PLC0415 - --help needs none of it
