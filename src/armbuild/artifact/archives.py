@@ -306,6 +306,17 @@ def open_file(root: Path, path: PurePosixPath) -> IO[bytes]:
     return os.fdopen(folder, "rb")
 
 
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield the regular files below ``folder``, by name, without following links; however deep they lie."""
+    waiting = [folder]
+    while waiting:
+        current = waiting.pop()
+        with os.scandir(current) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        yield from (current / entry.name for entry in listed if entry.is_file(follow_symlinks=False))
+        waiting += [current / entry.name for entry in reversed(listed) if entry.is_dir(follow_symlinks=False)]
+
+
 def unpack_tar(path: Path, folder: Path) -> None:
     """Lay a source archive's files, folders and links into the empty ``folder``, with their times.
 

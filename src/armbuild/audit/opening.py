@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from armbuild.artifact.archives import MAX_FILES
+from armbuild.artifact.archives import MAX_FILES, walk
 from armbuild.audit.archive import ELF, Archive, Kind, Member
 from armbuild.audit.oci import open_oci
 from armbuild.audit.zipped import open_zip
@@ -54,17 +54,16 @@ def _lone(path: Path) -> Member:
 
 def _folder(path: Path) -> list[Member]:
     members = []
-    for file in sorted(path.rglob("*")):
-        if not file.is_symlink() and file.is_file():
-            info = file.stat()
-            members.append(
-                Member(
-                    name=file.relative_to(path).as_posix(),
-                    size=info.st_size,
-                    mode=info.st_mode & 0o7777,
-                    open=lambda file=file: file.open("rb"),  # type: ignore[misc]
-                )
+    for file in walk(path):
+        info = file.stat()
+        members.append(
+            Member(
+                name=file.relative_to(path).as_posix(),
+                size=info.st_size,
+                mode=info.st_mode & 0o7777,
+                open=lambda file=file: file.open("rb"),  # type: ignore[misc]
             )
+        )
         if len(members) > MAX_FILES:
             raise UsageError(f"{path}: more than {MAX_FILES} files")
     return members

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("symbol_versions.py")
-SECONDS = 60
-"""Of CPU time, and twice that by the clock; a wheel of torch takes 4."""
+SECONDS, SECONDS_PER_GB = 8, 60
+"""Of CPU time, and for each gigabyte of ELF files; by the clock five times that. A wheel of torch takes 4."""
 # The program's folder holds modules that are named as Python's own
 START = "import runpy, sys; del sys.path[0], sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 
@@ -28,14 +28,15 @@ def check_policy(
     path: Path, platforms: frozenset[str], machine: str
 ) -> tuple[Policy | None, list[str], list[str]]:
     """Return auditwheel's findings on a wheel with these platform tags, with errors and warnings."""
-    arguments = [str(PROGRAM), str(SECONDS), str(path), machine, *sorted(platforms)]
+    seconds = SECONDS + SECONDS_PER_GB * path.stat().st_size // 10**9
+    arguments = [str(PROGRAM), str(seconds), str(path), machine, *sorted(platforms)]
     try:
         done = subprocess.run(
             [sys.executable, "-c", START, *arguments],
             capture_output=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=2 * SECONDS,
+            timeout=5 * seconds,
         )
         found, errors, warnings = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):

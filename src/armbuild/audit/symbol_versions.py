@@ -23,7 +23,8 @@ from auditwheel.wheel_abi import analyze_wheel_abi
 EXCLUDED = frozenset({"libtorch*.so*", "libc10*.so*", "libgomp*.so*", "libshm.so*"})
 
 
-MEMORY = 4 << 30
+MEMORY, MEMORY_PER_BYTE = 768 << 20, 4
+"""Of addresses, and for each byte of the wheel: auditwheel reads its files as a whole."""
 Answer = tuple["dict[str, Any] | None", "list[str]", "list[str]"]
 
 
@@ -88,7 +89,7 @@ def _version(text: str) -> tuple[bool, tuple[int, ...]]:
 if __name__ == "__main__":
     for kind, limit in (
         (resource.RLIMIT_CPU, int(sys.argv[1])),
-        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_AS, MEMORY + MEMORY_PER_BYTE * Path(sys.argv[2]).stat().st_size),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (limit, limit))

@@ -112,13 +112,16 @@ def explain(error: BaseException) -> tuple[str, int]:
             return error.format_message(), 2
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted; nothing half-written is left", INTERRUPTED
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            where = error.filename or "a file"
-            return (
-                f"no space left on the device while writing {where}: `armbuild cache` tells what is kept",
-                3,
-            )
+        case RecursionError():
+            return "the input is nested too deeply: folders, or values of a document, in one another", 2
         case OSError():
-            return f"{error.filename or 'system'}: {error.strerror or error}", 3
+            return _explain_system(error), 3
         case _:
             return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70
+
+
+def _explain_system(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or "a file"
+        return f"no space left on the device while writing {where}: `armbuild cache` tells what is kept"
+    return f"{error.filename or 'system'}: {error.strerror or error}"

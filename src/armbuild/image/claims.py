@@ -66,10 +66,13 @@ class Claims:
 
     def lines(self) -> Iterator[str]:
         """Yield the same for people."""
-        name = one_line(self.name or "without a name")
+        yield from map(one_line, self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        name = self.name or "without a name"
         yield f"  image:      {name}, linux/{self.architecture}, {self.digest}"
         for name, value in sorted(self.labels.items()):
-            yield f"  label:      {one_line(name)}={one_line(value)}"
+            yield f"  label:      {name}={value}"
         if self.sbom is not None:
             kinds = Counter(part["purl"].partition("/")[0] + "/" for part in _components(self.sbom))
             counts = [f"{kinds[kind]} {name}" for kind, name in SHOWN.items()]

@@ -12,10 +12,10 @@ import json
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_tar
+from armbuild.artifact.archives import BROKEN, Budget, ZstdFile, open_file, open_tar, walk
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image.layers import MEDIA_TYPE, PLAIN, media_type
 
@@ -30,6 +30,9 @@ INDEXES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 DOCUMENT_LIMIT = 16 << 20
+"""Bytes of one document, and of all that are read to list an archive's images."""
+MAX_LAYERS = 1000
+"""Of one image; overlay file systems mount 500 at most."""
 LISTS = ("Env", "Entrypoint", "Cmd")
 _BROKEN = tuple(kind for kind in BROKEN if kind is not OSError)
 
@@ -70,6 +73,8 @@ class ImageFile:
     path: Path
     _tar: tarfile.TarFile | None
     _members: dict[str, tarfile.TarInfo]
+    _documents: int = 0
+    """Bytes of documents that were read to list the images."""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -81,8 +86,8 @@ class ImageFile:
     def open(self, name: str) -> IO[bytes]:
         """Open a file of the layout; raises CheckFailed when it is missing."""
         if self._tar is None:
-            try:
-                return (self.path / name).open("rb")
+            try:  # a link may lead to a device, and a pipe would never answer
+                return open_file(self.path, PurePosixPath(name))
             except OSError as error:
                 raise CheckFailed(f"{self.path}: {name} is missing") from error
         member = self._members.get(name)
@@ -112,6 +117,7 @@ class ImageFile:
 
         Raises CheckFailed, which says which document does not match its digest or makes no sense.
         """
+        self._documents = 0
         try:
             found = self._oci() if self.has("index.json") else self._docker()
             if self.has("index.json") and self.has("manifest.json"):
@@ -135,8 +141,8 @@ class ImageFile:
     @property
     def size(self) -> int:
         """How large the archive, or all that is in the layout, is in bytes."""
-        files = self.path.rglob("*") if self._tar is None else [self.path]
-        return sum(path.stat().st_size for path in files if path.is_file())
+        files = walk(self.path) if self._tar is None else [self.path]
+        return sum(path.stat().st_size for path in files)
 
     def budget(self) -> Budget:
         """Return what reading all layers of one image may come to."""
@@ -172,7 +178,11 @@ class ImageFile:
 
     def _document(self, name: str, digest: str = "") -> dict[str, Any]:
         with self.open(name) as stream:
-            content = stream.read(DOCUMENT_LIMIT)
+            content = stream.read(DOCUMENT_LIMIT - self._documents + 1)
+        self._documents += len(content)
+        if self._documents > DOCUMENT_LIMIT:
+            most = f"{DOCUMENT_LIMIT >> 20} MiB"
+            raise CheckFailed(f"{self.path}: refused: its documents have more than {most}")
         if digest and f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
             raise CheckFailed(
                 f"{self.path}: {name} was tampered with or damaged: it does not match its digest"
@@ -216,6 +226,8 @@ class ImageFile:
         if "rootfs" not in config or config.get("architecture") == "unknown":
             return None  # an artifact, such as an attestation
         diffs = config["rootfs"]["diff_ids"]
+        if len(diffs) > MAX_LAYERS:
+            raise CheckFailed(f"{self.path}: refused: {len(diffs)} layers, more than {MAX_LAYERS}")
         if len(diffs) != len(document["layers"]):
             raise CheckFailed(f"{self.path}: {len(document['layers'])} layers, {len(diffs)} contents")
         names = entry.get("annotations", {})
@@ -246,6 +258,8 @@ class ImageFile:
             with self.open(entry["Config"]) as stream:
                 digest = digest_of(stream)
             diffs = config["rootfs"]["diff_ids"]
+            if len(diffs) > MAX_LAYERS:
+                raise CheckFailed(f"{self.path}: refused: {len(diffs)} layers, more than {MAX_LAYERS}")
             found.append(
                 Manifest(
                     architecture=config.get("architecture", ""),

@@ -175,7 +175,7 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
             )
     folder = cache.fill(cache.root() / "sdists" / digest[:24], lambda empty: _unpack(file, empty))
     (inside,) = [entry for entry in folder.iterdir() if entry.is_dir()]
-    times = (int(entry.lstat().st_mtime) for entry in inside.rglob("*") if not entry.is_dir())
+    times = (int(entry.stat().st_mtime) for entry in archives.walk(inside))
     return Located(folder=inside, origin=Origin(uri=uri, sha256=digest, epoch=max(times, default=0)))
 
 

@@ -7,12 +7,14 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -267,6 +269,20 @@ def test_a_whiteout_for_every_file_does_not_take_for_ever(tmp_path):
     report = audit(path)
     assert report.files == ()
     assert report.parts == {}
+
+
+def test_a_folder_is_walked_however_deep_it_is(tmp_path, elf, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(1200):
+        os.mkdir("d")  # noqa: PTH102 - of 1200 folders in one another
+        os.chdir("d")
+    Path("x.so").write_bytes(elf())
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("..")
+    try:
+        assert [item.name for item in audit(tmp_path).files] == ["d/" * 1200 + "x.so"]
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # which pytest cannot
 
 
 def test_folder_without_elf_files_is_said_to_be_one(tmp_path):

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import io
 import json
 import multiprocessing
@@ -207,3 +208,42 @@ def test_docker_is_not_given_another_image_than_the_rest(tmp_path):
             pytest.raises(CheckFailed, match=r"names another image than index\.json"),
         ):
             opened.manifests()
+
+
+def layout(folder, layers, count=1):
+    """A layout of ``count`` images of ``layers`` equal layers each."""
+    (blobs := folder / "blobs/sha256").mkdir(parents=True)
+
+    def blob(document):
+        content = json.dumps(document).encode()
+        digest = hashlib.sha256(content).hexdigest()
+        (blobs / digest).write_bytes(content)
+        return {"digest": f"sha256:{digest}"}
+
+    layer = f"sha256:{'1' * 64}"
+    config = blob({"architecture": "arm64", "rootfs": {"diff_ids": [layer] * layers}})
+    manifest = blob({"config": config, "layers": [{"digest": layer}] * layers})
+    (folder / "index.json").write_text(json.dumps({"manifests": [manifest] * count}))
+    return blobs / ("1" * 64)
+
+
+@pytest.mark.parametrize(("layers", "count"), [(1001, 1), (60_000, 90)], ids=["layers", "documents"])
+def test_more_than_any_image_has_is_refused(tmp_path, layers, count):
+    layout(tmp_path, layers, count)
+    with reader.open_image(tmp_path) as image, pytest.raises(CheckFailed, match="refused: "):
+        image.manifests()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "outside"])
+def test_a_layout_in_a_folder_has_files_alone(tmp_path, kind):
+    """A pipe would never answer, a device never end, and a link would read what is not the image's."""
+    place = layout(tmp_path / "layout", 1)
+    (tmp_path / "outside").write_text("of the machine")
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero" if kind == "device" else "../../../outside")
+    with reader.open_image(tmp_path / "layout") as image:
+        (manifest,) = image.manifests()
+        with pytest.raises(CheckFailed, match="is missing"):
+            image.verify(manifest.layers[0])
