@@ -29,7 +29,7 @@ FLOORS = (
     ("checkpoint",),
     ("quant", "tokenizer", "chat"),
     ("layers",),
-    ("models",),
+    ("models", "vllm_plugin"),
     ("engine",),
     ("convert",),
     ("api",),

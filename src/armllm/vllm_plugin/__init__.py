@@ -1,0 +1,83 @@
+"""The kernels of armllm inside vLLM, by vLLM's own entry points for plugins.
+
+vLLM calls `register` in each of its processes (https://docs.vllm.ai/en/latest/design/plugin_system.html). The
+environment variable ``ARMLLM_VLLM`` says which parts are active: names from `PARTS` with commas between them,
+``all`` (the default) or ``none``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import logging
+import os
+
+VARIABLE = "ARMLLM_VLLM"
+# name -> what it computes; the module of this package with that name registers it
+PARTS = {
+    "int4": "linear layers with weights of 4 and 8 bits: GPTQ, AWQ, compressed-tensors",
+    "int8": "linear layers with weights and inputs of 8 bits: compressed-tensors",
+}
+_MODULES = {"int4": "mixed_precision", "int8": "scaled"}
+_logger = logging.getLogger("vllm.armllm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """Whether a part is active in this process, and why not. is_problem: it should be."""
+
+    part: str
+    reason: str = ""
+    is_problem: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        return not self.reason
+
+
+def wanted_parts(text: str) -> frozenset[str]:
+    """Read the value of ARMLLM_VLLM; ValueError names what is no part."""
+    names = {name for name in text.lower().replace(" ", "").split(",") if name}
+    if names <= {"none"}:
+        return frozenset()
+    if "all" in names:
+        return frozenset(PARTS)
+    if unknown := names - PARTS.keys():
+        known = ", ".join(PARTS)
+        raise ValueError(f"{VARIABLE} has {', '.join(sorted(unknown))}; it takes all, none, or of: {known}")
+    return frozenset(names)
+
+
+@functools.cache
+def activate() -> tuple[Status, ...]:
+    """Register what ARMLLM_VLLM asks for with the vLLM that is installed, once in a process.
+
+    ValueError says what is wrong with the variable. A vLLM with another interface keeps its own kernels.
+    """
+    wanted = wanted_parts(os.environ.get(VARIABLE, "all") or "none")
+    return tuple(
+        _activate(part) if part in wanted else Status(part, f"switched off by {VARIABLE}") for part in PARTS
+    )
+
+
+def _activate(part: str) -> Status:
+    try:
+        reason: str = importlib.import_module(f"armllm.vllm_plugin.{_MODULES[part]}").register()
+    except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed
+        return Status(
+            part, f"this vLLM has another interface: {type(error).__name__}: {error}", is_problem=True
+        )
+    return Status(part, reason)
+
+
+def register() -> None:
+    """What vLLM calls. It logs a line for a part that cannot be used, and never raises."""
+    try:
+        found = activate()
+    except ValueError as error:
+        _logger.warning("armllm: %s: vLLM keeps its own kernels", error)
+        return
+    for status in found:
+        if status.is_problem:
+            _logger.warning("armllm: %s: %s: vLLM keeps its own kernels", status.part, status.reason)

@@ -1,0 +1,51 @@
+"""A layer's weight in the order of the kernels, and the product with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.quant.integers import pack
+from armllm.quant.rounding import fit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.checkpoint.matrix import IntegerWeight
+
+WEIGHT = "armllm_weight"
+
+
+class PackedProduct:
+    """``x W^T + bias`` by `torch.ops.armllm`; its data is a parameter of the layer, ``armllm_weight``."""
+
+    def __init__(self, layer: torch.nn.Module, weight: IntegerWeight) -> None:
+        matrix = pack(fit(weight)[0])
+        packed = matrix.weight
+        layer.register_parameter(WEIGHT, torch.nn.Parameter(packed.data, requires_grad=False))
+        self.operator = (
+            torch.ops.armllm.matmul_w4a8 if packed.bits == 4 else torch.ops.armllm.matmul_w8a8
+        ).default
+        self.x_scale = matrix.input_scale
+        self.arguments = (
+            packed.out_features,
+            packed.in_features,
+            packed.group_size,
+            packed.zero_points,
+            packed.layout,
+            packed.target,
+        )
+
+    def __call__(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
+        data = getattr(layer, WEIGHT)
+        product: Tensor = self.operator(x, data, bias, self.x_scale, *self.arguments)
+        return product
+
+
+def release(layer: torch.nn.Module, names: list[str | None]) -> None:
+    """Let go of parameters that the packed weight has replaced."""
+    for name in names:
+        if name is not None and hasattr(layer, name):
+            setattr(layer, name, None)

