@@ -28,6 +28,7 @@ FLOORS = (
     ),
     ("checkpoint",),
     ("quant", "tokenizer", "chat"),
+    ("rendering",),
     ("layers",),
     ("models", "vllm_plugin"),
     ("engine",),

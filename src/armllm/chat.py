@@ -229,7 +229,7 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def _cut(text: str, final: str | None) -> str:

@@ -95,12 +95,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def answer_questions(
-    prepare: Callable[[Any], tuple[Any, Callable[[Any], Any]]], *, cpu_seconds: int, most_bytes: int
+    prepare: Callable[[Any], tuple[Any, Callable[[Any], Any]]],
+    *,
+    cpu_seconds: int,
+    most_bytes: int,
+    prepare_bytes: int | None = None,
 ) -> None:
     """Be a `HelperProcess`. ``prepare(setup)`` returns its answer, and the function that answers the others.
 
-    ``cpu_seconds``: of one answer. ``most_bytes``: of address space, beside what ``prepare`` took. Beyond
-    either the kernel ends the process, or memory can't be had.
+    ``cpu_seconds``: of one answer. ``most_bytes``: of address space, beside what ``prepare`` took, which may
+    take ``prepare_bytes`` (None: as much). Beyond either the kernel ends the process, or memory can't be had.
     """
     os.nice(LOWEST_PRIORITY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
@@ -117,6 +121,9 @@ def answer_questions(
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             question = json.loads(line)
             if answer is None:
+                resource.setrlimit(
+                    resource.RLIMIT_AS, (memory()[0] + (prepare_bytes or most_bytes), resource.RLIM_INFINITY)
+                )
                 reply, answer = prepare(question)
                 limit = memory()[0] + most_bytes
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -102,6 +102,14 @@ def test_templates_are_found_wherever_checkpoints_keep_them(base, tmp_path, plac
     assert llm.chat(CONVERSATION, params, use_tqdm=False, chat_template="{{ 'mine' }}")[0].prompt == "mine"
 
 
+def test_a_template_that_asks_for_all_memory_in_one_expression_is_refused(base):
+    llm = LLM(base, dtype="float32")
+    with pytest.raises(RequestError, match="the chat template"):
+        llm.chat(CONVERSATION, chat_template="{{ 'x' | center(10000000000) }}")
+    with pytest.raises(RequestError, match="must be JSON"):
+        llm.chat(CONVERSATION, chat_template="{{ x }}", chat_template_kwargs={"x": object()})
+
+
 def test_without_a_template_chat_is_refused(base):
     with pytest.raises(RequestError, match="has no chat template"):
         LLM(base, dtype="float32").chat(CONVERSATION)

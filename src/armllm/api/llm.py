@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         RequestOutput,
     )
+    from armllm.rendering import Renderer
     from armllm.sampling_params import BeamSearchParams
     from armllm.tokenizer import Tokenizer
 
@@ -67,6 +68,7 @@ class LLM(WithReasons):
     def __init__(self, model: str, *, chat_template: str | Path | None = None, **options: Any) -> None:
         self.llm_engine = LLMEngine(EngineConfig.of(model, options))
         self._chat_template = chat_template
+        self._renderers: dict[str, Renderer] = {}  # the last one, by its source
         self._request_ids = map(str, itertools.count())
 
     @classmethod
@@ -303,7 +305,8 @@ class LLM(WithReasons):
         - ``neutral``: vLLM's other arguments, such as ``mm_processor_kwargs=None``.
         """
         _only_these(neutral, {**NEUTRAL, "chat_template_content_format": ("auto", "string")})
-        from armllm.chat import ChatTemplate, find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
+        from armllm.chat import find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
+        from armllm.rendering import Renderer  # noqa: PLC0415
 
         tokenizer = self.get_tokenizer()
         source = chat_template or self._chat_template
@@ -312,7 +315,10 @@ class LLM(WithReasons):
             if source
             else find_template(tokenizer.folder, tokenizer.settings, tools=bool(tools))
         )
-        template = ChatTemplate(source, tokenizer.special_texts())
+        if source not in self._renderers:
+            longest = self.llm_engine.runner.max_model_len * tokenizer.longest_token
+            self._renderers = {source: Renderer(source, tokenizer.special_texts(), longest)}
+        template = self._renderers[source]
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
             template.render(

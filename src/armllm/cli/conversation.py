@@ -28,14 +28,16 @@ class LocalModel:
         self, model: str, engine: dict[str, Any], changes: dict[str, Any], chat_template: str | None = None
     ) -> None:
         from armllm.api.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
-        from armllm.chat import ChatTemplate, find_template  # noqa: PLC0415
+        from armllm.chat import find_template  # noqa: PLC0415
+        from armllm.rendering import Renderer  # noqa: PLC0415
         from armllm.sampling_params import RequestOutputKind  # noqa: PLC0415
 
         llm = LLM(model, **{"max_num_seqs": 1, **engine})
         self.engine, self.tokenizer = llm.llm_engine, llm.get_tokenizer()
-        self.template = ChatTemplate(
+        self.template = Renderer(
             chat_template or find_template(self.tokenizer.folder, self.tokenizer.settings, tools=False),
             self.tokenizer.special_texts(),
+            self.engine.runner.max_model_len * self.tokenizer.longest_token,
         )
         self.params = dataclasses.replace(
             llm.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA, **changes

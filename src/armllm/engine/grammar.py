@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import llguidance
 
 CPU_SECONDS = 3  # and up to one more
+VOCABULARY_BYTES = 4 << 30  # of address space, while it is read
 MOST_BYTES = 1 << 30  # of address space, beside what the vocabulary takes
 TRIED_TOKENS = 192  # of a text of the grammar, drawn by lot
 TRIAL_SECONDS = 0.5
@@ -145,4 +146,4 @@ def _measure(vocabulary: llguidance.LLTokenizer, question: dict[str, str]) -> di
 
 
 if __name__ == "__main__":
-    answer_questions(_prepare, cpu_seconds=CPU_SECONDS, most_bytes=MOST_BYTES)
+    answer_questions(_prepare, cpu_seconds=CPU_SECONDS, most_bytes=MOST_BYTES, prepare_bytes=VOCABULARY_BYTES)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from armllm.chat import find_template
 from armllm.errors import RequestError
+from armllm.rendering import Renderer
 from armllm.sampling_params import SamplingParams
 from armllm.server.adapters import ServedAdapters
 from armllm.server.errors import ApiError
@@ -19,7 +20,6 @@ from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
-from armllm.server.rendering import Renderer
 from armllm.server.tools import TOOL_PARSERS
 
 if TYPE_CHECKING:

@@ -33,15 +33,15 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def seen(monkeypatch):
     """The roles of the messages of each turn."""
-    from armllm.chat import ChatTemplate  # noqa: PLC0415
+    from armllm.rendering import Renderer  # noqa: PLC0415
 
-    seen, render = [], ChatTemplate.render
+    seen, render = [], Renderer.render
 
     def watched(self, messages, **options):
         seen.append([message["role"] for message in messages])
         return render(self, messages, **options)
 
-    monkeypatch.setattr(ChatTemplate, "render", watched)
+    monkeypatch.setattr(Renderer, "render", watched)
     return seen
 
 

@@ -1,7 +1,7 @@
 """Chat templates, rendered in a process with limits.
 
 A template is a program from the checkpoint, and messages come from clients: one expression of it can ask for
-all time and memory. The process is `python -m armllm.server.rendering`.
+all time and memory. The process is `python -m armllm.rendering`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Renderer:
 
     def __init__(self, source: str, tokens: dict[str, str], max_characters: int) -> None:
         setup = {"source": source, "tokens": tokens, "max_characters": max_characters}
-        self._process = HelperProcess("armllm.server.rendering", setup)
+        self._process = HelperProcess("armllm.rendering", setup)
         self._ask({})
 
     def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
@@ -37,7 +37,10 @@ class Renderer:
         return text
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] | None = self._process.ask(question)
+        try:
+            answer: dict[str, Any] | None = self._process.ask(question)
+        except (TypeError, ValueError) as error:  # of Python's json, before anything is sent
+            raise RequestError(f"messages, tools and chat_template_kwargs must be JSON: {error}") from None
         refusal = self._process.setup_answer
         if refusal:
             raise CheckpointError(refusal)
