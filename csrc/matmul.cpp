@@ -68,7 +68,7 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   const int threads = num_threads();
   MatmulArgs args = request;
   const int64_t activation_bytes = ceil_div(kernel.activation_bytes(args.shape, args.rows), 64) * 64;
-  const int64_t scratch_bytes = kernel.scratch_bytes(args.rows);
+  const int64_t scratch_bytes = kernel.scratch_bytes(args.shape, args.rows);
   char* const memory = workspace.reserve(activation_bytes + threads * scratch_bytes);
   const ThreadScratch scratch{memory + activation_bytes, scratch_bytes};
   args.activations = memory;

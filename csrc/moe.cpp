@@ -109,7 +109,7 @@ class GroupedProduct {
       args.float_rows = true;  // unless they are quantised, see gather
       calls_.push_back(args);
       bytes_ += aligned(kernel.activation_bytes(shape, group.rows));
-      scratch_bytes_ = std::max(scratch_bytes_, kernel.scratch_bytes(group.rows));
+      scratch_bytes_ = std::max(scratch_bytes_, kernel.scratch_bytes(shape, group.rows));
     }
   }
   int64_t activation_bytes() const { return bytes_; }

@@ -1,8 +1,10 @@
 // Packs weights in any layout, for this machine's kernels or another's.
 
+#include <math.h>
 #include <string.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -15,12 +17,21 @@ namespace armllm {
 namespace {
 
 int64_t padded_features(const WeightShape& s) { return ceil_div(s.in_features, kWeightStep) * kWeightStep; }
-int64_t group_count(const WeightShape& s) { return s.group_size == 0 ? 1 : s.in_features / s.group_size; }
 
 int64_t panel_bytes(const WeightLayout& layout, int bits, const WeightShape& s) {
-  const int64_t columns = layout.columns_of(bits),
-                floats = group_count(s) * columns * (s.zero_points ? 2 : 1);
-  return padded_features(s) * columns * bits / 8 + floats * static_cast<int64_t>(sizeof(float));
+  const int64_t columns = layout.columns_of(bits), of_group = scale_bytes(s) + (s.zero_points ? 4 : 0);
+  return padded_features(s) * columns * bits / 8 + weight_groups(s) * columns * of_group;
+}
+
+// The binary16 number that `value` is.
+uint16_t exact_half(float value) {
+  const float size = fabsf(value);
+  const auto sign = static_cast<uint32_t>(std::signbit(value)) << 15;
+  if (size < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint32_t>(size * 0x1p24f));
+  int exponent;
+  const float part = frexpf(size, &exponent);  // size = part * 2^exponent, part in [0.5, 1)
+  return static_cast<uint16_t>(sign | static_cast<uint32_t>(exponent + 14 - 1) << 10) +
+         static_cast<uint16_t>(part * 2048);
 }
 
 // One run into its place; int4: two runs.
@@ -79,10 +90,22 @@ void pack_column(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t
   }
 }
 
+// A scale that is exact in `type`.
+void pack_scale(Storage type, float scale, uint8_t* to) {
+  uint32_t bits;
+  memcpy(&bits, &scale, sizeof bits);
+  if (type == Storage::f32) {
+    memcpy(to, &bits, sizeof bits);
+    return;
+  }
+  const uint16_t half = type == Storage::bf16 ? static_cast<uint16_t>(bits >> 16) : exact_half(scale);
+  memcpy(to, &half, sizeof half);
+}
+
 template <int bits, int columns, int run, int nibbles, int pairs>
 void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
   const WeightShape& s = a.shape;
-  const int64_t first = panel * columns, groups = group_count(s), padded = padded_features(s);
+  const int64_t first = panel * columns, groups = weight_groups(s), padded = padded_features(s);
   if constexpr (bits == 4 && pairs != 0) {
     for (int64_t n = 0; n < columns / 2; ++n) {
       pack_pair<columns, run, nibbles, pairs>(a, first + n / pairs * 2 * pairs + n % pairs, padded,
@@ -93,15 +116,15 @@ void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
       pack_column<bits, columns, run, nibbles>(a, first + n, padded, to + n * run);
     }
   }
-  float* floats = reinterpret_cast<float*>(to + padded * columns * bits / 8);
+  uint8_t* const scales = to + padded * columns * bits / 8;
+  const int64_t size = scale_bytes(s);
+  float* const offsets = reinterpret_cast<float*>(scales + groups * columns * size);
   for (int64_t g = 0; g < groups; ++g) {
     for (int64_t n = 0; n < columns; ++n) {
       const bool there = first + n < s.out_features;
       const int64_t at = (first + n) * groups + g;
-      floats[g * columns + n] = there ? a.scales[at] : 0;
-      if (s.zero_points) {
-        floats[(groups + g) * columns + n] = there ? a.offsets[at] : 0;
-      }
+      pack_scale(s.scales, there ? a.scales[at] : 0, scales + (g * columns + n) * size);
+      if (s.zero_points) offsets[g * columns + n] = there ? a.offsets[at] : 0;
     }
   }
 }

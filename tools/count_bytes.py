@@ -34,7 +34,14 @@ SUITE = "bookworm"
 """Its QEMU 7.2 is the last of Debian's that loads plugins: later ones are linked statically."""
 CORES = {"dotprod": "neoverse-n1", "i8mm": "max,sve=off"}
 """The last target to choose from, and a core of QEMU 7.2 that has it. i8mm chooses the bf16 kernels too."""
-FORMS = {"bf16": ("panels", 0), "int8": ("int8", 0), "int4-g32": ("int4", 32), "int4-g128": ("int4", 128)}
+FORMS = {
+    "bf16": ("panels", 0),
+    "int8": ("int8", 0),
+    "int4-g32": ("int4", 32),
+    "int4-g32-bf16": ("int4", "32-bf16"),
+    "int4-g128": ("int4", 128),
+}
+"""What the program calls them. Scales are float32, or bfloat16 where the name says so."""
 CONTEXT = 1024
 MOST = 1.05
 

@@ -40,10 +40,11 @@ SCHEMES = {
     "int8-g32": (8, 32),
     "int8-g128": (8, 128),
     "int4-g32": (4, 32),
+    "int4-g32-bf16": (4, "32-bf16"),
     "int4-g128": (4, 128),
     "int4": (4, 0),
 }
-"""Bits and group size."""
+"""Bits and group size; scales are float32, or bfloat16 where the name says so."""
 MOST = 0.25
 LOOP, TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER = "loop", "tile", "decode", "epilogue", "quantize", "driver"
 PARTS = (TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER)
@@ -70,7 +71,13 @@ class Count:
 
 def part_of(function: str) -> str:
     """Return which part of a product a function is, by its name, loops aside."""
-    pieces = {"_tile": TILE, "decode_panel": DECODE, "_multiply_": EPILOGUE, "_quantize_": QUANTIZE}
+    pieces = {
+        "_tile": TILE,
+        "decode_panel": DECODE,
+        "widen_scales": DECODE,
+        "_multiply_": EPILOGUE,
+        "_quantize_": QUANTIZE,
+    }
     for piece, part in pieces.items():
         if piece in function:
             return part

@@ -26,8 +26,8 @@ ARMLLM_INLINE int64_t weight_bytes(const WeightShape& s) {
 }
 template <int bits>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
-  const int64_t floats = group_count(s) * kColumnsOfPanel<bits> * (s.zero_points ? 2 : 1);
-  return weight_bytes<bits>(s) + floats * static_cast<int64_t>(sizeof(float));
+  const int64_t of_group = scale_bytes(s) + (s.zero_points ? 4 : 0);
+  return weight_bytes<bits>(s) + weight_groups(s) * kColumnsOfPanel<bits> * of_group;
 }
 
 // A tile of rows and a panel, and where their product goes.
@@ -43,15 +43,16 @@ struct Product {
   bool grouped, single;         // groups of group_size; one row in all
   bool decoded;                 // weights of 4 bits, 16 times too large, as 8 bits are packed
   int64_t panels, panel_bytes;  // panels follow each other; more than one only with a single row
+  int64_t scale_stride;         // floats from a panel's scales to those of the next
   float* out;                   // [panels, rows, columns]: a row's scale is still missing
   // The features to take now, from the first to before the last, and where a panel's sums wait for the next.
   int64_t begin = 0, end = 0;
   float* waiting = nullptr;
 };
 
-// Where a panel's floats are, given those of the first.
+// Where a panel's scales are, given those of the first.
 ARMLLM_INLINE const float* of_panel(const float* first, const Product& p, int64_t panel) {
-  return first + panel * (p.panel_bytes / 4);
+  return first + panel * p.scale_stride;
 }
 
 // out += sum of q * (-scale * zero) * `one`, which is 1 in the units of the sums of products.
@@ -59,7 +60,7 @@ template <int bits>
 ARMLLM_INLINE void add_zero_points(const Product& p, float one) {
   if (p.zeros == nullptr) return;
   for (int64_t i = 0; i < p.panels * p.rows; ++i) {
-    const float* zeros = of_panel(p.zeros, p, i / p.rows);
+    const float* zeros = p.zeros + i / p.rows * (p.panel_bytes / 4);
     for (int64_t n = 0; n < kColumnsOfPanel<bits>; n += kLanes) {
       Vf total = load(p.out + i * kColumnsOfPanel<bits> + n);
       for (int64_t g = 0; g < p.groups; ++g) {
@@ -94,6 +95,43 @@ ARMLLM_INLINE void store_panel(const MatmulArgs& a, const float* from, const flo
   }
 }
 
+// Scales that are stored in 16 bits, as floats: of `count`, a multiple of 4.
+static ARMLLM_ENTRY void widen_scales(Storage type, const uint8_t* from, int64_t count, float* to) {
+  const auto widen = [&](const auto* scales) __attribute__((always_inline)) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      Vf some[16 / kLanes];  // loads first: they and the stores might be the same memory, to a compiler
+      ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
+        some[j] = load(scales + i + j * kLanes);
+      ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
+        store(to + i + j * kLanes, some[j]);
+    }
+    for (; i < count; i += kLanes) store(to + i, load(scales + i));
+  };
+  if (type == Storage::f16) return widen(reinterpret_cast<const float16*>(from));
+  widen(reinterpret_cast<const bfloat16*>(from));
+}
+
+// The scales of a product's panels for its features, and its zero points; the first panel's scales are at
+// `stored`. Kernels read floats, so those of 16 bits go through `wide`, in the first-level cache.
+template <int bits>
+ARMLLM_INLINE void find_scales(Product& p, const WeightShape& s, const uint8_t* stored, float* wide) {
+  const int64_t all = p.groups * kColumnsOfPanel<bits>, size = scale_bytes(s);
+  if (s.zero_points) p.zeros = reinterpret_cast<const float*>(stored + all * size);
+  if (s.scales == Storage::f32) {
+    p.scales = reinterpret_cast<const float*>(stored);
+    p.scale_stride = p.panel_bytes / 4;
+    return;
+  }
+  const int64_t first = p.begin / p.group * kColumnsOfPanel<bits>,
+                last = (p.end + p.group - 1) / p.group * kColumnsOfPanel<bits>;
+  for (int64_t j = 0; j < p.panels; ++j) {
+    widen_scales(s.scales, stored + j * p.panel_bytes + first * size, last - first, wide + j * all + first);
+  }
+  p.scales = wide;
+  p.scale_stride = all;
+}
+
 // How weights of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
 // 16, as a panel of 8 bits has them, and `tile` multiplies by those. Both null: never.
 struct Decoder {
@@ -122,15 +160,18 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
   const WeightShape& s = a.shape;
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
-  const int64_t size = panel_bytes<bits>(s), groups = group_count(s), features = padded_features(s);
+  const int64_t size = panel_bytes<bits>(s), groups = weight_groups(s), features = padded_features(s);
   const int64_t together = a.rows == 1 ? kPanelsOfRow : 1;
   alignas(64) float
       result[(kMaxTileRows > kPanelsOfRow * kRowsOfPair ? kMaxTileRows : kPanelsOfRow * kRowsOfPair) *
              kColumnsOfPanel<bits>];
   alignas(64) float waiting[kBlockFeatures == 0 ? 1 : kPanelsBeside * kMaxTileRows * kColumnsOfPanel<bits>];
-  uint8_t* const decoded = static_cast<uint8_t*>(a.scratch);
+  float* const wide = static_cast<float*>(a.scratch);
+  const int64_t together_floats =
+      s.scales == Storage::f32 ? 0 : kPanelsOfRow * kColumnsOfPanel<bits> * groups;
+  uint8_t* const decoded = reinterpret_cast<uint8_t*>(wide) + round_up(together_floats * 4, 64);
   const int64_t decoded_size = features * kColumnsOfPanel<bits>;
-  const bool decode = decoder.decode != nullptr && decoded != nullptr && decoded_size <= kDecodedBytes &&
+  const bool decode = decoder.decode != nullptr && a.scratch != nullptr && decoded_size <= kDecodedBytes &&
                       tiling.first_row(tile_end) - tiling.first_row(tile_begin) >= kDecodedRows;
   const int64_t block = decode ? kDecodedBytes / decoded_size : panel_end - panel_begin;
   for (int64_t begin = panel_begin; begin < panel_end; begin += block) {
@@ -158,14 +199,14 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                       decode,
                       together,
                       size,
+                      size / 4,
                       result};
       const int64_t part = block_of(a.rows == 1 ? 1 : rows, features);
       const auto take_block = [&](int64_t panel, float* sums) __attribute__((always_inline)) {
         const uint8_t* packed = static_cast<const uint8_t*>(a.weight) + panel * size;
         product.weights = decode ? decoded + (panel - begin) * decoded_size : packed;
-        product.scales = reinterpret_cast<const float*>(packed + weight_bytes<bits>(s));
-        if (s.zero_points) product.zeros = product.scales + groups * kColumnsOfPanel<bits>;
         product.panels = end - panel < together ? end - panel : together;
+        find_scales<bits>(product, s, packed + weight_bytes<bits>(s), wide);
         product.waiting = sums;
         if (decode) {
           decoder.tile(product);
@@ -244,7 +285,9 @@ ARMLLM_INLINE void nothing_more(const MatmulArgs&, int64_t, int64_t) {}
                                       op##_tiles,                                                            \
                                       op##_multiply_##suffix,                                                \
                                       (decoder).decode == nullptr ? 0 : kDecodedBytes,                       \
-                                      kDecodedRows};
+                                      kDecodedRows,                                                          \
+                                      1,                                                                     \
+                                      kPanelsOfRow};
 
 #define ARMLLM_MATMUL_ENTRIES(op, bits, unit, tile_by_panel, decoder, more_bytes, more)               \
   static ARMLLM_ENTRY int64_t op##_panel_bytes(const WeightShape& s) { return panel_bytes<bits>(s); } \

@@ -20,9 +20,6 @@ ARMLLM_INLINE int64_t padded_features(const WeightShape& s) { return round_up(s.
 ARMLLM_INLINE int64_t group_length(const WeightShape& s) {
   return s.group_size == 0 ? padded_features(s) : s.group_size;
 }
-ARMLLM_INLINE int64_t group_count(const WeightShape& s) {
-  return s.group_size == 0 ? 1 : s.in_features / s.group_size;
-}
 
 // Rows are cut into tiles of about the same size.
 struct Tiling {
@@ -62,7 +59,7 @@ struct Activations {
     a.q = reinterpret_cast<int8_t*>(p);
     a.bytes = round_up(padded * padded_features(s), 64);
     a.sums = reinterpret_cast<float*>(p + a.bytes);
-    a.bytes += round_up(padded * group_count(s) * 4, 64);
+    a.bytes += round_up(padded * weight_groups(s) * 4, 64);
     a.scales = reinterpret_cast<float*>(p + a.bytes);
     a.bytes += round_up(padded * 4, 64);
     a.more = p + a.bytes;
@@ -85,7 +82,7 @@ ARMLLM_INLINE void quantize_row(const T* x, const WeightShape& s, RowScale row, 
   static_assert(kRowChunk % kLanes == 0 && kStep % kRowChunk == 0, "a vector lies within a chunk");
   const int64_t length = group_length(s), n = s.in_features;
   const Vf scale = splat(row.scale);
-  for (int64_t g = 0; g < group_count(s); ++g) {
+  for (int64_t g = 0; g < weight_groups(s); ++g) {
     Vf sum = zero();
     for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
       int8_t* chunk = q + k * tile_rows;
@@ -111,7 +108,7 @@ ARMLLM_INLINE void fill_activations(const MatmulArgs& a, int64_t begin, int64_t 
   const WeightShape& s = a.shape;
   const Activations to = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
-  const int64_t groups = group_count(s), features = padded_features(s);
+  const int64_t groups = weight_groups(s), features = padded_features(s);
   // The last row brings the other of its pair along.
   const int64_t stop = end == a.rows ? round_up(end, kRowsOfPair) : end;
   for (int64_t r = begin; r < stop; ++r) {
@@ -149,7 +146,7 @@ ARMLLM_INLINE void quantize_activations(const MatmulArgs& a, int64_t begin, int6
 ARMLLM_INLINE void place_row(const int8_t* x, const WeightShape& s, int8_t* q, float* sums,
                              int64_t tile_rows) {
   const int64_t length = group_length(s), n = s.in_features;
-  for (int64_t g = 0; g < group_count(s); ++g) {
+  for (int64_t g = 0; g < weight_groups(s); ++g) {
     int32_t sum = 0;
     for (int64_t k = g * length; k < (g + 1) * length; k += kRowChunk) {
       int8_t chunk[kRowChunk] = {};

@@ -10,7 +10,7 @@
 // halves off again.
 template <int bits>
 ARMLLM_INLINE int64_t starts_bytes(const WeightShape& s, int64_t rows) {
-  return bits == 4 ? rows * group_count(s) * 16 : 0;
+  return bits == 4 ? rows * weight_groups(s) * 16 : 0;
 }
 
 template <int bits>
@@ -20,7 +20,7 @@ ARMLLM_INLINE void prepare(const MatmulArgs& a, int64_t begin, int64_t end) {
   const Activations x = Activations::at(a.activations, s, a.rows);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
   const int32_t first = s.group_size == 0 ? 0 : kRounderBits;
-  const int64_t groups = group_count(s);
+  const int64_t groups = weight_groups(s);
   for (int64_t r = begin; r < end; ++r) {
     const int64_t tile = tiling.tile_of(r), top = tiling.first_row(tile),
                   rows = tiling.first_row(tile + 1) - top;

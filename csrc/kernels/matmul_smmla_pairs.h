@@ -27,7 +27,7 @@ constexpr ARMLLM_INLINE int64_t matmul_tile_rows(int, bool grouped) { return gro
 // bits too, of 1.5 * 2^23 plus the sum of products: a subtraction then converts them, in one slot where SCVTF
 // takes two. Exact below 2^22: a group of 128 reaches 128 * 127 * 136.
 ARMLLM_INLINE int64_t all_starts_bytes(const WeightShape& s, int64_t rows) {
-  return round_up(rows, 2) / 2 * group_count(s) * 16;
+  return round_up(rows, 2) / 2 * weight_groups(s) * 16;
 }
 // And a single row (x, 0) a second time, as (-x, x).
 template <int bits>
@@ -43,7 +43,7 @@ ARMLLM_INLINE void order_single_row(const MatmulArgs& a, const Activations& x) {
   const int32_t first = s.group_size == 0 ? 0 : kRounderBits;
   int32_t* starts = reinterpret_cast<int32_t*>(x.more);
   int8_t* both = reinterpret_cast<int8_t*>(x.more + all_starts_bytes(s, 1));
-  for (int64_t g = 0; g < group_count(s); ++g) {
+  for (int64_t g = 0; g < weight_groups(s); ++g) {
     starts[4 * g] = starts[4 * g + 2] = first;
     starts[4 * g + 1] = starts[4 * g + 3] = first - 8 * static_cast<int32_t>(x.sums[2 * g]);
   }
@@ -67,7 +67,7 @@ ARMLLM_INLINE void prepare(const MatmulArgs& a, int64_t begin, int64_t end) {
   if (a.rows == 1) return order_single_row(a, x);
   const Tiling tiling = Tiling::of<bits>(s, a.rows);
   const int32_t first = s.group_size == 0 ? 0 : kRounderBits;
-  const int64_t groups = group_count(s), stop = end == a.rows ? round_up(end, 2) : end;
+  const int64_t groups = weight_groups(s), stop = end == a.rows ? round_up(end, 2) : end;
   for (int64_t r = begin; r < stop; ++r) {
     const int64_t tile = tiling.tile_of(r), top = tiling.first_row(tile),
                   rows = tiling.first_row(tile + 1) - top;

@@ -1,5 +1,7 @@
 // Products: weights as they are, in panels, or of 4 and 8 bits; and how such weights are made.
 
+#include <string.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -138,14 +140,32 @@ void check_finite(const char* name, const Tensor& values, int64_t rows, int64_t 
   }
 }
 
-// Returns (bytes of the packed weight, its group size, the name of its layout).
+// What holds all scales exactly. 16 bits only in groups: a single scale of a row is no traffic. bfloat16
+// first, so that all matrices of a checkpoint that stores bfloat16 are alike.
+Storage narrowest(const Tensor& scales, int64_t rows, int64_t groups) {
+  bool bf16 = groups > 1, f16 = groups > 1;
+  for (int64_t r = 0; r < rows && (bf16 || f16); ++r) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const float value = scales.of<float>()[r * scales.stride[0] + g];
+      uint32_t bits;
+      memcpy(&bits, &value, sizeof bits);
+      bf16 = bf16 && (bits & 0xffff) == 0;
+      // A binary16 number is a multiple of 2^-24, below 2^16, and has eleven bits.
+      const float step = value * 0x1p24f;
+      f16 = f16 && (bits & 0x1fff) == 0 && std::fabs(value) < 0x1p16f && std::trunc(step) == step;
+    }
+  }
+  return bf16 ? Storage::bf16 : f16 ? Storage::f16 : Storage::f32;
+}
+
+// Returns (bytes of the packed weight, its group size, the dtype of its scales, the name of its layout).
 PyObject* py_check_quantized(PyObject* const* a) {
   const int weight_bits = bits(a[4]);
   Size out_features("out_features"), in_features("in_features"), groups("groups");
   const Tensor q = TensorMatcher({out_features, in_features}).of(kInt8).match("q", a[0]);
   const Tensor scales = TensorMatcher({out_features, groups}).of(kFloat32).match("scales", a[1]);
-  const WeightShape shape{out_features, in_features, group_size(in_features, groups),
-                          a[2] != Py_None || a[3] != Py_None};
+  WeightShape shape{out_features, in_features, group_size(in_features, groups),
+                    a[2] != Py_None || a[3] != Py_None};
   const Tensor zeros = TensorMatcher({out_features, groups}).of(kInt8).match_or_none("zeros", a[2]);
   if (a[2] != Py_None && a[3] != Py_None) {
     throw std::invalid_argument("offsets and zeros are both given, expected one of them");
@@ -157,8 +177,10 @@ PyObject* py_check_quantized(PyObject* const* a) {
   if (weight_bits == 4 && zeros.data != nullptr) check_range("zeros", zeros, out_features, groups, -8, 8);
   if (offsets.data != nullptr) check_finite("offsets", offsets, out_features, groups);
   const WeightLayout& layout = layout_of(text("target", a[5]));
-  return Py_BuildValue("LLs", static_cast<long long>(packed_bytes(layout, weight_bits, shape)),
-                       static_cast<long long>(shape.group_size), layout.name);
+  shape.scales = narrowest(scales, out_features, groups);
+  return Py_BuildValue("LLss", static_cast<long long>(packed_bytes(layout, weight_bits, shape)),
+                       static_cast<long long>(shape.group_size),
+                       kStorageTypes[static_cast<int>(shape.scales)].name.data(), layout.name);
 }
 
 void py_pack_weight(PyObject* const* a) {
@@ -169,7 +191,8 @@ void py_pack_weight(PyObject* const* a) {
   const Tensor scales = TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match("scales", a[2]);
   const Tensor offsets =
       TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match_or_none("offsets", a[3]);
-  const WeightShape shape{out_features, in_features, group_size(in_features, groups), a[3] != Py_None};
+  const WeightShape shape{out_features, in_features, group_size(in_features, groups), a[3] != Py_None,
+                          narrowest(scales, out_features, groups)};
   Size bytes(packed_bytes(layout, weight_bits, shape));
   const Tensor packed = TensorMatcher({bytes}).of(kUint8).aligned().match("packed", a[0]);
   const PackWeightArgs args{packed.data,         q.of<int8_t>(), scales.of<float>(),

@@ -22,10 +22,10 @@ Function function_of(PyObject* activation) {
 
 // alpha and limit in place of an activation: gates and ups are clamped, see MoeArgs. `weights` is "4 bits",
 // "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, width, how many there are, and
-// (group_size, zero_points) of both products.
+// (group_size, zero_points, scales) of both products.
 void py_moe(PyObject* const* a) {
   const std::string_view weights = text("weights", a[0]);
-  const Description experts("experts", a[6], 8);
+  const Description experts("experts", a[6], 10);
   if (experts.text(0) != weights) {
     throw std::invalid_argument("experts have weights of " + std::string(experts.text(0)) +
                                 "; this op takes " + std::string(weights));
@@ -53,23 +53,24 @@ void py_moe(PyObject* const* a) {
   const Tensor down_bias =
       TensorMatcher({count, hidden}).of(kFloat32).contiguous().match_or_none("down_bias", a[11]);
   const auto* const gate_up = addresses.of<const void* const>();
-  const MoeArgs args{out.data,
-                     x.data,
-                     ids.of<int64_t>(),
-                     scales.of<float>(),
-                     gate_up,
-                     gate_up + count,
-                     {2 * width, hidden, experts.number(4), experts.number(5) != 0},
-                     {hidden, width, experts.number(6), experts.number(7) != 0},
-                     tokens,
-                     per_token,
-                     count,
-                     out.stride[0],
-                     x.stride[0],
-                     gate_up_bias.of<float>(),
-                     down_bias.of<float>(),
-                     alpha,
-                     limit};
+  const MoeArgs args{
+      out.data,
+      x.data,
+      ids.of<int64_t>(),
+      scales.of<float>(),
+      gate_up,
+      gate_up + count,
+      {2 * width, hidden, experts.number(4), experts.number(5) != 0, storage_of("scales", experts.text(6))},
+      {hidden, width, experts.number(7), experts.number(8) != 0, storage_of("scales", experts.text(9))},
+      tokens,
+      per_token,
+      count,
+      out.stride[0],
+      x.stride[0],
+      gate_up_bias.of<float>(),
+      down_bias.of<float>(),
+      alpha,
+      limit};
   run_op([=] { moe(dispatched().table, form, type, function, args); });
 }
 

@@ -29,13 +29,14 @@ struct QuantizedWeight {
   WeightShape shape;
   std::string_view layout, target;
 
-  // (bits, out_features, in_features, group_size, zero_points, layout, target)
+  // (bits, out_features, in_features, group_size, zero_points, scales, layout, target)
   QuantizedWeight(const char* argument, PyObject* description) : name(argument) {
-    const Description fields(name, description, 7);
+    const Description fields(name, description, 8);
     bits = static_cast<int>(fields.number(0));
-    shape = {fields.number(1), fields.number(2), fields.number(3), fields.number(4) != 0};
-    layout = fields.text(5);
-    target = fields.text(6);
+    shape = {fields.number(1), fields.number(2), fields.number(3), fields.number(4) != 0,
+             storage_of("scales", fields.text(5))};
+    layout = fields.text(6);
+    target = fields.text(7);
   }
 
   const void* match(const char* data_name, PyObject* data) const {

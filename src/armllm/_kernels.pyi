@@ -98,7 +98,7 @@ def check_quantized(
     bits: int,
     target: str,
     /,
-) -> tuple[int, int, str]: ...
+) -> tuple[int, int, str, str]: ...
 def pack_weight(
     packed: torch.Tensor,
     q: torch.Tensor,

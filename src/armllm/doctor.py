@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from armisa import host
 from armllm.engine.memory import available_memory, readable
+from armllm.environment import uses_huge_pages
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -206,7 +207,8 @@ def _pages() -> Finding:
             "huge pages", "ok", f"pages of {readable(PAGE)}; the kernel has no transparent huge ones"
         )
     mode = text[text.find("[") + 1 : text.find("]")]
-    shown = f"transparent huge pages: {mode}, pages of {readable(PAGE)}"
+    user = "tensors and mapped weights ask for them" if uses_huge_pages() else "nothing asks for them"
+    shown = f"transparent huge pages: {mode}, {user}, pages of {readable(PAGE)}"
     if mode == "never":
         advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
         return Finding("huge pages", "warn", shown, advice)

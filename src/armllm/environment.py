@@ -37,6 +37,11 @@ def ask_for_huge_pages() -> None:
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
+def uses_huge_pages() -> bool:
+    """Whether tensors and mapped files ask for them."""
+    return os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" and os.sysconf("SC_PAGE_SIZE") == 4096
+
+
 def kv_cache_bytes() -> int | None:
     """ARMLLM_KVCACHE_SPACE or VLLM_CPU_KVCACHE_SPACE (GiB) in bytes; None: decide by what is free."""
     name, text = _read("KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")

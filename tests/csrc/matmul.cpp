@@ -15,6 +15,13 @@ namespace {
 constexpr int64_t kRows = 70;
 
 template <class T>
+float stored_as(float value) {
+  T stored;
+  from_float(value, stored);
+  return to_float(stored);
+}
+
+template <class T>
 struct Operands {
   int bits;
   armllm::WeightShape shape;
@@ -43,6 +50,9 @@ struct Operands {
     std::fill(q.data(), q.data() + s.in_features, static_cast<int8_t>(-most - 1));
     for (int64_t i = 0; i < scales.size(); ++i) {
       scales[i] = exact ? 1.0f : static_cast<float>(random.uniform() + 0.25) * (random.integer(0, 9) != 0);
+      if (s.scales == armllm::Storage::f16)
+        scales[i] = stored_as<float16>(scales[i] * (i % 7 == 1 ? 0x1p-20f : 1));
+      if (s.scales == armllm::Storage::bf16) scales[i] = stored_as<bfloat16>(scales[i]);
       zeros[i] = static_cast<int8_t>(random.integer(-most - 1, bits == 4 ? 8 : most));
       offsets[i] = -scales[i] * zeros[i];
     }
@@ -101,6 +111,30 @@ struct Operands {
     }
   }
 };
+
+// Packs with scales in 16 bits and with floats: the same numbers, so that all results have the same bits.
+template <class T>
+void check_narrow_scales(Result& result, const Context& context, const Operands<T>& operands, int64_t rows) {
+  std::vector<T> outputs[2];
+  armllm::WeightShape shape = operands.shape;
+  for (auto& out : outputs) {
+    const int64_t bytes = armllm::packed_bytes(context.table, operands.bits, shape);
+    const Array<char> packed((bytes + 63) / 64 * 64);
+    armllm::pack_weight(context.table, operands.bits,
+                        {packed.data(), operands.q.data(), operands.scales.data(),
+                         shape.zero_points ? operands.offsets.data() : nullptr, shape, operands.q_stride});
+    out.resize(static_cast<size_t>(rows * shape.out_features));
+    armllm::matmul(context.table, form_of(operands.bits), Type<T>::kStorage,
+                   {out.data(), operands.x.data(), nullptr, packed.data(), nullptr, shape, rows,
+                    shape.out_features, operands.x_stride});
+    shape.scales = armllm::Storage::f32;
+  }
+  for (size_t i = 0; i < outputs[0].size(); ++i) {
+    result.compare(to_double(outputs[0][i]), to_double(outputs[1][i]), 0, "scales of 16 bits", rows,
+                   static_cast<int64_t>(i));
+  }
+  ++result.cases;
+}
 
 template <class T>
 void check_product(Result& result, const Context& context, const Operands<T>& operands, int64_t rows,
@@ -209,6 +243,15 @@ Result test_matmul(const Context& context) {
       check_product(result, context, exact, kRows, true);
     }
   }
+  for (const armllm::Storage scales : {armllm::Storage::f16, armllm::Storage::bf16}) {
+    for (const int64_t group : {32, 128}) {
+      const Operands<T> narrow(bits, {39, 3 * group, group, group == 32, scales}, false, random);
+      for (const int64_t rows : {int64_t{1}, int64_t{5}, kRows}) {
+        check_product(result, context, narrow, rows, true);
+        check_narrow_scales(result, context, narrow, rows);
+      }
+    }
+  }
   // Enough panels and rows for more than one block of either.
   for (const int64_t group : {0, 32}) {
     const Operands<T> large(bits, {150, 96, group, false}, false, random);
@@ -218,7 +261,8 @@ Result test_matmul(const Context& context) {
   // Enough features for more than one block of them, and panels for more than take a block together.
   for (const int64_t group : {0, 32, 128}) {
     if (!kIsFloat) break;
-    const Operands<T> deep(bits, {70, 4224, group, group == 32}, false, random);
+    const auto scales = group == 128 ? armllm::Storage::bf16 : armllm::Storage::f32;
+    const Operands<T> deep(bits, {70, 4224, group, group == 32, scales}, false, random);
     for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{17}, kRows})
       check_product(result, context, deep, rows, true);
   }

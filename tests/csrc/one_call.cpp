@@ -3,7 +3,8 @@
 //
 //   one_call TARGET BITS GROUP_SIZE ROWS THREADS OUT_FEATURES IN_FEATURES [OUT_FEATURES IN_FEATURES ...]
 //
-// Storage is bfloat16. All weights are 0, which no kernel looks at: packing is not what is counted.
+// GROUP_SIZE is a number, or like 32-bf16 for scales in bfloat16. Storage is bfloat16. All weights are 0,
+// which no kernel looks at: packing is not what is counted.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +45,7 @@ struct Call {
 void run(int argc, char** argv) {
   const std::string target = argv[1];
   const int bits = atoi(argv[2]);
+  const bool narrow = std::string(argv[3]).find("-bf16") != std::string::npos;
   const int64_t group = atoll(argv[3]), rows = atoll(argv[4]);
   armllm::set_num_threads(atoi(argv[5]));
   const armllm::Choice choice = armllm::choose(target, armllm::cpu_has);
@@ -51,7 +53,8 @@ void run(int argc, char** argv) {
   if (used != target) throw std::invalid_argument("this CPU would use " + used + ", not " + target);
   std::vector<Call> calls;
   for (int i = 6; i + 1 < argc; i += 2) {
-    const armllm::WeightShape shape{atoll(argv[i]), atoll(argv[i + 1]), group, false};
+    const armllm::WeightShape shape{atoll(argv[i]), atoll(argv[i + 1]), group, false,
+                                    narrow ? armllm::Storage::bf16 : armllm::Storage::f32};
     const int64_t bytes = armllm::packed_bytes(choice.table, bits, shape);
     Call call;
     call.weight = memory(bytes);
@@ -78,7 +81,8 @@ void run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 8 || argc % 2 != 0) {
-    fprintf(stderr, "usage: one_call TARGET BITS GROUP_SIZE ROWS THREADS OUT_FEATURES IN_FEATURES ...\n");
+    fprintf(stderr,
+            "usage: one_call TARGET BITS GROUP_SIZE[-bf16] ROWS THREADS OUT_FEATURES IN_FEATURES ...\n");
     return 2;
   }
   try {

@@ -3,7 +3,8 @@
 //
 //   one_step TARGET FORM GROUP_SIZE SEQUENCES CONTEXT
 //
-// FORM is panels, int4 or int8; storage is bfloat16. A first step is not counted: it leaves the cache as the
+// FORM is panels, int4 or int8; storage is bfloat16. GROUP_SIZE is a number, or like 32-bf16 for scales in
+// bfloat16. A first step is not counted: it leaves the cache as the
 // one before leaves it. All weights and all of the KV cache are 0, which no kernel looks at. Weights and KV
 // cache lie at addresses that the counter knows. It prints what a step must read of them at least, by op.
 
@@ -79,13 +80,14 @@ struct Layer {
 
 class Step {
  public:
-  Step(const armllm::KernelTable& table, const std::string& form, int64_t group, int64_t sequences,
+  Step(const armllm::KernelTable& table, const std::string& form, const std::string& group, int64_t sequences,
        int64_t context)
       : table_(table),
         form_(form == "int4"   ? armllm::WeightForm::int4
               : form == "int8" ? armllm::WeightForm::int8
                                : armllm::WeightForm::panels),
-        group_(group),
+        group_(atoll(group.c_str())),
+        scales_(group.find("-bf16") == std::string::npos ? armllm::Storage::f32 : armllm::Storage::bf16),
         n_(sequences),
         context_(context),
         x_(as_numbers(n_ * kHidden)),
@@ -156,7 +158,7 @@ class Step {
     return arena.take(kHidden * 2);
   }
   armllm::WeightShape shape_of(int64_t out_features, int64_t in_features) const {
-    return {out_features, in_features, group_, false};
+    return {out_features, in_features, group_, false, scales_};
   }
   char* weight(Arena& arena, Op op, int64_t out_features, int64_t in_features) {
     const int64_t columns = armllm::kPanelColumns;
@@ -224,7 +226,9 @@ class Step {
 
   const armllm::KernelTable& table_;
   armllm::WeightForm form_;
-  int64_t group_, n_, context_;
+  int64_t group_;
+  armllm::Storage scales_;
+  int64_t n_, context_;
   Numbers x_, residual_, qkv_, attended_, wide_, narrow_, logits_;
   std::vector<float> angles_;
   std::vector<int64_t> positions_, slots_;
@@ -238,8 +242,8 @@ class Step {
 };
 
 void run(char** argv) {
-  const std::string target = argv[1], form = argv[2];
-  const int64_t group = atoll(argv[3]), sequences = atoll(argv[4]), context = atoll(argv[5]);
+  const std::string target = argv[1], form = argv[2], group = argv[3];
+  const int64_t sequences = atoll(argv[4]), context = atoll(argv[5]);
   if (form != "panels" && form != "int4" && form != "int8") throw std::invalid_argument("no form " + form);
   if (sequences < 1 || context < kBlock || context % kBlock != 0) {
     throw std::invalid_argument("SEQUENCES must be 1 or more, CONTEXT a multiple of 16");

@@ -201,6 +201,8 @@ struct QuantizeRowsArgs {
 };
 using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
 
+enum class Storage : int { f32, f16, bf16 };
+
 // A weight matrix of 4 or 8 bits, w[n, k] = scale[n, k / group_size] * (q[n, k] - zero[n, k / group_size]).
 // How it lies in memory belongs to the matmul kernel (armllm/layouts.h).
 struct WeightLayout;
@@ -208,11 +210,18 @@ struct WeightShape {
   int64_t out_features, in_features;
   int64_t group_size;  // 32, 64 or 128, which divides in_features; 0: one group (channelwise)
   bool zero_points;
+  Storage scales = Storage::f32;  // what holds them exactly
 };
+static inline constexpr __attribute__((always_inline)) int64_t weight_groups(const WeightShape& s) {
+  return s.group_size == 0 ? 1 : s.in_features / s.group_size;
+}
+static inline constexpr __attribute__((always_inline)) int64_t scale_bytes(const WeightShape& s) {
+  return s.scales == Storage::f32 ? 4 : 2;
+}
 struct PackWeightArgs {
   void* packed;  // 64 bytes aligned
   const int8_t* q;
-  const float* scales;   // [out_features, groups], contiguous
+  const float* scales;   // [out_features, groups], contiguous; shape.scales holds them exactly
   const float* offsets;  // the same shape, added to scale * q: -scale * zero point; or null
   WeightShape shape;
   int64_t q_stride;
@@ -266,12 +275,21 @@ struct MatmulKernel {
   int64_t (*tiles)(const WeightShape&, int64_t rows);
   void (*multiply)(const MatmulArgs&, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                    int64_t panel_end);
-  // What `multiply` makes use of for that many rows or more, if its thread has it; 0: nothing.
-  int64_t scratch, scratch_rows;
+  // Bytes of panels that `multiply` decodes for that many rows or more; 0: none.
+  int64_t decoded, decoded_rows;
   // Of panel_matmul: how many in_features of a column stand side by side, 1, 2 or 4.
   int64_t features_together = 1;
+  int64_t panels_of_row = 1;  // that a single row meets at a time, at most
 
-  int64_t scratch_bytes(int64_t rows) const { return rows < scratch_rows ? 0 : scratch; }
+  int64_t decoded_bytes(int64_t rows) const { return rows < decoded_rows ? 0 : decoded; }
+  // Of the scales of such panels as floats, where they are stored in 16 bits.
+  int64_t widened_bytes(const WeightShape& s) const {
+    return s.scales == Storage::f32 ? 0 : (panels_of_row * panel * weight_groups(s) * 4 + 63) / 64 * 64;
+  }
+  // What a thread that multiplies needs: scales as floats, then decoded panels.
+  int64_t scratch_bytes(const WeightShape& s, int64_t rows) const {
+    return widened_bytes(s) + decoded_bytes(rows);
+  }
 };
 using Matmul = const MatmulKernel;
 

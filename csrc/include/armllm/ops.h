@@ -14,7 +14,6 @@
 
 namespace armllm {
 
-enum class Storage : int { f32, f16, bf16 };
 enum class Function : int {
 #define ARMLLM_NAME(name, ...) name,
   ARMLLM_FUNCTIONS(ARMLLM_NAME)

@@ -6,10 +6,13 @@ where it is mapped comes back from the page cache.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from armllm.environment import uses_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,15 +26,20 @@ MAP_NORESERVE = 0x4000  # Linux on x86-64 and AArch64; Python has no name for it
 def map_file(path: Path) -> mmap.mmap:
     """All of a file: copy on write, since torch warns of memory that can't be written to.
 
-    Nothing is set aside for what might be written, so the file may be larger than memory.
+    Nothing is set aside for what might be written, so the file may be larger than memory. Where the file
+    system has huge pages in its cache (ext4 and XFS of newer kernels), they are asked for.
     """
     with path.open("rb") as file:
-        return mmap.mmap(
+        mapped = mmap.mmap(
             file.fileno(),
             0,
             flags=mmap.MAP_PRIVATE | MAP_NORESERVE,
             prot=mmap.PROT_READ | mmap.PROT_WRITE,
         )
+    if uses_huge_pages():
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped
 
 
 def mapped_spans(files: Iterable[Path]) -> list[Span]:

@@ -31,7 +31,10 @@ class Scheme:
         return in_features // self.group_size if self.group_size else 1
 
     def num_bytes(self, out_features: int, in_features: int) -> int:
-        """Memory of a packed matrix: values, fp32 scales, and their products with zero points."""
+        """Memory of a packed matrix: values, scales, and their products with zero points, all in fp32.
+
+        Groups whose scales fit 16 bits take less, which only reading them tells.
+        """
         per_group = 4 if self.symmetric else 8
         groups = out_features * self.num_groups(in_features)
         return -(-out_features * in_features * self.bits // 8) + groups * per_group

@@ -219,6 +219,7 @@ class _Writer:
             bits=weight.bits,
             group_size=weight.group_size,
             zero_points=weight.zero_points,
+            scales=weight.scales,
             ordered=packed.columns is not None,
             input_scale=packed.input_scale,
             input_zero=packed.input_zero,

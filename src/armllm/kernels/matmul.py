@@ -18,7 +18,8 @@ class PackedWeight:
 
     w[n, k] = scale[n, k // group_size] * (q[n, k] - zero[n, k // group_size]). ``data`` is uint8, aligned to
     64 bytes. ``layout`` names its order, which ``target`` defines. ``group_size`` 0 means one group per
-    channel. ``zero_points`` is True if there are zero points or offsets.
+    channel. ``zero_points`` is True if there are zero points or offsets. ``scales`` is the dtype that holds
+    all scales exactly, as text: of groups, "torch.bfloat16" or "torch.float16" where one of them does.
     """
 
     data: Tensor
@@ -27,6 +28,7 @@ class PackedWeight:
     bits: int
     group_size: int
     zero_points: bool
+    scales: str
     layout: str
     target: str
 
@@ -39,7 +41,7 @@ class PackedWeight:
     def description(self) -> tuple[int | str, ...]:
         """All fields except the data, as the extension takes them."""
         shape = (self.out_features, self.in_features, self.group_size)
-        return (self.bits, *shape, int(self.zero_points), self.layout, self.target)
+        return (self.bits, *shape, int(self.zero_points), self.scales, self.layout, self.target)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
@@ -85,6 +87,7 @@ def pack_weight(
     - ``q``: int8 [out_features, in_features]. With ``bits`` 4 the values are -8..7. If a format stores 0..15,
       subtract 8 from its values and its zero points.
     - ``scales``: float32 [out_features, groups]: one group, or groups of 32, 64 or 128 input features.
+      Those of groups are kept in 16 bits if that is exact for all of them.
     - ``zeros``: int8 in the shape of ``scales``, the zero points; -8..8 for 4 bits. None is symmetric.
     - ``offsets``: float32 in the shape of ``scales``, instead of ``zeros``. They are added to scale * q, so
       zero points need not be whole numbers.
@@ -94,7 +97,7 @@ def pack_weight(
     """
     if target is None:
         target = weight_target(bits)
-    size, group_size, layout = extension.check_quantized(q, scales, zeros, offsets, bits, target)
+    size, group_size, scale_dtype, layout = extension.check_quantized(q, scales, zeros, offsets, bits, target)
     if zeros is not None:
         offsets = -scales * zeros
     if offsets is not None:
@@ -108,6 +111,7 @@ def pack_weight(
         bits=bits,
         group_size=group_size,
         zero_points=offsets is not None,
+        scales=scale_dtype,
         layout=layout,
         target=target,
     )

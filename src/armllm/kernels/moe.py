@@ -57,7 +57,9 @@ class Experts:
         """All fields except the weights, as the extension takes them."""
         weights = str(self.dtype or f"{self.bits} bits")
         groups = [
-            (weight.group_size, int(weight.zero_points)) if isinstance(weight, PackedWeight) else (0, 0)
+            (weight.group_size, int(weight.zero_points), weight.scales)
+            if isinstance(weight, PackedWeight)
+            else (0, 0, "torch.float32")
             for weight in (self.gate_up[0], self.down[0])
         ]
         return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1])
@@ -74,7 +76,7 @@ def join_experts(
     ``gate_up`` and ``down`` have one weight per expert, of the shapes [2 width, hidden] and [hidden, width]:
 
     - packed weights of `pack_weight`, all with the same bits. The weights of one list have the same groups,
-      and all or none have zero points.
+      the same dtype of scales, and all or none have zero points.
     - or contiguous tensors, all float32, all float16 or all bfloat16.
 
     The biases are contiguous float32 tensors [experts, 2 width] and [experts, hidden].
@@ -133,7 +135,7 @@ def _address(
     actual = (weight.out_features, weight.in_features)
     if actual != shape:
         raise ValueError(f"{name} is {list(actual)}, expected {list(shape)}")
-    for field in ("bits", "group_size", "zero_points", "layout"):
+    for field in ("bits", "group_size", "zero_points", "scales", "layout"):
         value, expected = getattr(weight, field), getattr(first, field)
         if value != expected:
             raise ValueError(f"{name} has {field} {value}, that of expert 0 has {expected}")

@@ -302,7 +302,7 @@ def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedW
         return None
     half = len(packed) // 2
     for weights in (packed[:half], packed[half:]):
-        if len({(weight.group_size, weight.zero_points) for weight in weights}) > 1:
+        if len({(weight.group_size, weight.zero_points, weight.scales) for weight in weights}) > 1:
             return None
     return list(packed)
 

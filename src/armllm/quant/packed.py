@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 MANIFEST = "packed.json"
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
 
 
@@ -37,7 +37,8 @@ def sealed(manifest: dict[str, Any]) -> str:
 class StoredMatrix:
     """What the manifest says of a packed matrix, which lies in the tensor ``<first part>.packed``.
 
-    parts: full names and rows of those that lie side by side. num_bytes: without padding.
+    parts: full names and rows of those that lie side by side. scales: their dtype, as `PackedWeight` has it.
+    num_bytes: without padding.
     """
 
     parts: dict[str, int]
@@ -45,6 +46,7 @@ class StoredMatrix:
     bits: int
     group_size: int
     zero_points: bool
+    scales: str
     ordered: bool
     input_scale: float | None
     input_zero: int | None
@@ -201,6 +203,7 @@ class Packed:
                 bits=stored.bits,
                 group_size=stored.group_size,
                 zero_points=stored.zero_points,
+                scales=stored.scales,
                 layout=self.layouts[str(stored.bits)],
                 target=target,
             )

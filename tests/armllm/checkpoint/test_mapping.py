@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from armllm.checkpoint.folder import Checkpoint
-from armllm.checkpoint.mapping import mapped_spans, release_tensor
+from armllm.checkpoint.mapping import map_file, mapped_spans, release_tensor
 
 MIB = 1 << 20
 # the most resident while a matrix is read, beside what was before the checkpoint was opened
@@ -72,6 +74,20 @@ def test_only_pages_within_a_mapped_file_are_given_back(tmp_path):
     copy = first.clone()
     release_tensor(copy, spans)
     assert copy.equal(stored)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a kernel without huge pages"
+)
+@pytest.mark.parametrize("setting", ["1", "0"])
+def test_mapped_files_ask_for_huge_pages_as_tensors_do(tmp_path, monkeypatch, setting):
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", setting)
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1 << 16))
+    with map_file(file):
+        entries = Path("/proc/self/smaps").read_text(encoding="utf-8").split(str(file))
+    flags = next(line for line in entries[1].splitlines() if line.startswith("VmFlags:")).split()
+    assert ("hg" in flags) is (setting == "1" and mmap.PAGESIZE == 4096)
 
 
 def test_files_behind_links_are_found(tmp_path):

@@ -166,6 +166,39 @@ def test_weights_are_packed_for_every_target(target, case):
     assert torch.equal(packed.data, expected.flatten())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 2.0**-120), (torch.float16, 2.0**-24)])
+def test_scales_of_16_bits_are_kept_so_where_that_is_exact(bits, dtype, least):
+    """Catches other bits than those of float32 scales, and rounded ones."""
+    n, k, groups = 37, 192, 6
+    q, scales, zeros = random_weight(n, k, 32, bits, zero_points=True)
+    scales = (scales + 1 / 512).to(dtype).float()
+    scales[3, 1:3] = torch.tensor([0.0, least])
+    weight = kernels.pack_weight(q, scales, zeros, bits=bits)
+    assert weight.scales == str(dtype)
+    finer = scales.clone()
+    finer[-1, -1] += 2.0**-20
+    wide = kernels.pack_weight(q, finer, zeros, bits=bits)
+    assert wide.scales == "torch.float32"
+    columns = 16 if weight.layout == "columns16" else 4
+    assert wide.nbytes - weight.nbytes == -(-n // columns) * columns * groups * 2
+    for rows in ROWS:
+        x = torch.randn(rows, k)
+        ours, floats = (multiply(x, (q, kept, zeros), bits)[:, : n - 1] for kept in (scales, finer))
+        assert torch.equal(ours, floats), rows
+
+
+def test_the_largest_scales_of_float16():
+    """65504 is one, 65536 and infinity are not, and a channel's single scale stays float32."""
+    q = torch.ones(1, 64, dtype=torch.int8)
+    for largest, kept in ((65504.0 - 32, "float16"), (65536.0, "bfloat16"), (65536.0 + 32, "float32")):
+        weight = kernels.pack_weight(
+            q, torch.tensor([[largest, 1 + 2.0**-10 * (kept == "float16")]]), None, bits=8
+        )
+        assert weight.scales == f"torch.{kept}"
+    assert kernels.pack_weight(q, torch.ones(1, 1), None, bits=8).scales == "torch.float32"
+
+
 def test_a_row_does_not_depend_on_the_rest_of_the_batch():
     q, scales, zeros = random_weight(40, 256, 32, 4, zero_points=True)
     x = torch.randn(29, 256)

@@ -30,6 +30,8 @@ def quantised(ops, bits, *, group=0, zero_points=False, experts=EXPERTS):
         groups = 1 if group == 0 else k // group
         q = torch.randint(low, high, (n, k), generator=generator, dtype=torch.int8)
         scales = (torch.rand(n, groups, generator=generator) + 0.5) / high / k**0.5
+        if bits == 8 and group:  # a checkpoint's, kept in 16 bits
+            scales = scales.bfloat16().float()
         zeros = torch.randint(low, high, (n, groups), generator=generator, dtype=torch.int8)
         return ops.pack_weight(q, scales, zeros if zero_points else None, bits=bits)
 

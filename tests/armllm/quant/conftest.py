@@ -25,7 +25,12 @@ def exact_products(monkeypatch):
         assert offsets is None or (offsets.dtype == torch.float32 and zeros is None)
         weight = IntegerWeight(q=q, scales=scales, zeros=zeros, bits=bits, offsets=offsets)
         shifted = zeros is not None or offsets is not None
-        form = {"bits": bits, "group_size": q.shape[1] // groups, "zero_points": shifted}
+        form = {
+            "bits": bits,
+            "group_size": q.shape[1] // groups,
+            "zero_points": shifted,
+            "scales": "torch.float32",
+        }
         return types.SimpleNamespace(out_features=q.shape[0], matrix=weight.dequantize(), **form)
 
     def product(out, x, weight, bias=None):
