@@ -70,7 +70,7 @@ int main(int argc, char** argv) {
     }
   }
 
-  std::set<std::string> targets, ops = {"dispatch", "threads", "counts", "rejects", "exp"};
+  std::set<std::string> targets, ops = {"dispatch", "threads", "rejects", "exp"};
   for (const armllm::Target& target : armllm::targets()) targets.insert(target.name);
   for (const conformance::NamedTest& test : conformance::op_tests()) {
     ops.insert(test.op);
@@ -119,7 +119,6 @@ int main(int argc, char** argv) {
   if (wanted("dispatch")) report("dispatch", "-", conformance::test_dispatch());
   if (only_targets.empty()) {
     if (wanted("threads")) report("threads", armllm::thread_backend(), conformance::test_threads(seed));
-    if (wanted("counts")) report("counts", armllm::thread_backend(), conformance::test_counts(seed));
     if (wanted("rejects")) report("rejects", "-", conformance::test_rejects());
     if (wanted("exp")) report("exp", "-", conformance::test_exp());
   }

@@ -3,12 +3,9 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <atomic>
 #include <set>
 #include <stdexcept>
-#include <thread>
 
-#include "armllm/threads.h"
 #include "support.h"
 #include "targets/target.h"
 
@@ -180,31 +177,6 @@ Result test_dispatch() {
     result.fail("the process's own choice is another");
   }
   ++result.cases;
-  return result;
-}
-
-// Ops of which threads have scratch memory, while another thread changes how many threads there are.
-Result test_counts(uint64_t seed) {
-  const std::set<std::string> wanted = {"paged_attention_bf16", "matmul_w8a8_bf16", "panel_matmul_f32",
-                                        "moe_w4a8_f32"};
-  std::atomic<bool> is_done{false};
-  std::thread changer([&] {
-    for (int i = 0; !is_done; ++i) {
-      armllm::set_num_threads(i % 2 == 0 ? 1 : 2 + i % 15);
-      std::this_thread::yield();
-    }
-  });
-  Result result;
-  for (const NamedTest& test : op_tests()) {
-    if (wanted.count(test.driver == nullptr ? test.op : test.driver) == 0) continue;
-    const Result one = test.test({armllm::dispatched().table, seed});
-    if (one.failures > 0) result.fail(one.first);
-    result.cases += one.cases;
-    result.worst = std::max(result.worst, one.worst);
-  }
-  is_done = true;
-  changer.join();
-  armllm::set_num_threads(0);
   return result;
 }
 

@@ -196,7 +196,6 @@ const std::vector<NamedTest>& moe_tests();
 // Tests that are not about one op: the choice of targets, threads, exp.
 Result test_dispatch();
 Result test_threads(uint64_t seed);
-Result test_counts(uint64_t seed);
 Result test_rejects();
 Result test_exp();
 

@@ -27,7 +27,7 @@ def native(tmp_path_factory):
 def test_every_target_of_this_machine_conforms(native):
     done = run(native)
     assert done.returncode == 0, done.stdout
-    for op in ("rms_norm_f32", "paged_attention_bf16", "dispatch", "threads", "counts", "rejects", "exp"):
+    for op in ("rms_norm_f32", "paged_attention_bf16", "dispatch", "threads", "rejects", "exp"):
         assert re.search(rf"^{op} +\S+ +ok ", done.stdout, re.MULTILINE), op
 
 

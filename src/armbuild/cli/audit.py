@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson
+from armbuild.cli.options import AsJson, coloured
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
             del file["functions"]
         documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
         if not as_json:
-            print("\n".join([*describe(report, show), *(claim.lines() if claim else ())]), flush=True)
+            lines = [*describe(report, show), *(claim.lines() if claim else ())]
+            print("\n".join([coloured(lines[0], sys.stdout), *lines[1:]]), flush=True)
     ok = all(report.ok for report in reports)
     if as_json:
         print(json.dumps({"schema": 1, "ok": ok, "reports": documents}, indent=indent))

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
-from armbuild.cli.options import AsJson, Mirror, Traceback
+from armbuild.cli.options import AsJson, Mirror, Traceback, coloured
 
 if TYPE_CHECKING:
     import typer
@@ -30,7 +31,7 @@ def doctor_command(
     else:
         for finding in diagnosis.findings:
             mark = "ok " if finding.ok else "-  " if finding.optional else "NO "
-            print(f"{mark} {finding.name:<15}{finding.found}")
+            print(coloured(f"{mark} {finding.name:<15}{finding.found}", sys.stdout))
             if not finding.ok:
                 brings = f": apt-get install {' '.join(finding.packages)}" if finding.optional else ""
                 print(f"    {'':<15}needed for {finding.needed_for}{brings if finding.packages else ''}")

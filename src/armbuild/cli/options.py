@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -31,6 +33,22 @@ Verbose = Annotated[
         "--verbose", help="Show what the tools say, and where errors arise.", rich_help_panel=OUTPUT
     ),
 ]
+
+
+_VERDICTS = re.compile(
+    r"^(?:ok|NO)(?= )|(?<=: )(?:passed|FAILED)$|(?<=  )(?:passed|FAILED)(?=  )"
+    r"|(?<=^  )(?:proven|audited, not proven)",
+    re.MULTILINE,
+)
+"""As the commands print them: at the start of a line, at its end, or in a column of its own."""
+
+
+def coloured(text: str, stream: TextIO) -> str:
+    """Return what a command prints with its verdicts in colour, if ``stream`` is a terminal that wants it."""
+    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    colours = {"NO": "red", "FAILED": "red", "audited, not proven": "yellow"}
+    return _VERDICTS.sub(lambda match: typer.style(match[0], fg=colours.get(match[0], "green")), text)
 
 
 def _hide_progress(quiet: bool) -> bool:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from armbuild.cli import smoke_image
-from armbuild.cli.options import AsJson, Mirror, Options, Quiet, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, Quiet, Verbose, coloured, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -67,7 +68,7 @@ def smoke_command(
             option = "--engine" if engine else "--unsafe-no-sandbox"
             raise typer.BadParameter(f"{option} is for images; a wheel is proven without one")
         report = _smoke_wheel(wheel, names, tests, mirror=mirror, timeout=timeout, verbose=verbose)
-        print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
+        print(json.dumps(report.as_dict(), indent=2) if as_json else coloured(table(report), sys.stdout))
         return 0 if report.ok else 1
     _check_image_options(tests, engine=engine, unsafe=unsafe)
     return smoke_image.run(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
+from armbuild.cli.options import coloured
 from armbuild.errors import one_line
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def run(
                 cache.keep(work)
         finally:
             smoke.discard(work)
-    print(json.dumps(report.as_dict(), indent=2) if as_json else table(report))
+    print(json.dumps(report.as_dict(), indent=2) if as_json else coloured(table(report), sys.stdout))
     return 0 if report.ok else 1
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Traceback
+from armbuild.cli.options import AsJson, Traceback, coloured
 from armbuild.errors import UsageError, one_line
 
 
@@ -51,7 +52,7 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
         if not as_json:
             verdict = f"{one_line(str(path))}: {'passed' if ok else 'FAILED'}"
-            print("\n".join([verdict, *map(str, checks)]), flush=True)
+            print("\n".join([coloured(verdict, sys.stdout), *map(str, checks)]), flush=True)
     passed = all(document["ok"] for document in documents)
     if as_json:
         print(json.dumps({"schema": 1, "ok": passed, "files": documents}, indent=2))

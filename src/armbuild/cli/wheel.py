@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, coloured, with_settings
 from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Console(Progress):
 
         match result:
             case pipeline.Finished() if not self.quiet:
-                print("\n".join(summary(result)), file=sys.stderr)
+                print(coloured("\n".join(summary(result)), sys.stderr), file=sys.stderr)
             case pipeline.Shared():
                 self.note(f"Python {result.python}: {result.path.name} serves it too")
             case pipeline.Failed():

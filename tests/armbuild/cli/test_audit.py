@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tests.armbuild.audit import conftest as make
 from tests.armbuild.cli.test_detect import check
 
 from armbuild.cli import main
+from armbuild.cli.options import coloured
 
 ROOT = Path(__file__).parents[3]
 SDOT, RET = 0x4E829420, 0xD65F03C0
@@ -98,6 +100,36 @@ def test_a_static_library_for_another_machine_fails(capsys, tmp_path):
     library = {"demo/lib/libx.a": wheels.static_library(("x.o", next(iter(extension.values()))))}
     path = str(make.make_wheel(tmp_path, extension | library, tag="cp311-cp311-linux_aarch64"))
     assert run(capsys, path)[0] == 0
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x.whl: passed", "x.whl: \x1b[32mpassed\x1b[0m"),
+        ("x.whl: FAILED", "x.whl: \x1b[31mFAILED\x1b[0m"),
+        ("max  FAILED   -", "max  \x1b[31mFAILED\x1b[0m   -"),
+        ("NO  QEMU", "\x1b[31mNO\x1b[0m  QEMU"),
+        (
+            "x.whl\n  audited, not proven: --no-smoke",
+            "x.whl\n  \x1b[33maudited, not proven\x1b[0m: --no-smoke",
+        ),
+        ("ok.whl is what passed", "ok.whl is what passed"),
+    ],
+)
+def test_a_terminal_that_wants_it_shows_verdicts_in_colour(monkeypatch, text, shown):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert coloured(text, Terminal()) == shown
+    assert coloured(text, io.StringIO()) == text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert coloured(text, Terminal()) == text
 
 
 def test_json_keeps_its_schema(capsys, wheel):
