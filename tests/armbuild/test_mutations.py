@@ -23,12 +23,12 @@ from tests.armbuild.image import small
 from tests.armbuild.target.test_deb_files import package
 
 import armisa.cpuinfo
-from armbuild import audit, index
+from armbuild import audit, index, verify
 from armbuild.artifact import symbols, wheelfile
 from armbuild.errors import ArmbuildError
 from armbuild.image import claims, reader, unpack
 from armbuild.target import deb_files
-from armbuild.wheel import fetch
+from armbuild.wheel import fetch, project, provenance
 from armisa.errors import IsaError
 
 COUNT = int(os.environ.get("ARMBUILD_MUTATIONS", "300"))
@@ -49,13 +49,64 @@ TEXTS = (
     "é".encode(),
     b"%s",
 )
-VALUES = (None, 0, -1, 1e308, "", "x", "../x", [], {}, [[]], {"a": 1}, True, "sha256:" + "0" * 64)
+VALUES = (
+    None,
+    0,
+    -1,
+    1e308,
+    10**4000,
+    "",
+    "x",
+    "../x",
+    "\x1b[2J\u202e",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    True,
+    "sha256:" + "0" * 64,
+)
 WHEEL = "thing-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 LAYERS = ({"etc/x": "1", "usr/lib/a": "2"}, {"etc/.wh.x": "", "b": ("->", "/usr/lib")})
 CONFIG = {
     "User": "1:1", "Env": ["A=b"], "Entrypoint": ["/bin/x"],
     "Labels": {"org.opencontainers.image.title": "x"}, "Healthcheck": {"Test": ["CMD", "/bin/x"]},
 }  # fmt: skip
+DOCUMENTS = (
+    {
+        "bomFormat": "CycloneDX", "specVersion": "1.6",
+        "metadata": {
+            "component": {"name": "thing", "version": "1.0"},
+            "tools": {"components": [{"name": "gcc 12"}]},
+        },
+        "components": [{"purl": "pkg:pypi/a@1", "name": "a", "version": "1"}],
+    },
+    {
+        "_type": provenance.STATEMENT, "predicateType": provenance.PREDICATE,
+        "subject": [{"name": "thing-1.0-py3-none-any.whl", "digest": {"sha256": ""}}],
+        "predicate": {"buildDefinition": {
+            "externalParameters": {"project": "thing"},
+            "resolvedDependencies": [
+                {"uri": "git+x", "digest": {"gitCommit": "a" * 40}, "annotations": {"kind": "x"}},
+                {"name": "compiler", "annotations": {"version": "gcc 12"}},
+                {"uri": "pkg:pypi/a@1", "name": "a"},
+            ],
+        }},
+    },
+)  # fmt: skip
+PROJECT = b"""\
+[build-system]
+requires = ["setuptools>=68", "torch"]
+build-backend = "setuptools.build_meta"
+backend-path = ["."]
+[project]
+name = "thing"
+version = "1.0"
+dependencies = ["numpy>=1; python_version < '4'"]
+[tool.armbuild]
+test-requires = ["pytest"]
+kernels = {thing = true}
+"""
 CPUINFO = (
     "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd atomics asimddp sve\nCPU implementer\t: 0x41\n"
     "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd40\nCPU revision\t: 1\n\n"
@@ -254,8 +305,34 @@ def index_name(random, folder):
         assert "<script" not in page.read_text()
 
 
+def wheel_documents(random, folder):
+    """A wheel's bill of materials and its provenance, which `armbuild verify` compares."""
+    bill, statement = DOCUMENTS
+    if random.random() < 0.5:
+        bill = changed(random, bill)
+    files = {
+        "thing/_core.cpython-311-aarch64-linux-gnu.so": None,
+        "thing-1.0.dist-info/sboms/armbuild.cdx.json": json.dumps(bill).encode(),
+    }
+    path = wheels.write(folder, "thing-1.0-py3-none-any.whl", files)
+    statement["subject"][0]["digest"]["sha256"] = provenance.sha256(path)
+    content = json.dumps(changed(random, statement)).encode()
+    if random.random() < 0.3:
+        content = damaged(random, content)
+    written(path.with_name(path.name + provenance.SUFFIX), content)
+    checks = verify.check(path)
+    json.dumps([check.as_dict() for check in checks])
+    assert all(str(check).isprintable() for check in checks)
+
+
+def project_file(random, folder):
+    """A stranger's pyproject.toml."""
+    written(folder / "pyproject.toml", damaged(random, PROJECT))
+    project.read(folder)
+
+
 PARSERS = (wheel_file, wheel_member, elf_file, sdist_tar, sdist_zip, deb, oci_archive, oci_configuration,
-           oci_documents, cpuinfo, index_name)  # fmt: skip
+           oci_documents, cpuinfo, index_name, wheel_documents, project_file)  # fmt: skip
 
 
 def stop(number, _frame):
