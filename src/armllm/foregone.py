@@ -51,14 +51,14 @@ SHORT_NAMES = {
 class Foregone:
     """One option. accepted: the values that ask for what is done anyway; reason: why there are no others.
 
-    without_effect: others are accepted too, with a warning. server: a flag of `armllm serve` only.
+    without_effect: others are accepted too, with a warning. command: the only one that has it.
     """
 
     name: str
     accepted: tuple[Any, ...]
     reason: str
     without_effect: bool
-    server: bool
+    command: str | None
 
     @property
     def is_switch(self) -> bool:
@@ -100,7 +100,7 @@ def foregone_options() -> dict[str, Foregone]:
             tuple(accepted),
             group["reason"],
             without_effect=group.get("without_effect", False),
-            server=group.get("server", False),
+            command=group.get("command"),
         )
         for group in groups
         for name, accepted in group["options"].items()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from armllm import LLM
+from armllm import LLM, SamplingParams
 from armllm.cli import main
 from armllm.engine.config import EngineConfig
 from armllm.errors import RequestError
@@ -86,3 +86,50 @@ def test_programs_get_the_same_answers():
         LLM(MODEL, tensor_paralel_size=1)
     with pytest.raises(TypeError, match="does not take 'lora_modules'"):
         LLM(MODEL, lora_modules=None)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        (
+            "serve",
+            ["--temperature", "0.7"],
+            "--temperature can only be 0 or 0.0 here, not 0.7: every",
+        ),
+        ("serve", ["--goodput", "ttft:100"], "--goodput is not supported: the result has mean"),
+        ("serve", ["--ramp_up_strategy=linear"], "--ramp-up-strategy is not supported: requests come at"),
+        ("throughput", ["--hf-split", "train"], "--hf-split is not supported: the data sets are random"),
+        ("throughput", ["--num-warmups", "3"], "--num-warmups can only be 0 here, not 3: this engine"),
+        ("latency", ["--n", "4"], "--n can only be 1 here, not 4: every request is one greedy answer"),
+        ("latency", ["--profile"], "--profile can only be False here, not True: there are no profiles"),
+    ],
+)
+def test_flags_of_vllms_benchmarks_are_refused_with_their_own_reason(capsys, command, arguments, message):
+    model = [] if command == "serve" else ["--model", str(MODEL)]
+    assert main(["bench", command, *model, *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "ossible" not in shown
+
+
+def test_flags_of_benchmarks_belong_to_no_other_command(capsys):
+    assert main(["run", str(MODEL), "x", "--goodput", "ttft:1"]) == 2
+    assert "No such option" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="does not take 'goodput'"):
+        LLM(MODEL, goodput=None)
+    neutral = ["--temperature", "0", "--n", "1", "--top-p", "1.0", "--disable-tqdm", "--port", "1"]
+    assert main(["bench", "serve", *neutral]) == 2
+    assert "no server with OpenAI's API" in capsys.readouterr().err  # nobody listens there
+
+
+def test_defaults_of_sampling_may_come_from_the_options():
+    """It would catch options that are taken and not looked at."""
+    changed = LLM(MODEL, override_generation_config={"temperature": 0.5, "max_new_tokens": 3})
+    params = changed.get_default_sampling_params()
+    assert (params.temperature, params.max_tokens) == (0.5, 3)
+    neutral = LLM(MODEL, generation_config="vllm").get_default_sampling_params()
+    assert neutral == SamplingParams()
+    with pytest.raises(RequestError, match="override_generation_config has 'temprature'; it can have"):
+        LLM(MODEL, override_generation_config={"temprature": 1}).get_default_sampling_params()
+    with pytest.raises(RequestError, match="generation_config must be 'auto' or 'vllm', not 'other'"):
+        LLM(MODEL, generation_config="other")

@@ -128,7 +128,7 @@ class AsyncLLM(WithReasons):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the checkpoint's generation_config.json over vLLM's defaults."""
-        return read_default_sampling(self.llm_engine.config.model_folder)
+        return read_default_sampling(self.llm_engine.config)
 
     def stats(self) -> EngineStats:
         """Return what the engine has to do, and what it did since its start."""

@@ -94,7 +94,7 @@ class LLM(WithReasons):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default of `generate`: the checkpoint's generation_config.json over vLLM's defaults."""
-        return read_default_sampling(self.llm_engine.config.model_folder)
+        return read_default_sampling(self.llm_engine.config)
 
     def generate(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,8 +12,25 @@ from armllm.cli.bench_data import BATCH_OUTPUT_LEN, DataSet, InputLen, OutputLen
 from armllm.cli.bench_serve import serve_command
 from armllm.cli.options import AsJson, EngineCommand, Verbose, only, takes, takes_engine_options
 
+if TYPE_CHECKING:
+    from armllm.foregone import Foregone
+
 ModelOption = Annotated[str, typer.Option("--model", help="Folder of a checkpoint, or a name on the hub.")]
 OutputJson = Annotated[str | None, typer.Option(help="Write the figures to this file too.")]
+
+
+class BenchCommand(EngineCommand):
+    """With the flags of ``vllm bench``."""
+
+    kind = "bench"
+
+
+class ClientCommand(BenchCommand):
+    """Without the engine's."""
+
+    def takes(self, option: Foregone) -> bool:
+        """Whether vLLM's command has the option too."""
+        return option.command == self.kind or option.name in {"served_model_name", "tokenizer_mode"}
 
 
 def register(app: typer.Typer) -> None:
@@ -22,8 +39,8 @@ def register(app: typer.Typer) -> None:
         help="Measure the engine, or a server under load.", no_args_is_help=True, rich_markup_mode=None
     )
     for command in (latency, throughput):
-        bench.command(cls=EngineCommand)(command)
-    bench.command(name="serve")(serve_command)
+        bench.command(cls=BenchCommand)(command)
+    bench.command(name="serve", cls=ClientCommand)(serve_command)
     bench_runs.register(bench)
     app.add_typer(bench, name="bench")
 

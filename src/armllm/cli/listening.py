@@ -43,7 +43,8 @@ class Listening:
     ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None
     uvicorn_log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS) + ".")] = "info"
     disable_uvicorn_access_log: Annotated[
-        bool, typer.Option("--disable-uvicorn-access-log", help="No line per request.")
+        bool,
+        typer.Option(help="No line per request."),
     ] = False
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
-from armllm.foregone import find_flag, read_flag
+from armllm.foregone import Foregone, find_flag, read_flag
 from armllm.progress import progress
 from armllm.utils.options import human_readable_int
 
@@ -45,6 +46,17 @@ def count(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def json_object(text: str | dict[str, Any]) -> dict[str, Any]:
+    """An object as JSON."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f'{text!r:.80} is not a JSON object such as {{"temperature": 0.5}}')
+    return value
+
+
 @dataclasses.dataclass
 class _EngineOptions:
     tokenizer: Annotated[str | None, typer.Option(help="Take the tokenizer from here.")] = None
@@ -58,7 +70,7 @@ class _EngineOptions:
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     quantization: Annotated[
         str | None,
-        typer.Option("--quantization", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
+        typer.Option("--quantization", "-q", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
     ] = None
     calibration: Annotated[
         str | None,
@@ -99,6 +111,18 @@ class _EngineOptions:
         int | None,
         typer.Option(help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server."),
     ] = None
+    generation_config: Annotated[
+        str, typer.Option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
+    ] = "auto"
+    override_generation_config: Annotated[
+        Any,
+        typer.Option(
+            help='JSON of defaults above these: {"temperature": 0.5}.', parser=json_object, metavar="JSON"
+        ),
+    ] = None
+    skip_tokenizer_init: Annotated[
+        bool, typer.Option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
+    ] = False
     tensor_parallel_size: Annotated[
         int,
         typer.Option(
@@ -119,7 +143,11 @@ class _EngineOptions:
 class EngineCommand(TyperCommand):
     """A command with the engine's options: it looks at those that only vLLM has before click does."""
 
-    server = False
+    kind: str | None = None  # of the options that only one command has
+
+    def takes(self, option: Foregone) -> bool:
+        """Whether vLLM's command has the option too."""
+        return option.command in (None, self.kind)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take them out; RequestError says why a value can't be honoured."""
@@ -129,7 +157,7 @@ class EngineCommand(TyperCommand):
         while position < len(args):
             argument = args[position]
             option = None if argument.partition("=")[0] in own else find_flag(argument)
-            if argument == "--" or option is None or (option.server and not self.server):
+            if argument == "--" or option is None or not self.takes(option):
                 end = len(args) if argument == "--" else position + 1
                 remaining += args[position:end]
                 position = end

@@ -13,7 +13,7 @@ from armllm.cli.options import EngineCommand, Verbose, takes_engine_options
 class BatchCommand(EngineCommand):
     """With the flags of vLLM's server that ask for nothing here."""
 
-    server = True
+    kind = "serve"
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,11 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
         str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
     ] = None,
     enable_auto_tool_choice: Annotated[
-        bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+            help="Let the model decide to call tools.",
+        ),
     ] = False,
     tool_call_parser: Annotated[
         str | None, typer.Option(help="hermes, llama3_json, mistral or openai.")

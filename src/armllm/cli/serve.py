@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armllm.cli.listening import Listening
-from armllm.cli.options import EngineCommand, Verbose, only, takes, takes_engine_options
+from armllm.cli.options import EngineCommand, Verbose, takes, takes_engine_options
 from armllm.errors import RequestError
 from armllm.utils.options import with_config
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ServeCommand(EngineCommand):
     """With the flags of ``vllm serve``, ``--config FILE.yaml``, and lists as argparse writes them."""
 
-    server = True
+    kind = "serve"
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Write the file's options and the lists as click takes them."""
@@ -74,11 +74,12 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     chat_template: Annotated[
         str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
     ] = None,
-    generation_config: Annotated[
-        str, typer.Option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
-    ] = "auto",
     enable_auto_tool_choice: Annotated[
-        bool, typer.Option("--enable-auto-tool-choice", help="Let the model decide to call tools.")
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+            help="Let the model decide to call tools.",
+        ),
     ] = False,
     tool_call_parser: Annotated[
         str | None, typer.Option(help="How the model writes calls: hermes, llama3_json, mistral or openai.")
@@ -118,7 +119,6 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Serve a model over HTTP. API and flags are OpenAI's and vLLM's; --config FILE.yaml has flags too."""
-    only("--generation-config", generation_config, ("auto", "vllm"), "other folders are not read")
     if enable_log_requests and disable_log_requests:
         raise RequestError("--enable-log-requests and --disable-log-requests exclude each other")
     if (model_tag is None) == (model is None):
@@ -143,7 +143,6 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         served_model_names=tuple(served_model_name or [name]),
         api_keys=listening.keys,
         chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
-        neutral_sampling=generation_config == "vllm",
         enable_auto_tool_choice=enable_auto_tool_choice,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,

@@ -42,7 +42,7 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field of the engine; check one that only vLLM has."""
         option = foregone_options().get(name)
-        if option is not None and not option.server:
+        if option is not None and not option.command is not None:
             if (refused := option.refusal(value)) is not None:
                 raise RequestError(f"{name} {refused}")
         elif name in type(self).__dataclass_fields__:
@@ -53,7 +53,7 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
     def __getattr__(self, name: str) -> Any:
         """What a field that only vLLM has amounts to."""
         option = foregone_options().get(name)
-        if option is None or option.server:
+        if option is None or option.command is not None:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
         return _neutral(option)
 
@@ -66,7 +66,7 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
             parser.add_argument(flag, default=field.default, **_reader(kind, field.default))
         for option in foregone_options().values():
             flag = f"--{option.name.replace('_', '-')}"
-            if option.server or flag in parser._option_string_actions:  # noqa: SLF001 - a flag of the program's own stays
+            if option.command is not None or flag in parser._option_string_actions:  # noqa: SLF001 - a flag of the program's own stays
                 continue
             reader = _reader("bool" if option.is_switch else "Any", None)
             parser.add_argument(flag, default=_neutral(option), help=argparse.SUPPRESS, **reader)
@@ -78,7 +78,7 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
         values = vars(args)
         names = [
             *cls.__dataclass_fields__,
-            *(one.name for one in foregone_options().values() if not one.server),
+            *(one.name for one in foregone_options().values() if one.command is None),
         ]
         return cls(**{name: values[name] for name in names if name in values})
 

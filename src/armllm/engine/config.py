@@ -41,6 +41,7 @@ ALLOWED = {
     "scheduling_policy": ("fcfs", "priority"),
     "kv_cache_dtype": ("auto", "int8"),
     "load_format": ("auto", "safetensors", "hf", "dummy"),
+    "generation_config": ("auto", "vllm"),
 }
 
 
@@ -75,6 +76,8 @@ class EngineConfig:
       `AsyncLLM` and the server, for `LLM` -1, which is no limit.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
+    - generation_config: "auto" takes defaults of sampling from generation_config.json, "vllm" neutral ones.
+    - override_generation_config: defaults that stand above it, such as ``{"temperature": 0.5}``.
     - enable_lora: requests may bring LoRA adapters.
     - max_loras: the most different adapters in a step. max_lora_rank: the greatest rank.
     - max_cpu_loras: the most adapters in memory, at least max_loras, which is the default. Those that
@@ -103,6 +106,8 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     tensor_parallel_size: int = 1
     max_logprobs: int = -1
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] | None = None
     enable_lora: bool = False
     max_loras: int = 1
     max_lora_rank: int = 16
@@ -119,7 +124,7 @@ class EngineConfig:
         options = dict(options)
         for name in options.keys() - set(known):
             option = foregone_options().get(name)
-            if option is None or option.server:
+            if option is None or option.command is not None:
                 raise TypeError(f"the engine does not take {name!r}; it takes {', '.join(known)}")
             if (refused := option.refusal(options.pop(name))) is not None:
                 raise RequestError(f"{name} {refused}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armllm.checkpoint.config import ModelConfig
+    from armllm.engine.config import EngineConfig
     from armllm.tokenizer import Tokenizer
 
 # key in generation_config.json -> parameter; the same ones that vLLM takes over
@@ -36,15 +37,28 @@ def read_end_token_ids(folder: Path, config: ModelConfig, tokenizer: Tokenizer |
     return ids
 
 
-def read_default_sampling(folder: Path) -> SamplingParams:
-    """`SamplingParams` as generation_config.json has them; what it does not say keeps our default."""
-    values = _read(folder)
-    named = ((theirs, ours) for theirs, ours in SAMPLING_KEYS.items() if values.get(theirs) is not None)
-    parameters = {ours: values[theirs] for theirs, ours in named}
+def read_default_sampling(config: EngineConfig) -> SamplingParams:
+    """`SamplingParams` as generation_config.json has them; what it does not say keeps our default.
+
+    The config says whether the file counts, and what stands above it. RequestError for an unknown key there.
+    """
+    folder = config.model_folder
+    changes = config.override_generation_config or {}
+    for name in changes:
+        if name not in SAMPLING_KEYS:
+            known = ", ".join(SAMPLING_KEYS)
+            raise RequestError(f"override_generation_config has {name!r}; it can have {known}")
+    values = {} if config.generation_config == "vllm" else _read(folder)
     try:
-        return SamplingParams(**parameters)
+        return SamplingParams(**(_sampling(values) | _sampling(changes)))
     except RequestError as error:
-        raise CheckpointError(f"{_path(folder)}: {error}") from None
+        where = "override_generation_config or " if changes else ""
+        raise CheckpointError(f"{where}{_path(folder)}: {error}") from None
+
+
+def _sampling(values: dict[str, Any]) -> dict[str, Any]:
+    named = ((theirs, ours) for theirs, ours in SAMPLING_KEYS.items() if values.get(theirs) is not None)
+    return {ours: values[theirs] for theirs, ours in named}
 
 
 def _path(folder: Path) -> Path:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from armllm.chat import find_template
 from armllm.errors import RequestError
 from armllm.rendering import Renderer
-from armllm.sampling_params import SamplingParams
 from armllm.server.adapters import ServedAdapters
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from armllm.api.async_llm import AsyncLLM
     from armllm.lora.request import LoRARequest
     from armllm.outputs import RequestOutput
+    from armllm.sampling_params import SamplingParams
     from armllm.server.engine_process import EngineProcess
     from armllm.tokenizer import Tokenizer
 
@@ -55,11 +55,11 @@ class ServerOptions:
     served_model_names: names of the model, the first is the one answers bear. api_keys: any of them opens
     /v1; empty: no key is asked for. chat_template: source of a template instead of the checkpoint's.
     tool_call_parser, reasoning_parser: names in `TOOL_PARSERS` and `REASONING_PARSERS`.
-    enable_auto_tool_choice: whether the model may decide to call tools. neutral_sampling: requests start from
-    neutral defaults instead of the checkpoint's generation_config.json. log_requests: a line per request,
-    without its text. log_stats: a line every ten seconds while the engine works. allowed_origins: web pages
-    that may use the server. allowed_hosts: public host names that it may be asked under where it needs no
-    key. root_path: the prefix under which a proxy offers it. tls: what `tls_context` returns, for HTTPS.
+    enable_auto_tool_choice: whether the model may decide to call tools. log_requests: a line per
+    request, without its text. log_stats: a line every ten seconds while the engine works.
+    allowed_origins: web pages that may use the server. allowed_hosts: public host names that it may be asked
+    under where it needs no key. root_path: the prefix under which a proxy offers it. tls: what `tls_context`
+    returns, for HTTPS.
     adapters: served by their names. may_change_adapters: clients may load and unload others.
 
     Raises RequestError for a parser that does not exist.
@@ -71,7 +71,6 @@ class ServerOptions:
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
-    neutral_sampling: bool = False
     log_requests: bool = False
     log_stats: bool = True
     allowed_origins: tuple[str, ...] = ()
@@ -110,7 +109,7 @@ class Service:
         self.options = options
         self.facts = engine.facts
         self.tokenizer = self.facts.tokenizer
-        self.default_sampling = SamplingParams() if options.neutral_sampling else self.facts.default_sampling
+        self.default_sampling = self.facts.default_sampling
         self.max_model_len = self.facts.max_model_len
         self.limits = Limits(self.max_model_len)
         self.num_requests = 0  # that are being answered

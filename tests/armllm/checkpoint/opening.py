@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling, read_end_token_ids
 from armllm.engine.inspection import inspect_checkpoint
 from armllm.engine.sentence_modules import read_modules
@@ -17,7 +18,7 @@ def open_checkpoint(path):
     tokenizer = Tokenizer(path)
     read_end_token_ids(path, config, tokenizer)
     if path.is_dir():
-        read_default_sampling(path)
+        read_default_sampling(EngineConfig(model=str(path)))
         read_modules(path, config.hidden_size)
     inspect_checkpoint(str(path))
     tokenizer.decode([index for index in tokenizer.encode(TEXT) if index < tokenizer.vocab_size])
