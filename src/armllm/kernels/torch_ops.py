@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LIBRARY: Any = torch.library.Library("armllm", "DEF")  # type: ignore[no-untyped-call]
-_PACKED = "int out_features, int in_features, int group_size, bool zero_points, str layout, str target"
+# PackedWeight.description without its first, the bits
+_PACKED = (
+    "int out_features, int in_features, int group_size, int zero_points, str scales, str layout, str target"
+)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -69,7 +72,7 @@ def _define_quantized(bits: int, kernel: Callable[..., None]) -> None:
         bias: Tensor | None,
         x_scale: float | None,
         out_features: int,
-        *description: int | bool | str,
+        *description: int | str,
     ) -> Tensor:
         out = _result(x, out_features)
         kernel(_rows(out), _rows(x), weight, (bits, out_features, *description), bias, x_scale)

@@ -29,14 +29,7 @@ class PackedProduct:
             torch.ops.armllm.matmul_w4a8 if packed.bits == 4 else torch.ops.armllm.matmul_w8a8
         ).default
         self.x_scale = matrix.input_scale
-        self.arguments = (
-            packed.out_features,
-            packed.in_features,
-            packed.group_size,
-            packed.zero_points,
-            packed.layout,
-            packed.target,
-        )
+        self.arguments = packed.description[1:]
 
     def __call__(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None) -> Tensor:
         data = getattr(layer, WEIGHT)

@@ -18,8 +18,7 @@ def packed(bits):
     generator = torch.Generator().manual_seed(bits)
     q = torch.randint(-half, half, (32, 64), dtype=torch.int8, generator=generator)
     weight = kernels.pack_weight(q, torch.rand(32, 2, generator=generator), None, bits=bits)
-    size = (weight.out_features, weight.in_features, weight.group_size)
-    return weight, (*size, weight.zero_points, weight.layout, weight.target)
+    return weight, weight.description[1:]
 
 
 def cases(dtype):
