@@ -178,9 +178,9 @@ PyObject* py_check_quantized(PyObject* const* a) {
   if (offsets.data != nullptr) check_finite("offsets", offsets, out_features, groups);
   const WeightLayout& layout = layout_of(text("target", a[5]));
   shape.scales = narrowest(scales, out_features, groups);
+  const std::string scale_dtype(kStorageTypes[static_cast<int>(shape.scales)].name);
   return Py_BuildValue("LLss", static_cast<long long>(packed_bytes(layout, weight_bits, shape)),
-                       static_cast<long long>(shape.group_size),
-                       kStorageTypes[static_cast<int>(shape.scales)].name.data(), layout.name);
+                       static_cast<long long>(shape.group_size), scale_dtype.c_str(), layout.name);
 }
 
 void py_pack_weight(PyObject* const* a) {
