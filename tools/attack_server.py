@@ -4,8 +4,9 @@
     python tools/attack_server.py MODEL
 
 Starts `armllm serve MODEL` on this machine. The rate of a stream and the time of `/health` are measured
-before, during and after the attack. Every hostile client is a process, and takes CPU time of this machine as
-the server does. `--nice 19` gives them the lowest priority, as if each were a machine of its own.
+before, during and after the attack, with the CPUs that each part used. Every hostile client is a process,
+and takes CPU time of this machine as the server does. `--nice 19` gives them the lowest priority, as if each
+were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on.
 """
 
 from __future__ import annotations
@@ -84,52 +85,69 @@ STREAMS = {
 }
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
+    """A connection from one of this machine's own addresses."""
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE, source_address=(address, 0))
 
 
-def post(port: int, path: str, body: bytes, **headers: str) -> socket.socket:
+def post(port: int, path: str, body: bytes, address: str = "127.0.0.1") -> socket.socket:
     """A connection on which the request was sent."""
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    one = connect(port)
+    one = connect(port, address)
     with contextlib.suppress(OSError):  # it may be refused before it is read
         one.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
     return one
 
 
-def attack(port: int, kind: str, stop: Any, nice: int) -> None:
+@dataclasses.dataclass(frozen=True)
+class Hostile:
+    """What all hostile clients share: when to stop, how nice they are, and how much they have sent."""
+
+    stop: Any
+    nice: int
+    sent: Any  # connections
+
+
+def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
     """One request after the other, or connections on which data comes without end."""
-    os.nice(nice)
+    os.nice(hostile.nice)
     body = BODIES[kind]() if kind in BODIES else b""
     path = PATH_OF.get(kind.split(" ", maxsplit=1)[0], "/v1/completions")
-    while not stop.is_set():
+    while not hostile.stop.is_set():
+        with hostile.sent.get_lock():
+            hostile.sent.value += 1
         with contextlib.suppress(OSError):
             if kind in STREAMS:
-                with connect(port) as one:
+                with connect(port, address) as one:
                     for _ in range(50):
                         one.sendall(STREAMS[kind])
             else:
-                with post(port, path, body) as one:
+                with post(port, path, body, address) as one:
                     while one.recv(1 << 16):
                         pass
 
 
 @contextlib.contextmanager
-def under_attack(port: int, kinds: list[str], clients: int, nice: int) -> Iterator[list[int]]:
+def under_attack(
+    port: int, kinds: list[str], clients: int, nice: int, *, addresses: bool = False
+) -> Iterator[tuple[list[int], Hostile]]:
     """While the body runs, ``clients`` processes attack, each in one of the ways."""
     context = multiprocessing.get_context("fork")
-    stop = context.Event()
+    hostile = Hostile(context.Event(), nice, context.Value("l", 0))
     processes = [
-        context.Process(target=attack, args=(port, kind, stop, nice), daemon=True)
-        for kind in itertools.islice(itertools.cycle(kinds), clients)
+        context.Process(
+            target=attack,
+            args=(port, kind, f"127.0.0.{2 + index % 250 if addresses else 1}", hostile),
+            daemon=True,
+        )
+        for index, kind in enumerate(itertools.islice(itertools.cycle(kinds), clients))
     ]
     for process in processes:
         process.start()
     try:
-        yield [process.pid for process in processes if process.pid is not None]
+        yield [process.pid for process in processes if process.pid is not None], hostile
     finally:
-        stop.set()
+        hostile.stop.set()
         for process in processes:
             process.terminate()
         for process in processes:
@@ -158,13 +176,21 @@ def watch_health(port: int, stop: threading.Event, seconds: list[float]) -> None
         time.sleep(0.05)
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    """What processes have used until now, and their children that ended."""
+def cpu_seconds(pids: list[int], fields: int = 2) -> float:
+    """What processes have used until now; of four ``fields``, their children that ended have too."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(psutil.Process(pid).cpu_times()[:4])
+            total += sum(psutil.Process(pid).cpu_times()[:fields])
     return total
+
+
+def cpu_of_parts(server: int, clients: list[int]) -> dict[str, float]:
+    """What each part has used until now."""
+    engine, *helpers = sorted(children(server))
+    parts = {"engine": cpu_seconds([engine]), "server": cpu_seconds([server])}
+    whole = cpu_seconds([server, engine, *helpers], 4)
+    return {**parts, "helpers": whole - sum(parts.values()), "hostile": cpu_seconds(clients)}
 
 
 def children(pid: int) -> list[int]:
@@ -174,18 +200,20 @@ def children(pid: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Tokens per second, the seconds that /health took, and the CPUs that each part used."""
+    """Tokens per second, the seconds that /health took, the CPUs that each part used, hostile requests."""
 
     rate: float
     health: list[float]
     cpus: dict[str, float]
+    requests: float  # per second
 
 
-def measure(port: int, tokens: int, server: int, hostile: list[int]) -> Figures:
+def measure(
+    port: int, tokens: int, server: int, clients: list[int] | None = None, hostile: Hostile | None = None
+) -> Figures:
     """What a well-behaved client gets now."""
-    engine, *helpers = sorted(children(server))
-    parts = {"engine": [engine], "server": [server], "helpers": helpers, "hostile": hostile}
-    before, began = {name: cpu_seconds(pids) for name, pids in parts.items()}, time.monotonic()
+    sent = hostile.sent.value if hostile else 0
+    before, began = cpu_of_parts(server, clients or []), time.monotonic()
     seconds: list[float] = []
     stop = threading.Event()
     watcher = threading.Thread(target=watch_health, args=(port, stop, seconds))
@@ -196,8 +224,9 @@ def measure(port: int, tokens: int, server: int, hostile: list[int]) -> Figures:
         stop.set()
         watcher.join()
     elapsed = time.monotonic() - began
-    cpus = {name: (cpu_seconds(pids) - before[name]) / elapsed for name, pids in parts.items()}
-    return Figures(rate, seconds, cpus)
+    after = cpu_of_parts(server, clients or [])
+    cpus = {name: (after[name] - before[name]) / elapsed for name in after}
+    return Figures(rate, seconds, cpus, ((hostile.sent.value - sent) / elapsed) if hostile else 0.0)
 
 
 @contextlib.contextmanager
@@ -230,7 +259,9 @@ def show(name: str, figures: Figures) -> None:
     median, slowest = statistics.median(times), times[-1]
     print(
         f"{name:10} {figures.rate:7.1f} tokens/s   /health: median {median:.3f} s, slowest {slowest:.3f} s\n"
-        f"{'':10} CPUs: {', '.join(f'{part} {used:.2f}' for part, used in figures.cpus.items())}",
+        f"{'':10} CPUs: {', '.join(f'{part} {used:.2f}' for part, used in figures.cpus.items())};"
+        f" {figures.requests:.0f} hostile requests/s;"
+        f" engine {1000 * figures.cpus['engine'] / figures.rate:.1f} ms of CPU per token",
         flush=True,
     )
 
@@ -245,18 +276,21 @@ def main() -> None:
     parser.add_argument(
         "--nice", type=int, default=0, help="how much lower the priority of hostile clients is"
     )
+    parser.add_argument("--addresses", action="store_true", help="each hostile client has its own")
     parser.add_argument("--attack", choices=[*BODIES, *STREAMS], action="append", help="only these")
     arguments = parser.parse_args()
     kinds = arguments.attack or [*BODIES, *STREAMS]
     with serving(arguments.model) as (port, server):
         stream(port, 20)
-        idle = measure(port, arguments.tokens, server, [])
+        idle = measure(port, arguments.tokens, server)
         show("idle", idle)
-        with under_attack(port, kinds, arguments.clients or len(kinds), arguments.nice) as hostile:
+        clients = arguments.clients or len(kinds)
+        attack = under_attack(port, kinds, clients, arguments.nice, addresses=arguments.addresses)
+        with attack as (processes, hostile):
             time.sleep(2)
-            busy = measure(port, arguments.tokens, server, hostile)
+            busy = measure(port, arguments.tokens, server, processes, hostile)
         show("attacked", busy)
-        show("after", measure(port, arguments.tokens, server, []))
+        show("after", measure(port, arguments.tokens, server))
     print(f"attacked / idle: {busy.rate / idle.rate:.2f}")
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import resource
+import functools
 from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from armllm.server.arrivals import Arrival
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,8 +22,6 @@ HEADER_SECONDS = 10.0  # from the connection on, what TLS takes included
 BODY_SECONDS = 60.0  # from the headers on
 WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
 MAX_PIPELINED = 8  # requests that wait behind the one that is answered
-MAX_CONNECTIONS = 4096
-RESERVED_FILES = 128  # for everything that is not a connection
 # A chunk of one byte takes six bytes.
 CHUNKED_BYTES = 8
 
@@ -36,6 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, limits: Limits, **options: Any) -> None:
         super().__init__(**options)
         self._most_bytes = HEADER_BYTES + CHUNKED_BYTES * limits.body_bytes
+        self._limits = limits
         self._idle = limits.idle
         self._open = limits.open
         self._refusals = limits.refusals
@@ -48,11 +49,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def accept(self, transport: asyncio.BaseTransport) -> None:
         """Make room for a connection, and wait for a request."""
-        self._open[self] = transport
-        self._idle[self] = None
+        self._limits.admit(self, transport)
         self._set_deadline(HEADER_SECONDS)
-        if len(self._open) > max_connections():
-            next(iter(self._idle)).leave().abort()
 
     def leave(self) -> Any:
         """Give the place of a connection to others; return what it was made of."""
@@ -67,7 +65,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self.accept(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Forget it, but not how often its address leaves before it is answered."""
+        answered = self.cycle is not None and self.cycle.response_complete and not self._in_body
+        if not answered and self._refusing is None:
+            self._refusals.delay(self.client[0] if self.client else "")
         self.leave()
         self.resume_writing()
         super().connection_lost(exc)
@@ -188,18 +189,11 @@ class LimitedTLS(SSLProtocol):
         self._limited.leave()
 
 
-def protocol(
-    limits: Limits, context: ssl.SSLContext | None = None
-) -> Callable[..., LimitedProtocol | LimitedTLS]:
+def protocol(limits: Limits, context: ssl.SSLContext | None = None) -> Callable[..., Arrival]:
     """What makes a connection's protocol of the options that uvicorn gives; ``context``: over TLS."""
 
     def make(**options: Any) -> LimitedProtocol | LimitedTLS:
         inner = LimitedProtocol(limits, **options)
         return inner if context is None else LimitedTLS(inner, context)
 
-    return make
-
-
-def max_connections() -> int:
-    """As many as there may be open files, up to a limit."""
-    return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES))
+    return lambda **options: Arrival(limits, functools.partial(make, **options))

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from armllm.server.errors import ApiError, as_api_error
 from armllm.server.limits import HEAVY_BYTES
+from armllm.server.protocol.base import MAX_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -73,6 +74,8 @@ def _parse(limits: Limits, document: bytes, model: type[AnyBody]) -> AnyBody:
         raise ApiError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(values, dict):
         raise ApiError("the body must be a JSON object", code="invalid_value")
+    if len(values) > MAX_FIELDS:  # no time for the first unknown one of a million
+        raise ApiError(f"the body has {len(values)} fields; no request has more than {MAX_FIELDS}")
     return model.model_validate(values)
 
 

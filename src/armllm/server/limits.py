@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import resource
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,8 @@ BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, MOST_BODY_BYTES = 4 << 20, 64, 64 << 20
 # Every value becomes a Python object, which may take 30 times the bytes that it has in JSON.
 BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
 BODIES_AT_ONCE = 16
+MAX_CONNECTIONS = 4096
+RESERVED_FILES = 128  # for everything that is not a connection
 # Smaller bodies and texts take less time than a step of a small model.
 HEAVY_BYTES = 64 << 10
 HEAVY_TEXT = 16 << 10  # characters to tokenize
@@ -39,9 +42,16 @@ class Limits:
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
         self.offload = Offload()
         self.refusals = Refusals()
-        self.open: dict[Any, Any] = {}  # `LimitedProtocol`s and what carries their bytes
+        self.open: dict[Any, Any] = {}  # protocols and what carries their bytes
         self.idle: dict[Any, None] = {}  # those without a whole request, the oldest first
         self._reserved = 0
+
+    def admit(self, protocol: Any, transport: Any) -> None:
+        """Count a connection. Beyond the limit, the one ends that has waited longest for a request."""
+        self.open[protocol] = transport
+        self.idle[protocol] = None
+        if len(self.open) > max_connections():
+            next(iter(self.idle)).leave().abort()
 
     @contextlib.contextmanager
     def reservation(self) -> Iterator[Callable[[int], None]]:
@@ -72,6 +82,11 @@ class Limits:
             raise ApiError(
                 f"the body has more than {self.values} JSON values", status=413, code="body_too_large"
             )
+
+
+def max_connections() -> int:
+    """As many as there may be open files, up to a limit."""
+    return max(1, min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILES))
 
 
 def check_prompt_logprobs(tokens: int, each: int) -> None:

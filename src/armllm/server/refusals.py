@@ -7,6 +7,7 @@ is answered late. Requests that are answered well never wait.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import time
 from http import HTTPStatus
@@ -44,6 +45,11 @@ class Refusals:
         if self.waiting >= MOST_WAITING:
             return 0.0
         return max(0.0, self._paid_until[key] - now)
+
+    def owed(self, address: str) -> float:
+        """Seconds that the refusals of this address would take at the rate that it has."""
+        paid = self._paid_until.get(_network(address)) if self._paid_until else None
+        return 0.0 if paid is None else max(0.0, paid - time.monotonic())
 
     async def wait(self, address: str, size: int = 0) -> None:
         """Wait that long."""
@@ -90,6 +96,7 @@ class RefusalGuard:
             await send(message)
 
 
+@functools.lru_cache(MOST_ADDRESSES)
 def _network(address: str) -> str:
     """An IPv4 address, or the network of an IPv6 address."""
     try:

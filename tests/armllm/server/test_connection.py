@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from tests.armllm.server.conftest import wait_until
 
-from armllm.server import connection
+from armllm.server import connection, limits
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -110,7 +110,7 @@ def test_pipelined_requests_have_a_limit(served):
 
 def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served, monkeypatch):
     wait_until(lambda: num_connections(served) == 0)
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connected(served, GET[: index + 1])) for index in range(8)]
         assert httpx2.get(f"{served.url}/health").status_code == 200
@@ -123,7 +123,7 @@ def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served,
 def test_half_a_body_keeps_no_place_from_others(served, monkeypatch):
     """It would catch 4096 half bodies, which nobody else could connect beside for a minute."""
     wait_until(lambda: num_connections(served) == 0)
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
     half = POST + b"Content-Length: 50\r\n\r\n{"
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(connected(served, half)) for _ in range(8)]

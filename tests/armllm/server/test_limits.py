@@ -23,8 +23,9 @@ HELLO = [{"role": "user", "content": "Hello"}]
 MANY = 100_000
 CASES = {
     "floats for token ids": ("completions", {"prompt": [1.5] * MANY}, "prompt[0]"),
-    "empty lists of ids, then a text": ("completions", {"prompt": [[]] * MANY + ["x"]}, f"prompt[{MANY}]"),
-    "texts and numbers": ("completions", {"prompt": ["x", 1] * (MANY // 2)}, "prompt[1]"),
+    "empty lists of ids, then a text": ("completions", {"prompt": [[]] * 2048 + ["x"]}, "prompt"),
+    "empty lists of ids": ("completions", {"prompt": [[]] * 9 + ["x"]}, "prompt[9]"),
+    "texts and numbers": ("completions", {"prompt": ["x", 1] * 1024}, "prompt[1]"),
     "bad words": ("completions", {"prompt": "x", "bad_words": ["a"] * MANY}, "bad_words"),
     "stop strings": ("completions", {"prompt": "x", "stop": ["a"] * MANY}, "stop"),
     "long stop strings": ("completions", {"prompt": "x", "stop": ["a" * 9000] * 9}, "stop"),
@@ -45,7 +46,8 @@ CASES = {
     "stop ids": ("completions", {"prompt": "x", "stop_token_ids": [5] * MANY}, "stop_token_ids"),
     "choices": ("completions", {"prompt": "x", "guided_choice": ["a"] * MANY}, "guided_choice"),
     "unknown fields": ("completions", {"prompt": "x", **{f"f{i}": 1 for i in range(MANY)}}, None),
-    "messages": ("chat/completions", {"messages": [{}] * MANY}, "messages[0].role"),
+    "messages": ("chat/completions", {"messages": [{}] * 4096}, "messages[0].role"),
+    "many messages": ("chat/completions", {"messages": HELLO * 5000}, "messages"),
     "parts": (
         "chat/completions",
         {"messages": [{"role": "user", "content": [1] * MANY}]},
@@ -58,7 +60,8 @@ CASES = {
     ),
     "tools": ("chat/completions", {"messages": HELLO, "tools": [{}] * MANY}, "tools[0].type"),
     "inputs": ("embeddings", {"input": [None] * MANY}, "input[0]"),
-    "items": ("responses", {"input": [{}] * MANY}, "input[0].role"),
+    "items": ("responses", {"input": [{}] * 4096}, "input[0].role"),
+    "many items": ("responses", {"input": HELLO * 5000}, "input"),
 }
 
 

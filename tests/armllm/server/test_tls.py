@@ -12,7 +12,7 @@ import pytest
 from tests.armllm.server.conftest import DEADLINE, wait_until
 
 from armllm.errors import RequestError
-from armllm.server import connection
+from armllm.server import connection, limits
 from armllm.server.tls import tls_context
 
 SHORT = 0.2  # seconds
@@ -131,7 +131,7 @@ def test_half_a_header_over_tls_is_let_go(secure, pairs, monkeypatch):
 
 def test_connections_count_before_they_agree(secure, pairs, monkeypatch):
     """It would catch a server whose files are used up by connections that say nothing."""
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(open_to(secure)) for _ in range(8)]
         assert health(secure, pairs).status_code == 200

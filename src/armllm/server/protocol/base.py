@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128  # OpenAI's limit of n; every choice costs memory from the start
@@ -14,6 +14,7 @@ MAX_TOKEN_IDS = 1 << 16
 MAX_CHARACTERS = 1 << 14  # of all stop strings, or bad words: each takes about 300 bytes
 REQUEST_ID = r"^[A-Za-z0-9_.:-]{1,256}$"
 MAX_FIELDS = 128  # more than any object has that is not free in form
+MAX_MESSAGES = 4096  # each becomes several objects
 
 
 class FirstError(FailFast):
@@ -27,19 +28,40 @@ Strings = Annotated[list[str], FIRST_ERROR]
 Integers = Annotated[list[int], FIRST_ERROR]
 FewStrings = Annotated[Strings, Field(max_length=MAX_ENTRIES)]
 Objects = Annotated[list[dict[str, Any]], FIRST_ERROR]
-TextOrIds = str | Strings | Integers | Annotated[list[Integers], FIRST_ERROR]
-"""One prompt or several, as texts or token ids."""
 
 
 def check_size(entries: Any, most: int = MAX_ENTRIES) -> Any:
-    """Refuse an object of too many entries before they are looked at."""
-    if isinstance(entries, dict) and len(entries) > most:
+    """Refuse an object or a list of too many entries before they are looked at."""
+    if isinstance(entries, dict | list) and len(entries) > most:
         raise PydanticCustomError(
             "too_long",
-            "an object of at most {most} entries is expected, not of {count}",
-            {"most": most, "count": len(entries)},
+            "{kind} of at most {most} entries is expected, not of {count}",
+            {
+                "kind": "an object" if isinstance(entries, dict) else "a list",
+                "most": most,
+                "count": len(entries),
+            },
         )
     return entries
+
+
+def check_messages(messages: Any) -> Any:
+    """Refuse a conversation of too many messages before they are looked at."""
+    return check_size(messages, MAX_MESSAGES)
+
+
+def check_prompts(prompts: Any) -> Any:
+    """Refuse too many prompts before they are looked at; token ids of a single one are no prompts."""
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        return check_size(prompts, MAX_PROMPTS)
+    return prompts
+
+
+Messages = BeforeValidator(check_messages)
+TextOrIds = Annotated[
+    str | Strings | Integers | Annotated[list[Integers], FIRST_ERROR], BeforeValidator(check_prompts)
+]
+"""One prompt or several, as texts or token ids."""
 
 
 class Strict(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, Objects, Strict, check_size
+from armllm.server.protocol.base import FIRST_ERROR, Messages, Objects, Strict, check_size
 from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
 from armllm.server.protocol.sampling import Sampling
 
@@ -81,7 +81,7 @@ class ChatRequest(Sampling, TemplateOptions):
         "echo": (False,),
     }
 
-    messages: Annotated[list[Message], FIRST_ERROR] = Field(min_length=1)
+    messages: Annotated[list[Message], FIRST_ERROR, Messages] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None

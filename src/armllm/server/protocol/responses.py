@@ -12,6 +12,7 @@ from armllm.server.protocol.base import (
     OF_VLLM,
     REQUEST_ID,
     FewStrings,
+    Messages,
     Strict,
     WithoutEffect,
 )
@@ -123,7 +124,7 @@ class ResponsesRequest(WithoutEffect):
         "ec_transfer_params": (),
     }
 
-    input: str | Annotated[list[InputMessage], FIRST_ERROR]
+    input: str | Annotated[list[InputMessage], FIRST_ERROR, Messages]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     reasoning: ReasoningOptions | None = None

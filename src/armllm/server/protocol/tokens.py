@@ -8,7 +8,15 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, OF_POOLING, Body, Integers, PooledRequest, TextOrIds
+from armllm.server.protocol.base import (
+    FIRST_ERROR,
+    OF_POOLING,
+    Body,
+    Integers,
+    Messages,
+    PooledRequest,
+    TextOrIds,
+)
 from armllm.server.protocol.chat import Message, TemplateOptions, Tool
 
 
@@ -22,7 +30,7 @@ class TokenizeRequest(Body, TemplateOptions):
     }
 
     prompt: str | None = None
-    messages: Annotated[list[Message], FIRST_ERROR] | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], FIRST_ERROR, Messages] | None = Field(None, min_length=1)
     tools: Annotated[list[Tool], FIRST_ERROR] | None = None
     return_token_strs: bool | None = None
 

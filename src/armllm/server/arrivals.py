@@ -1,0 +1,78 @@
+"""New connections of addresses that leave many: they wait a moment, and most have gone before they cost much.
+
+To read the start of a request and forget it takes several times the CPU time that its sender needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.protocols import _feed_data_to_buffered_proto  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from armllm.server.limits import Limits
+
+HELD_SECONDS = 0.25  # at most; it is little to those that stay
+HELD_BYTES = 64 << 10
+
+
+class Arrival(asyncio.Protocol):
+    """A connection until ``make()`` returns its protocol: at once, or after a moment.
+
+    A held one counts as one that waits for a request.
+    """
+
+    def __init__(self, limits: Limits, make: Callable[[], asyncio.BaseProtocol]) -> None:
+        self._limits = limits
+        self._make = make
+        self._data = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let it through, or hold it."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._address = _address(transport)
+        seconds = min(self._limits.refusals.owed(self._address), HELD_SECONDS)
+        if seconds <= 0:
+            self._let_through()
+            return
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+        self._limits.admit(self, self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep it for the protocol."""
+        self._data += data
+        if len(self._data) > HELD_BYTES:
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it: it has cost little, and left before it was heard."""
+        del exc
+        if self._timer is not None:
+            self._timer.cancel()
+            self._limits.refusals.delay(self._address)
+        self.leave()
+
+    def leave(self) -> Any:
+        """Give the place of a connection to others; return what it was made of."""
+        self._limits.idle.pop(self, None)
+        return self._limits.open.pop(self, None)
+
+    def _let_through(self) -> None:
+        self.leave()
+        protocol = self._make()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if self._data and isinstance(protocol, asyncio.BufferedProtocol):  # TLS
+            _feed_data_to_buffered_proto(protocol, self._data)
+        elif self._data:
+            cast("asyncio.Protocol", protocol).data_received(bytes(self._data))
+        self._transport.resume_reading()
+
+
+def _address(transport: asyncio.BaseTransport) -> str:
+    """Of the other end; empty on a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

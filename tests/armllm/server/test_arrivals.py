@@ -1,0 +1,92 @@
+"""An address that leaves many connections has its next ones wait a moment; nothing of theirs is lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+from tests.armllm.server.conftest import wait_until
+
+from armllm.server import arrivals, connection
+from armllm.server.refusals import AT_ONCE, Refusals
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+KEPT = HEALTH.replace(b"Connection: close\r\n", b"")
+HALF = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+)
+
+
+@pytest.fixture
+def refusals(served, monkeypatch):
+    """The refusals of a server, as if none had been."""
+    fresh = Refusals()
+    monkeypatch.setattr(served.service.limits, "refusals", fresh)
+    return fresh
+
+
+@pytest.fixture
+def hold(refusals, monkeypatch):
+    """hold(seconds): let every new connection wait so long."""
+
+    def hold(seconds):
+        monkeypatch.setattr(arrivals, "HELD_SECONDS", seconds)
+        monkeypatch.setattr(refusals, "owed", lambda _: seconds)
+
+    return hold
+
+
+def connect(server, sent):
+    one = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    one.sendall(sent)
+    return one
+
+
+def rest(one):
+    with one, one.makefile("rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("sent", [HALF, b"", HALF[:20], KEPT + HALF])
+def test_who_leaves_before_the_answer_is_counted(served, refusals, sent):
+    """It would catch a storm of half requests that costs its sender nothing."""
+    for _ in range(AT_ONCE + 20):
+        with connect(served, sent) as one:
+            if sent.startswith(HEALTH[:12]):
+                one.recv(1)
+    wait_until(lambda: refusals.owed("127.0.0.1") > 0)
+
+
+def test_who_is_answered_is_not_counted(served, refusals):
+    for _ in range(AT_ONCE + 20):
+        assert rest(connect(served, HEALTH)).startswith(b"HTTP/1.1 200")
+    assert refusals.owed("127.0.0.1") == 0
+
+
+def test_what_a_held_connection_sends_is_answered(served, hold):
+    hold(0.05)
+    for sent in (HEALTH, HEALTH[:9], b""):
+        with connect(served, sent) as one:
+            time.sleep(0.1)
+            one.sendall(HEALTH[len(sent) :])
+            assert rest(one).startswith(b"HTTP/1.1 200")
+
+
+def test_a_held_connection_keeps_no_more_than_it_should(served, hold, monkeypatch):
+    monkeypatch.setattr(arrivals, "HELD_BYTES", 1000)
+    hold(0.05)
+    one = connect(served, b"GET / HTTP/1.1\r\nX: " + b"a" * 400_000)
+    assert rest(one).startswith(b"HTTP/1.1 431")
+
+
+def test_a_connection_that_leaves_while_it_is_held_is_never_read(served, hold, monkeypatch):
+    made = []
+    monkeypatch.setattr(connection.LimitedProtocol, "__init__", lambda *_, **__: made.append(1))
+    hold(0.5)
+    limits = served.service.limits
+    connect(served, HALF).close()
+    wait_until(lambda: not limits.open)
+    time.sleep(0.6)
+    assert not made
