@@ -6,6 +6,22 @@ import sys
 
 import pytest
 
+import build_published
+
+
+def test_the_page_shows_what_is_noted():
+    assert build_published.PAGE.read_text() == build_published.page(build_published.read())
+
+
+def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
+    document = {"wheels": [{"ok": False, "error": "no wheel: a | b\n  say --with x (log: /y/z)\n  z"}]}
+    found = build_published.note(["thing>=1", "--import=thing"], document, "")
+    assert (found.project, found.failure, found.advice) == (
+        "thing",
+        "no wheel: a / b",
+        "say --with x",
+    )
+
 
 @pytest.mark.slow
 @pytest.mark.network
