@@ -94,15 +94,20 @@ LIBRARY = re.compile(
 )
 
 
+def absent(log: str) -> str:
+    """Return what a build found to be missing on the target, with the option that brings it; else nothing."""
+    if found := missing(log):
+        what, package = found
+        return f"{what}: --with {package or 'the Debian package that brings it'}"
+    return ""
+
+
 def explain(log: str) -> str:
     """Return what to do about a failed cross build, given what it said; empty when nothing is known."""
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
             return sentence
-    if found := missing(log):
-        what, package = found
-        return f"{what}: --with {package or 'the Debian package that brings it'}"
-    return ""
+    return absent(log)
 
 
 def wants_gcc(cause: str, log: str) -> str:

@@ -224,7 +224,8 @@ def _prove(
         cause = str(error).splitlines()[0]
         raise MissingError(f"not proven: {cause} (--no-require-proof builds without a proof)") from error
     if not report.ok:
-        raise CheckFailed(f"smoke: {smoke.explain_failure(report)}\n  the wheel stays in {repaired.path}")
+        reason = smoke.explain_failure(report, repaired.path)
+        raise CheckFailed(f"smoke: {reason}\n  the wheel stays in {repaired.path}")
     return report, ""
 
 

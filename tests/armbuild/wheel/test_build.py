@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.armbuild import wheels
 from tests.armbuild.plans import planned
 
 from armbuild.artifact import wheelfile
@@ -75,6 +76,16 @@ def test_a_back_end_that_leaves_no_wheel_has_failed(tmp_path):
             path.write_bytes(content)
         with pytest.raises(BuildError, match=r"the project's build left no wheel: .*\n  log: x"):
             build.check(path, Path("x"))
+
+
+def test_an_optional_extension_that_was_left_out_names_the_package_that_it_lacked(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("ext/_yaml.h:2:10: fatal error: 'yaml.h' file not found\nError compiling module\n")
+    core = {"thing/_core.cpython-311-aarch64-linux-gnu.so": None}
+    with pytest.raises(
+        BuildError, match=r"(?s)no machine code.*the target has no yaml.h: --with libyaml-dev"
+    ):
+        build.check(wheels.write(tmp_path, files=core), log)
 
 
 @pytest.mark.slow

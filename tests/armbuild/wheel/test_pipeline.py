@@ -117,7 +117,7 @@ def test_a_wheel_that_passes_every_gate_reaches_the_output_folder(steps, tmp_pat
 
 @pytest.mark.parametrize("gate", ["audit", "smoke_test"])
 def test_a_gate_that_refuses_the_wheel_leaves_the_output_folder_empty(steps, tmp_path, gate):
-    steps("explain_failure", lambda _report: "max: it crashed")
+    steps("explain_failure", lambda _report, _path: "max: it crashed")
     steps(gate, lambda *_a, **_k: SimpleNamespace(ok=False, errors=("it is broken",)))
     with pytest.raises(CheckFailed, match="the wheel stays in"):
         one_wheel(tmp_path)
