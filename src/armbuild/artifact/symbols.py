@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
 
 GLIBC = re.compile(r"(?:lib(?:c|m|dl|pthread|rt|util|resolv|gcc_s|stdc\+\+)|ld-linux-aarch64)\.so\.\d+$")
 """Libraries whose symbols carry versions, so that an unversioned one cannot come from them."""
+MUSL = frozenset({"libc.so", "libc.musl-aarch64.so.1"})
+"""What musl, all of which is one library without versions, is called: by its linkers, and by Alpine."""
+NEWER_MUSL = {
+    "1.2.3": "fts_children fts_close fts_open fts_read fts_set pthread_getname_np qsort_r",
+    "1.2.5": "crypt crypt_r encrypt preadv2 pwritev2 renameat2 setkey statx",
+}
+"""What musl has gained since the oldest 1.2 (Debian's packages compared, bullseye to trixie)."""
 INTERPRETER = re.compile(r"_?Py")
 UNREADABLE = (ELFError, AssertionError, *archives.BROKEN)
 """What pyelftools raises for broken files, which the audit reports."""
@@ -38,10 +47,23 @@ def unresolved(path: Path) -> list[str]:
                 if content.startswith(b"\x7fELF"):
                     _collect(name, content, defined, missing)
     return [
-        f"{name} needs the function {symbol}, which nothing defines"
+        newer_than_musl(name, symbol) or f"{name} needs the function {symbol}, which nothing defines"
         for name, symbols in missing.items()
         for symbol in sorted(symbols - defined)
     ]
+
+
+@functools.cache
+def musl() -> frozenset[str]:
+    """Return what every musl 1.2 defines."""
+    text = files("armbuild").joinpath("data/musl_symbols.txt").read_text(encoding="utf-8")
+    return frozenset(text.partition("\n")[2].split())
+
+
+def newer_than_musl(name: str, symbol: str) -> str:
+    """Return why musllinux_1_2 does not allow the file ``name`` this symbol; empty where that is not why."""
+    release = next((key for key, listed in NEWER_MUSL.items() if symbol in listed.split()), None)
+    return f"{name} needs {symbol}, which musl has from {release} on" if release else ""
 
 
 def libraries(path: Path) -> frozenset[str]:
@@ -69,7 +91,9 @@ def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, se
         versions = elf.get_section_by_name(".gnu.version")
         if not isinstance(table, SymbolTableSection) or table.num_symbols() > MAX_SYMBOLS:
             return
-        judge = all(GLIBC.match(library) for library in _needed(elf))
+        needed = _needed(elf)
+        judge = all(GLIBC.match(library) for library in needed) or set(needed) <= MUSL
+        known = musl() if MUSL.intersection(needed) else frozenset()
         wanted = set()
         for index, symbol in enumerate(table.iter_symbols()):
             if symbol["st_shndx"] != "SHN_UNDEF":
@@ -80,7 +104,7 @@ def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, se
                     symbol.name
                 ):
                     wanted.add(symbol.name)
-        if wanted:
-            missing[name] = wanted
+        if wanted - known:
+            missing[name] = wanted - known
     except UNREADABLE:
         return  # a broken file is the audit's to report

@@ -17,7 +17,7 @@ from armisa.host import ELF_MACHINES
 
 if TYPE_CHECKING:
     import zipfile
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from mmap import mmap
     from pathlib import Path
 
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 EXTENSION = re.compile(
     r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
 )
+_MODULE = re.compile(
+    r"(?:[^/]+\.data/(?:plat|pure)lib/)?(?P<module>\w+(?:/\w+)*)(?:\.(?:cpython-|abi3)[^./]*)?\.so"
+)
+TRIPLETS = ("aarch64-linux-gnu", "aarch64-linux-musl")
+_GNU_FOR_MUSL = ("36", "37", "38", "39", "310")
+"""Pythons that name their extensions for GNU's C library where they have musl."""
 
 _LONGEST = 1000
 """Characters of a name or a version that are looked at: no file name is as long."""
@@ -151,6 +157,11 @@ class WheelFile:
         )
 
     @property
+    def is_musl(self) -> bool:
+        """Whether the wheel is for systems with musl (PEP 656)."""
+        return any(tag.startswith("musllinux") for tag in self.platforms)
+
+    @property
     def is_pure(self) -> bool:
         """Whether the wheel claims to run on every machine."""
         return self.platforms == {"any"}
@@ -218,6 +229,13 @@ def machine_code(path: Path) -> Iterator[tuple[str, str]]:
                         yield f"{member.filename}({name})", machine
 
 
+def extension_modules(path: Path) -> list[str]:
+    """Return the names under which a wheel's extension modules are imported."""
+    with archives.open_zip(path) as archive:
+        names = [match for name in archive.namelist() if (match := _MODULE.fullmatch(name))]
+    return sorted(match["module"].replace("/", ".") for match in names)
+
+
 def library_code(content: bytes | mmap) -> Iterator[tuple[str, str]]:
     """Give (name, machine) of every ELF object in a static library."""
     for name, start in _archive_members(content):
@@ -233,6 +251,18 @@ def elf_machine(head: bytes) -> str:
     return name + (" (32-bit)" if head[4] == 1 else "") + (" (big-endian)" if head[5] == 2 else "")
 
 
+def other_libc(triplet: str, python: str, platforms: Iterable[str]) -> bool:
+    """Return whether a suffix's ``triplet`` names a C library that no platform tag does.
+
+    ``python`` are the suffix's digits, such as "311".
+    """
+    tags = list(platforms)
+    gnu, musl = (any(tag.startswith(kind) for tag in tags) for kind in ("manylinux", "musllinux"))
+    if triplet.endswith("-musl"):
+        return gnu and not musl
+    return musl and not gnu and python not in _GNU_FOR_MUSL
+
+
 def mismatches(wheel: WheelFile) -> list[str]:
     """Return every contradiction between a wheel's tags, its extension suffixes and its machine code."""
     found = []
@@ -242,7 +272,14 @@ def mismatches(wheel: WheelFile) -> list[str]:
         if machine != "aarch64":
             found.append(f"{name} is {machine} machine code")
         suffix = EXTENSION.search(name)
-        if suffix and suffix["triplet"] and suffix["triplet"] != "aarch64-linux-gnu":
+        if (
+            suffix
+            and suffix["triplet"]
+            and (
+                suffix["triplet"] not in TRIPLETS
+                or other_libc(suffix["triplet"], suffix["digits"], wheel.platforms)
+            )
+        ):
             found.append(f"{name} is named for {suffix['triplet']}")
         if suffix and suffix["digits"] and wheel.python and f"3.{suffix['digits'][1:]}" != wheel.python:
             found.append(f"{name} is named for another Python than the wheel's {wheel.python}")

@@ -91,6 +91,12 @@ def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | 
     if not match["platform"].startswith(_CALLED.get(machine, machine) + "-"):
         return f"the suffix {suffix} belongs to another machine than the file's {machine}"
     python = f"cp{match['python']}" if match["implementation"] == "cpython" else None
+    if (
+        wheel
+        and python
+        and wheelfile.other_libc(match["platform"], match["python"], (tag.platform for tag in wheel.tags))
+    ):
+        return f"the suffix {suffix} belongs to another C library than the wheel's tag"
     if wheel and python and not any(tag.interpreter in (python.rstrip("t"), "py3") for tag in wheel.tags):
         interpreters = ", ".join(sorted({tag.interpreter for tag in wheel.tags}))
         return f"the suffix {suffix} belongs to another Python than the wheel's tag {interpreters}"

@@ -160,7 +160,7 @@ def _resolve_for(versions: list[str]) -> str | None:
 
 def _compiler_text(plan: Plan) -> str:
     if plan.toolchain == "zig":
-        return f"zig cc for aarch64-linux-gnu.{plan.glibc}"
+        return f"zig cc for {plan.target}"
     return f"{plan.toolchain} for aarch64-linux-gnu, glibc and libstdc++ of an old Debian"
 
 

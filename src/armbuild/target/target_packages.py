@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLATFORM = "aarch64-manylinux_2_28"
 """The floor of torch's AArch64 wheels; Debian's roots are newer."""
+MUSL = "aarch64-unknown-linux-musl"
 NEWEST = "aarch64-manylinux_2_40"
 """For a wheel that is at hand: whether it runs is for the run to say, not for its tag."""
 
@@ -67,15 +68,18 @@ def marker_environment(python: str) -> dict[str, str]:
     }
 
 
-def cached(packages: list[str], python: str, *, host: HostPython | None, log: Path) -> Path:
+def cached(
+    packages: list[str], python: str, *, host: HostPython | None, log: Path, musl: bool = False
+) -> Path:
     """Return a folder with ``packages`` and all they need, installed once, compiled by ``host`` if given."""
+    platform = MUSL if musl else PLATFORM
 
     def fill(folder: Path) -> None:
-        install(packages, python, folder, log=log)
+        install(packages, python, folder, log=log, platform=platform)
         if host:
             compile_all(host, folder, log=log)
 
-    key = cache.digest([PLATFORM, python, packages, isolation.indexes()])
+    key = cache.digest([platform, python, packages, isolation.indexes()])
     return cache.fill(cache.root() / "target-packages" / key, fill)
 
 

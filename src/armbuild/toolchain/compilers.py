@@ -44,6 +44,10 @@ class Compiler(Protocol):
     """Whether it has no C library of its own."""
 
     @property
+    def triplet(self) -> str:
+        """Return what it compiles for, such as aarch64-linux-gnu."""
+
+    @property
     def description(self) -> str:
         """Return its name and version, for reports."""
 
@@ -88,10 +92,13 @@ def _launch(name: str, identity: object) -> str:
     return f"# {cache.digest(identity)}\n{LAUNCH}" if name in ("cc", "c++") else ""
 
 
-def find(name: str, *, glibc: str) -> Compiler:
-    """Return the compiler ``name`` (NAMES); raises MissingError when it is not installed here."""
+def find(name: str, *, target: str) -> Compiler:
+    """Return the compiler ``name`` (NAMES); raises MissingError when it is not installed here.
+
+    ``target`` is zig's: a triplet, with the version of glibc behind it where that is the C library.
+    """
     if name == "zig":
-        return Zig(program=zig(), glibc=glibc)
+        return Zig(program=zig(), target=target)
     if name == "gcc":
         return Gcc(programs=_gcc())
     return Clang(programs=_clang())
@@ -122,11 +129,15 @@ def program(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Zig:
-    """``zig cc``: clang with every glibc's symbol lists; its C++ library is linked statically."""
+    """``zig cc``: clang with every glibc's symbol lists, and musl; its C++ library is linked statically."""
 
     program: Path
-    glibc: str
+    target: str
     needs_sysroot = False
+
+    @property
+    def triplet(self) -> str:
+        return self.target.partition(".")[0]
 
     @property
     def description(self) -> str:
@@ -135,7 +146,7 @@ class Zig:
     @property
     def identity(self) -> list[str]:
         driver = hashlib.sha256(Path(zig_driver.__file__).read_bytes()).hexdigest()
-        return [str(self.program), version("ziglang"), sys.executable, driver, self.glibc]
+        return [str(self.program), version("ziglang"), sys.executable, driver, self.target]
 
     def write(self, folder: Path, world: World) -> None:
         (folder / "zig_driver.py").write_bytes(Path(zig_driver.__file__).read_bytes())
@@ -144,8 +155,8 @@ class Zig:
         fixed = [*world.flags, *(f"-L{path}" for path in (system.libraries if system else ()))]
         fixed += [str(path) for path in last]
         for name in ("cc", "c++", "ar", "ranlib", "objcopy"):
-            target = f"{TRIPLET}.{self.glibc}"
-            arguments = [sys.executable, "-ISE", "DRIVER", self.program, name, target, len(fixed), *fixed]
+            arguments = [sys.executable, "-ISE", "DRIVER", self.program, name, self.target]
+            arguments += [len(fixed), *fixed]
             line = shlex.join(map(str, arguments)).replace("DRIVER", '"$(dirname "$0")/zig_driver.py"')
             program(folder / name, f'#!/bin/sh\n{_launch(name, self.identity)}exec {line} "$@"\n')
 
@@ -157,6 +168,7 @@ class Gnu:
     programs: Mapping[str, str]
     """What is called for cc, c++, ar, ranlib, objcopy and, where there is one, fortran."""
     needs_sysroot = True
+    triplet = TRIPLET
 
     @property
     def description(self) -> str:

@@ -16,7 +16,6 @@ from armbuild.host import cache, process
 from armbuild.target import arm64_headers, arm64_root, qemu
 from armbuild.toolchain import compilers, sysconfig_data, sysroot, target_answers
 from armbuild.toolchain.compilers import World, program
-from armbuild.toolchain.sysroot import TRIPLET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +109,7 @@ platform.machine = lambda: "aarch64"
 
 CONFIG_SITE = """\
 # For Autoconf's scripts, which take this machine for the target: "Site Defaults" in Autoconf's manual.
-test -n "$host_alias" || { host_alias=aarch64-linux-gnu host=aarch64-linux-gnu; }
+test -n "$host_alias" || {{ host_alias={triplet} host={triplet}; }}
 cross_compiling=yes
 """
 
@@ -134,6 +133,8 @@ class CrossEnvironment:
     folder: Path
     tools: Path
     """The compilers, in a folder that all Pythons share: what knows nothing of Python is compiled once."""
+    triplet: str
+    """What is compiled for."""
     headers: tuple[Path, ...]
     """Folders with the target's Python.h, used where the host's Python brings none."""
     headers_source: str
@@ -155,7 +156,7 @@ class CrossEnvironment:
         """Return what the back end's hooks must see, and only they; meson takes the cross file instead."""
         common = {
             "_PYTHON_HOST_PLATFORM": "linux-aarch64",
-            "_PYTHON_SYSCONFIGDATA_NAME": sysconfig_data.NAME,
+            "_PYTHON_SYSCONFIGDATA_NAME": sysconfig_data.name(self.triplet),
             "PKG_CONFIG_LIBDIR": str(self.folder / "pkgconfig"),
             "CONFIG_SITE": str(self.folder / "config.site"),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -220,14 +221,23 @@ def make(
             )
         for name in ("pkgconfig", "root", "sysconfig", "site"):
             (folder / name).mkdir()
-        values = sysconfig_data.target_values(json.loads(answer), tools / "bin", headers[:1])
-        (folder / "sysconfig" / f"{sysconfig_data.NAME}.py").write_text(sysconfig_data.render(values))
+        values = sysconfig_data.target_values(
+            json.loads(answer), tools / "bin", headers[:1], triplet=compiler.triplet
+        )
+        (folder / "sysconfig" / f"{sysconfig_data.name(compiler.triplet)}.py").write_text(
+            sysconfig_data.render(values)
+        )
         opening = target_answers.write(folder, place, baseline, system)
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
         _write_settings(folder, environment)
 
     environment = CrossEnvironment(
-        folder=place, tools=tools, headers=headers, headers_source=found.source, sysroot=system
+        folder=place,
+        tools=tools,
+        triplet=compiler.triplet,
+        headers=headers,
+        headers_source=found.source,
+        sysroot=system,
     )
     _write_emulator(mirror)
     cache.fill(place, fill)
@@ -258,7 +268,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
     place, system, headers = environment.folder, environment.sysroot, environment.headers
     fortran = (environment.bin / "fortran").exists()
     root = system.folder if system else place / "root"
-    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=TRIPLET, sources=SOURCES)
+    text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=environment.triplet, sources=SOURCES)
     if fortran:
         text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:
@@ -266,7 +276,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
     if headers:
         text += PYTHON_HEADERS.format(include=headers[0])
     (folder / "toolchain.cmake").write_text(text)
-    (folder / "config.site").write_text(CONFIG_SITE)
+    (folder / "config.site").write_text(CONFIG_SITE.format(triplet=environment.triplet))
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")
     wrapper = f"exe_wrapper = '{environment.bin / 'run-target'}'"
     for name, line in (("meson-cross.ini", ""), ("meson-run.ini", wrapper)):

@@ -10,11 +10,12 @@ import os
 import pprint
 from typing import TYPE_CHECKING, Any
 
+from armbuild.toolchain.sysroot import TRIPLET
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-NAME = "_sysconfigdata__linux_aarch64-linux-gnu"
 PROBE = """\
 import importlib, json, sysconfig
 print(json.dumps(importlib.import_module(sysconfig._get_sysconfigdata_name()).build_time_vars))
@@ -34,11 +35,20 @@ EMPTY = (
 CFLAGS = "-O2 -fwrapv -Wall -DNDEBUG"
 
 
-def target_values(host: Mapping[str, Any], bin_folder: Path, headers: Sequence[Path]) -> dict[str, Any]:
+def name(triplet: str) -> str:
+    """Return the module's name, as ``_PYTHON_SYSCONFIGDATA_NAME`` has it."""
+    return f"_sysconfigdata__linux_{triplet}"
+
+
+def target_values(
+    host: Mapping[str, Any], bin_folder: Path, headers: Sequence[Path], *, triplet: str
+) -> dict[str, Any]:
     """Return the target's ``build_time_vars``, given the host's and the folder with its compilers."""
     values = {name: value for name, value in host.items() if name not in DROPPED}
     digits = str(host["VERSION"]).replace(".", "") + ("t" if host.get("Py_GIL_DISABLED") else "")
-    soabi = f"cpython-{digits}-aarch64-linux-gnu"
+    if digits == "310":  # which calls musl so, too
+        triplet = TRIPLET
+    soabi = f"cpython-{digits}-{triplet}"
     compiler, linker = f"{bin_folder / 'cc'} -pthread", f"{bin_folder / 'c++'} -pthread"
     values |= dict.fromkeys(EMPTY, "")
     values |= {
@@ -58,9 +68,9 @@ def target_values(host: Mapping[str, Any], bin_folder: Path, headers: Sequence[P
         "CFLAGSFORSHARED": "-fPIC",
         "SOABI": soabi,
         "EXT_SUFFIX": f".{soabi}.so",
-        "MULTIARCH": "aarch64-linux-gnu",
-        "HOST_GNU_TYPE": "aarch64-linux-gnu",
-        "BUILD_GNU_TYPE": "aarch64-linux-gnu",
+        "MULTIARCH": triplet,
+        "HOST_GNU_TYPE": triplet,
+        "BUILD_GNU_TYPE": triplet,
         "MACHDEP": "linux",
         "Py_ENABLE_SHARED": 0,
         "SIZEOF_LONG_DOUBLE": 16,

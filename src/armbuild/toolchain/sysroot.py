@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRIPLET = "aarch64-linux-gnu"
+MUSL = "aarch64-linux-musl"
+"""What is compiled for where the C library is musl."""
 SUITES = ("bullseye", "bookworm")
 """The oldest first: what is linked against its glibc (2.31; 2.36) and bundled runs on all newer systems."""
 C_LIBRARY = re.compile(

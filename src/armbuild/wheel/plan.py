@@ -10,6 +10,7 @@ import armisa
 from armbuild.artifact import variant
 from armbuild.host import cache, pythons
 from armbuild.target import arm64_headers
+from armbuild.toolchain.sysroot import MUSL, TRIPLET
 from armbuild.wheel import project
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 GLIBC = "2.28"
 """What the cross lane links against: manylinux_2_28, the floor of torch's own wheels."""
+MUSLLINUX = "musllinux_1_2"
+"""The only policy for the musl of today (PEP 656): zig's is 1.2.5."""
 STATIC = ("-static-libstdc++",)
 """Our own extension brings its C++ library: torch may have loaded another one. libgcc stays shared: every
 Linux has it, and its static unwinder contains SVE code."""
@@ -79,9 +82,19 @@ class Plan:
         return tuple(name for name in names if self.kernels.get(name, True))
 
     @property
+    def musl(self) -> bool:
+        """Whether the wheel is for systems whose C library is musl."""
+        return self.settings.platform == "musllinux"
+
+    @property
     def glibc(self) -> str | None:
         """Return the glibc that everything is linked for, None where only the build can tell."""
-        return GLIBC if self.lane == "cross" and self.toolchain == "zig" else None
+        return GLIBC if self.lane == "cross" and self.toolchain == "zig" and not self.musl else None
+
+    @property
+    def target(self) -> str:
+        """Return what zig compiles for: a triplet, with the version of glibc."""
+        return MUSL if self.musl else f"{TRIPLET}.{GLIBC}"
 
     @property
     def label(self) -> str | None:
@@ -121,6 +134,7 @@ class Plan:
                 self.flags,
                 self.project.backend,
                 self.toolchain,
+                self.settings.platform,
                 self.packages,
                 self.variables,
                 self.settings.build_requires,
@@ -135,10 +149,12 @@ class Plan:
         if self.label:
             version = f"{version}{'.' if '+' in version else '+'}{self.label}"
         tags = pythons.tags(python.version)
-        glibc = self.glibc.replace(".", "_") if self.glibc else "*"
+        libc = f"manylinux_{self.glibc.replace('.', '_') if self.glibc else '*'}"
+        if self.musl:
+            libc = MUSLLINUX
         ending = f"-{self.variant}" if self.variant else ""
         name = self.project.name.replace("-", "_")
-        return f"{name}-{version}-{tags}-manylinux_{glibc}_aarch64{ending}.whl"
+        return f"{name}-{version}-{tags}-{libc}_aarch64{ending}.whl"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON value."""
@@ -154,6 +170,7 @@ class Plan:
             "lane": self.lane,
             "machine": "aarch64",
             "toolchain": self.toolchain,
+            "platform": self.settings.platform,
             "glibc": self.glibc,
             "newest_glibc": self.settings.glibc,
             "compile_cache": self.compile_cache.name if self.compile_cache else None,

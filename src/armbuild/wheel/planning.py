@@ -19,6 +19,7 @@ from armbuild.errors import UsageError
 from armbuild.host import pythons
 from armbuild.wheel import cpus, inputs, project
 from armbuild.wheel.lanes import LANES
+from armbuild.wheel.lanes.cross import NO_RUST_FOR_MUSL
 from armbuild.wheel.plan import Plan
 from armbuild.wheel.settings import KERNELS
 from armbuild.wheel.user_tests import UserTests
@@ -55,6 +56,8 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
     variables, patches = inputs.variables(settings.env), inputs.patches(settings.patch)
     described = inputs.require(inputs.patch(described, patches, settings), settings.build_requires)
     name = settings.lane or ("native" if platform.machine() == "aarch64" else "cross")
+    if settings.platform == "musllinux":
+        check_musl(settings, described, name)
     check_writable(settings.output, f"--output {settings.output}")
     check_version(described)
     tests = UserTests(
@@ -93,6 +96,23 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         sources=inputs.sources(settings.source, described),
     )
     return LANES[name].plan(draft, find)
+
+
+def check_musl(settings: Settings, described: Project, lane: str) -> None:
+    """Raise UsageError for what cannot be had together with musl, and why."""
+    reasons = {
+        f"--lane {lane}": lane != "cross" and "the cross lane builds for musl: say --lane cross",
+        "--glibc": settings.glibc and "musl is another C library",
+        f"--toolchain {settings.toolchain}": settings.toolchain in ("gcc", "clang")
+        and "it has GNU's C library of an old Debian; zig has musl's",
+        "--with": settings.packages and "Debian's libraries need GNU's C library, which musl's systems lack",
+        described.name: (described.is_armllm or project.needs_torch(described))
+        and "it needs torch, which has no wheels for musl",
+        "Rust": project.announces_rust(described) and NO_RUST_FOR_MUSL,
+    }
+    for what, reason in reasons.items():
+        if reason:
+            raise UsageError(f"--platform musllinux, {what}: {reason}")
 
 
 def check_proof(settings: Settings, name: str, *, tested: bool) -> None:

@@ -84,6 +84,7 @@ def statement(repaired: RepairedWheel) -> dict[str, Any]:
                     "python": built.python.version,
                     "lane": plan.lane,
                     "toolchain": plan.toolchain if plan.lane == "cross" else None,
+                    "platform": plan.settings.platform,
                     "glibc": plan.glibc,
                     "kernels": list(plan.targets),
                     "baseline": plan.baseline,

@@ -24,12 +24,16 @@ from armbuild.wheel.project import EARLIEST
 from armisa import Isa
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from armbuild.wheel.lanes.lane import BuiltWheel
 
 NO_LIBC = "couldn't detect libc"
+GNU, MUSL = ("--add-needed", "libc.so.6"), ("--add-needed", "libc.musl-aarch64.so.1")
+"""How a file that calls Python alone comes to name the C library of its systems."""
+MUSL_NAME = ("--replace-needed", "libc.so", MUSL[1])
+"""zig knows musl by the name of its file alone."""
 EXCLUDED = ("libgomp.so*", "libtorch*.so*", "libc10*.so*")
 """Libraries that torch brings: a second copy in one process is a second thread team or runtime."""
 
@@ -58,12 +62,16 @@ def repair_wheel(built: BuiltWheel, work: Path) -> RepairedWheel:
     else:
         folder = work / f"auditwheel-{built.python.version}"
         folder.mkdir()
+        musl = built.plan.musl
+        path = _with_libc(built.path, folder / "named", MUSL_NAME) if musl else built.path
         try:
-            path = _auditwheel(built.path, folder, built.libraries, work)
+            path = _auditwheel(path, folder, built.libraries, work)
         except BuildError as error:
             if NO_LIBC not in str(error):
                 raise
-            path = _auditwheel(_with_libc(built.path, folder / "libc"), folder, built.libraries, work)
+            path = _auditwheel(
+                _with_libc(path, folder / "libc", MUSL if musl else GNU), folder, built.libraries, work
+            )
     plan = built.plan
     label = plan.label if not pure else None
     special = plan.variant if not pure else None
@@ -128,8 +136,8 @@ def _auditwheel(wheel: Path, out: Path, library_folders: tuple[Path, ...], work:
     return wheels[0]
 
 
-def _with_libc(wheel: Path, folder: Path) -> Path:
-    """Let extensions that call Python alone say which C library they are for; auditwheel asks for it.
+def _with_libc(wheel: Path, folder: Path, change: Sequence[str]) -> Path:
+    """Let extensions say which C library they are for, by patchelf's ``change``; auditwheel asks for it.
 
     Their names say so only from Python 3.11 on.
     """
@@ -137,11 +145,11 @@ def _with_libc(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(folder / wheel.name, "w") as changed:
         for member in archive.infolist():
             content = archive.read(member)
-            if content.startswith(b"\x7fELF") and member.filename.endswith(".so"):
+            if content.startswith(b"\x7fELF") and re.search(r"\.so(?:$|\.)", member.filename):
                 file = folder / "extension.so"
                 file.write_bytes(content)
                 patchelf = pythons.tool("patchelf") or "patchelf"
-                command = [patchelf, "--page-size", "65536", "--add-needed", "libc.so.6", file]
+                command = [patchelf, "--page-size", "65536", *change, file]
                 process.run(command, log=folder / "patchelf.log", what="patchelf")
                 content = file.read_bytes()
             changed.writestr(member, content)

@@ -162,6 +162,13 @@ class Settings:
         metavar="X.Y",
         example="3.13",
     )
+    platform: str = _setting(
+        "manylinux",
+        "Target",
+        "The C library: GNU's, or musl for Alpine and its like; default: `manylinux`.",
+        values=("manylinux", "musllinux"),
+        example="musllinux",
+    )
     glibc: str | None = _setting(
         None,
         "Target",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from armbuild.artifact import archives, symbols, variant, wheelfile
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import process, pythons
-from armbuild.target import arm64_root, qemu, target_packages
+from armbuild.target import arm64_root, musl_root, qemu, target_packages
 from armbuild.wheel import cpus, sandbox, user_tests
 from armbuild.wheel.user_tests import UserTests
 from armbuild.wheel.verdict import TIMEOUT, CpuResult, Run, judge, judge_status
@@ -68,8 +68,12 @@ def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
     return wheel
 
 
-def python_for(wheel: wheelfile.WheelFile) -> str:
+def python_for(wheel: wheelfile.WheelFile, *, emulated: bool) -> str:
     """Return the Python to run a wheel with: its own, or for one that serves several, one that is there."""
+    if wheel.is_musl:
+        if not emulated:
+            raise MissingError("this machine's Python is not for musl: QEMU runs one, with --cpu neoverse-n1")
+        return wheel.python or musl_root.PYTHON
     if wheel.is_free_threaded and platform.machine() != "aarch64":
         raise MissingError(f"{wheel.path.name}: no Debian release carries a free-threaded Python to emulate")
     if wheel.python:
@@ -104,17 +108,18 @@ def smoke_test(
     cores = cpus.check_names(names)
     models = tuple(cpu.model for cpu in cores if cpu.model)
     emulator = qemu.find(models, mirror=mirror) if models else None
-    python = python_for(wheel)
+    python = python_for(wheel, emulated=bool(models))
     log = work / "smoke-install.log"
     host = pythons.find_or_none(python)
     packages = target_packages.requirements(wheel, python, () if tests else EXTRAS)
     on_step(f"AArch64 packages for Python {python}")
-    site = target_packages.cached(sorted({*packages, *tests.requires}), python, host=host, log=log)
-    own = _install(path, python, host, work, log)
+    packages = sorted({*packages, *tests.requires})
+    site = target_packages.cached(packages, python, host=host, log=log, musl=wheel.is_musl)
+    own = _install(wheel, python, host, work, log)
     root: Path | None = None
     if emulator:
         on_step(f"AArch64 root with Python {python}")
-        root = _root(path, python, host, log, mirror)
+        root = _root(wheel, python, host, log, mirror)
     prefix: list[str | Path] = [emulator, "-L", root] if emulator and root else []
     interpreter = arm64_root.interpreter(root, python) if root else pythons.find(python).executable
     starts = {cpu.name: [*prefix, *(("-cpu", cpu.model) if cpu.model else ()), interpreter] for cpu in cores}
@@ -265,10 +270,13 @@ def _start(cpu: Cpu, test: _Test, box: Sandbox | None, work: Path, timeout: floa
     return Run(cpu=cpu, poll=running.poll, output=output, log=log, start=time.monotonic())
 
 
-def explain_failure(report: SmokeReport) -> str:
-    """Return which CPU failed, and why."""
+def explain_failure(report: SmokeReport, path: Path) -> str:
+    """Return which CPU failed, and why; for a module that is not there, which the wheel at ``path`` has."""
     failed = next(result for result in report.results if not result.passed)
-    return f"{failed.cpu}: {failed.reason}"
+    modules = wheelfile.extension_modules(path) if "No module named" in failed.reason else []
+    more = f" and {len(modules) - 5} more" if len(modules) > 5 else ""
+    hint = f"\n  modules of machine code in it: {', '.join(modules[:5])}{more}" if modules else ""
+    return f"{failed.cpu}: {failed.reason}{hint}"
 
 
 def _installable(path: Path, work: Path) -> Path:
@@ -282,22 +290,29 @@ def _installable(path: Path, work: Path) -> Path:
     return copied
 
 
-def _install(path: Path, python: str, host: pythons.HostPython | None, work: Path, log: Path) -> Path:
+def _install(
+    wheel: wheelfile.WheelFile, python: str, host: pythons.HostPython | None, work: Path, log: Path
+) -> Path:
     """Install the wheel alone, and return the folder that it is in."""
     own = work / "site"
-    target_packages.install(
-        [_installable(path, work)], python, own, log=log, dependencies=False, platform=target_packages.NEWEST
-    )
+    newest = target_packages.MUSL if wheel.is_musl else target_packages.NEWEST
+    package = _installable(wheel.path, work)
+    target_packages.install([package], python, own, log=log, dependencies=False, platform=newest)
     if host:
         target_packages.compile_all(host, own, log=log)
     return own
 
 
-def _root(path: Path, python: str, host: pythons.HostPython | None, log: Path, mirror: str | None) -> Path:
+def _root(
+    wheel: wheelfile.WheelFile, python: str, host: pythons.HostPython | None, log: Path, mirror: str | None
+) -> Path:
     """Return the arm64 root with the libraries that the wheel needs of the system."""
-    needed = symbols.libraries(path) & arm64_root.SYSTEM_LIBRARIES.keys()
-    system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
-    root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
+    if wheel.is_musl:
+        root = musl_root.make(python, log=log, mirror=mirror)
+    else:
+        needed = symbols.libraries(wheel.path) & arm64_root.SYSTEM_LIBRARIES.keys()
+        system = {arm64_root.SYSTEM_LIBRARIES[name] for name in needed}
+        root = arm64_root.make(python, packages=tuple(sorted(system)), mirror=mirror)
     done = root / "compiled"
     if host and not done.exists():
         target_packages.compile_all(host, root / f"usr/lib/python{python}", log=log)

@@ -169,3 +169,27 @@ def test_the_least_of_a_wheels_tags_says_its_glibc():
         ("linux_aarch64", "None"),
     ):
         assert str(wheelfile.needed_glibc(f"thing-1-cp311-cp311-{tags}.whl")) == needed
+
+
+@pytest.mark.parametrize(
+    ("suffix", "tag", "wrong"),
+    [
+        ("cpython-311-aarch64-linux-musl", "cp311-cp311-musllinux_1_2_aarch64", False),
+        ("cpython-311-aarch64-linux-musl", "cp311-cp311-linux_aarch64", False),
+        ("cpython-311-aarch64-linux-musl", "cp311-cp311-manylinux_2_17_aarch64", True),
+        ("cpython-311-aarch64-linux-gnu", "cp311-cp311-musllinux_1_2_aarch64", True),
+        ("cpython-310-aarch64-linux-gnu", "cp310-cp310-musllinux_1_2_aarch64", False),
+    ],
+)
+def test_a_suffix_for_the_other_c_library_is_never_imported(tmp_path, suffix, tag, wrong):
+    files = {"thing/_core.cpython-311-aarch64-linux-gnu.so": None, f"thing/core.{suffix}.so": wheels.elf()}
+    path = wheels.write(tmp_path, f"thing-1.0-{tag}.whl", files=files)
+    found = wheelfile.mismatches(wheelfile.read(path))
+    assert any("is named for" in line for line in found) == wrong
+
+
+def test_extension_modules_are_named_as_they_are_imported(tmp_path):
+    names = ("a/_x.abi3.so", "a/b/plain.so", "thing-1.0.data/platlib/top.cpython-311-aarch64-linux-gnu.so")
+    files = {name: wheels.elf() for name in (*names, "thing.libs/libz-1.so.1")}
+    path = wheels.write(tmp_path, files=files)
+    assert wheelfile.extension_modules(path) == ["a._x", "a.b.plain", "thing._core", "top"]

@@ -38,6 +38,7 @@ def test_a_pure_wheel_passes(wheel):
         ("x.cpython-311-x86_64-linux-gnu.so", "another machine"),
         ("x.cpython-313-aarch64-linux-gnu.so", "another Python"),
         ("x.cpython-311t-aarch64-linux-gnu.so", "free threading"),
+        ("x.cpython-311-aarch64-linux-musl.so", "another C library"),
     ],
 )
 def test_suffix_must_fit_tag_and_machine(wheel, elf, name, word):

@@ -40,7 +40,7 @@ def call(name, sysroot, tmp_path, tool, *arguments):
     if not folder.exists():
         folder.mkdir()
         world = compilers.World(flags=("-mcpu=x",), headers=(tmp_path / "py",), sysroot=sysroot)
-        compilers.find(name, glibc="2.28").write(folder, world)
+        compilers.find(name, target="aarch64-linux-gnu.2.28").write(folder, world)
     done = subprocess.run([folder / tool, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -73,7 +73,7 @@ def test_fortran_is_told_nothing_that_it_warns_of(echo, sysroot, tmp_path):
 @pytest.mark.network
 def test_fortran_is_linked_with_the_old_debians_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
-    compiler = compilers.find("gcc", glibc="2.28")
+    compiler = compilers.find("gcc", target="aarch64-linux-gnu.2.28")
     world = compilers.World(flags=(), headers=(), sysroot=make_sysroot((), compiler=True, mirror=None))
     compiler.write(tmp_path, world)
     (tmp_path / "a.f90").write_text("program hello\n  print *, 'hello'\nend program\n")
@@ -143,7 +143,7 @@ def test_a_compile_cache_is_asked_first_and_calls_the_compiler_itself(
 def test_a_compiler_that_is_not_here_is_named_with_what_brings_it(monkeypatch, name, reason):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MissingError, match=reason):
-        compilers.find(name, glibc="2.28")
+        compilers.find(name, target="aarch64-linux-gnu.2.28")
 
 
 @pytest.mark.parametrize(("name", "release"), [("GNU", "11.4.0"), ("Clang", "14.0.6")])

@@ -55,6 +55,31 @@ def test_the_native_lane_needs_an_arm_machine(monkeypatch, tmp_path):
         planned(PROJECT, lane="native", output=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"lane": "container"}, "--lane container: the cross lane builds for musl"),
+        ({"toolchain": "gcc"}, "--toolchain gcc: it has GNU's C library"),
+        ({"glibc": "2.28"}, "--glibc: musl is another C library"),
+        ({"packages": ("zlib1g-dev",)}, "--with: Debian's libraries need GNU's C library"),
+        ({"build_requires": ("torch==2.10.0",)}, "it needs torch, which has no wheels for musl"),
+        ({"build_requires": ("maturin",)}, "Rust: Debian has no standard library of Rust for musl"),
+    ],
+)
+def test_what_musl_rules_out_is_refused_by_its_name(tmp_path, settings, reason):
+    asked = {"lane": "cross", "platform": "musllinux", "output": tmp_path, **settings}
+    with pytest.raises(UsageError, match=rf"--platform musllinux, .*{reason}"):
+        planned(PROJECT, **asked)
+
+
+def test_a_plan_for_musl_names_the_target_and_the_tag(tmp_path):
+    plan = planned(PROJECT, lane="cross", platform="musllinux", output=tmp_path)
+    assert (plan.target, plan.glibc) == ("aarch64-linux-musl", None)
+    assert plan.wheel_name(plan.pythons[0]).endswith("-musllinux_1_2_aarch64.whl")
+    other = planned(PROJECT, lane="cross", output=tmp_path)
+    assert plan.key(plan.pythons[0]) != other.key(other.pythons[0])
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "dist").touch()
     with pytest.raises(UsageError, match="--output"):

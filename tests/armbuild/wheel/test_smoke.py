@@ -3,6 +3,7 @@ from tests.armbuild import wheels
 
 from armbuild.errors import UsageError
 from armbuild.wheel import cpus, smoke
+from armbuild.wheel.verdict import CpuResult
 from armisa.errors import IsaError
 
 
@@ -56,3 +57,21 @@ def test_a_real_core_runs_torch_as_it_is(tmp_path):
 
 def test_an_empty_report_is_no_proof():
     assert not smoke.SmokeReport(wheel="x", python="3.11", torch=None, results=()).ok
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        (
+            "ModuleNotFoundError: No module named 'thing.core'",
+            "\n  modules of machine code in it: thing._core",
+        ),
+        ("it crashed", ""),
+    ],
+)
+def test_a_module_that_the_wheel_lacks_is_answered_with_those_that_it_has(tmp_path, reason, more):
+    result = CpuResult(
+        cpu="max", passed=False, reason=reason, kernels={}, tokens_per_second=None, seconds=1.0, report=None
+    )
+    report = smoke.SmokeReport(wheel="thing", python="3.11", torch=None, results=(result,))
+    assert smoke.explain_failure(report, wheels.write(tmp_path)) == f"max: {reason}{more}"

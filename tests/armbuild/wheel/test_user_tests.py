@@ -114,10 +114,10 @@ def test_a_wheel_for_several_pythons_is_run_with_one_that_is_there(tmp_path, mon
     wheel = wheelfile.read(
         wheels.write(tmp_path, name, {"thing/_core.cpython-311-aarch64-linux-gnu.so": None})
     )
-    assert smoke.python_for(wheel) == python
+    assert smoke.python_for(wheel, emulated=True) == python
 
 
 def test_a_wheel_for_a_python_that_cannot_be_had_is_named(tmp_path):
     wheel = wheelfile.read(wheels.write(tmp_path, "thing-1.0-cp399-abi3-linux_aarch64.whl"))
     with pytest.raises(MissingError, match="no Debian release carries"):
-        smoke.python_for(wheel)
+        smoke.python_for(wheel, emulated=True)

@@ -21,7 +21,6 @@ from armbuild.wheel.interpreters import find_interpreters
 from armbuild.wheel.lanes import local
 from armbuild.wheel.lanes.local import refuse_container_settings
 from armbuild.wheel.lanes.setup import Setup, backend_family, prefix_map, settings
-from armbuild.wheel.plan import GLIBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +50,9 @@ ASKED_FOR_RUST = "build/asked-for-rust"
 """What a call of cargo or rustc leaves in a build's folder, where the project did not announce Rust."""
 RUST_STAMP = "rust"
 """The file that then says so to all later builds there."""
+NO_RUST_FOR_MUSL = (
+    "Debian has no standard library of Rust for musl: cibuildwheel builds it in PyPA's musllinux image"
+)
 GCC_STAMP = "needs-gcc"
 """The file that says what a project needs that zig lacks, to all later builds of the same plan."""
 
@@ -91,6 +93,10 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
         except BuildError as error:
             log = work / f"build-{python.version}.log"
             what = hints.wants_gcc(str(error).splitlines()[0], log.read_text(errors="replace"))
+            if plan.musl and what:
+                raise BuildError(
+                    f"{plan.project.name} needs {what}, which zig lacks; GCC here has no musl\n  log: {log}"
+                ) from error
             if not what or not compilers.gcc_for(what):
                 raise
             log.rename(log.with_name(f"build-{python.version}-zig.log"))
@@ -155,7 +161,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
     """Return the back end's world; raises MissingError without zig or headers."""
     if plan.toolchain is None:
         raise UsageError(f"--lane {plan.lane} is not the cross lane")
-    compiler = compilers.find(plan.toolchain, glibc=GLIBC)
+    compiler = compilers.find(plan.toolchain, target=plan.target)
     tools = crossenv.make(
         python,
         compiler,
@@ -186,7 +192,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
     torch = torch_stub.split(plan.project.requires)[1]
     if torch:
         environment = _with_torch(environment, torch, python, folder)
-    name = f"runtime-{compiler.description.replace(' ', '-')}-{GLIBC}"
+    name = f"runtime-{compiler.description.replace(' ', '-')}-{plan.target}"
     if plan.settings.sandbox:  # whose code may not write what other builds link
         zig_cache, runtime = folder / local.ZIG_CACHE, cache.root() / "zig-copied" / name
         build_runtime, ready = _copy_runtime, zig_cache.is_dir()
@@ -212,6 +218,8 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
 def _rust(plan: Plan, folder: Path, mirror: str | None) -> rust.Rust | None:
     """Return Rust for a project that announces it, or that has called it before."""
     wanted = project.announces_rust(plan.project) or (folder / RUST_STAMP).exists()
+    if wanted and plan.musl:
+        raise BuildError(f"--platform musllinux: the build calls Rust: {NO_RUST_FOR_MUSL}")
     return rust.find(mirror) if wanted else None
 
 
