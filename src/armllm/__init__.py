@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from armllm.utils.argparse_utils import FlexibleArgumentParser
 
 __version__ = "0.1.0"
+__version_tuple__ = (0, 1, 0)
 
 __all__ = [
     "LLM",
@@ -72,6 +73,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "__version__",
+    "__version_tuple__",
 ]
 
 _HOMES = {

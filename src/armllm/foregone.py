@@ -15,6 +15,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from armllm.utils.options import dashed, opposite
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -87,7 +89,7 @@ def _equal(value: Any, accepted: Any) -> bool:
 
 @functools.cache
 def _warn_once(name: str, reason: str) -> None:
-    logger.warning("%s has no effect on a CPU: %s", name, reason)
+    logger.warning("%s has no effect here: %s", name, reason)
 
 
 @functools.cache
@@ -118,15 +120,16 @@ def find_flag(argument: str) -> Foregone | None:
         return None
     plain = name[2:].replace("-", "_")
     options = foregone_options()
-    switch = options.get(plain.removeprefix("no_"))
-    return options.get(plain) or (switch if switch is not None and switch.is_switch else None)
+    other = (opposite(dashed(name)) or "").removeprefix("--no-").replace("-", "_")
+    switches = (options.get(one) for one in (plain.removeprefix("no_"), other))
+    return options.get(plain) or next((one for one in switches if one is not None and one.is_switch), None)
 
 
 def read_flag(option: Foregone, arguments: Sequence[str]) -> tuple[Any, int]:
     """The value that a command line gives the option at its start, and how many arguments that takes."""
     name, equals, text = arguments[0].partition("=")
     if option.is_switch:
-        return not name.startswith("--no-"), 1
+        return not name.startswith("--") or name[2:].replace("-", "_") == option.name, 1
     if name.startswith("-O") and name != "-O":
         return _value(name[2:]), 1
     if equals:

@@ -17,17 +17,24 @@ if TYPE_CHECKING:
 
 # "" is a package that only holds others
 NAMES = {
+    "distributed": "utils.programs",
+    "distributed.parallel_state": "utils.programs",
     "engine.async_llm_engine": "api.async_llm_engine",
     "engine.llm_engine": "api.llm_engine",
     "entrypoints.llm": "api.llm",
+    "logger": "utils.programs",
     "logprobs": "outputs",
     "pooling_params": "sampling_params",
+    "usage": "",
+    "usage.usage_lib": "utils.programs",
+    "utils.system_utils": "utils.programs",
     "v1": "",
     "v1.engine": "",
-    "v1.engine.async_llm": "api.async_llm",
+    "v1.engine.async_llm": "api.async_llm_engine",
     "v1.engine.llm_engine": "api.llm_engine",
     "v1.metrics": "",
     "v1.metrics.reader": "engine.metrics",
+    "version": "utils.programs",
 }
 
 
@@ -41,7 +48,8 @@ class _Names(MetaPathFinder, Loader):
         package, _, name = fullname.partition(".")
         if package != "armllm" or name not in NAMES:
             return None
-        return ModuleSpec(fullname, self, is_package=not NAMES[name])
+        holds_others = any(one.startswith(f"{name}.") for one in NAMES)
+        return ModuleSpec(fullname, self, is_package=holds_others)
 
     def exec_module(self, module: ModuleType) -> None:
         home = NAMES[module.__name__.partition(".")[2]]

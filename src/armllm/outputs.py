@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.errors import ArmllmError
+    from armllm.lora.request import LoRARequest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class CompletionOutput:
     - stop_reason: the stop string or stop token id; None for the checkpoint's end tokens.
     - logprobs: for each token, the sampled token and the likeliest ones, if the request asks for them.
     - cumulative_logprob: the sum of the sampled tokens' log-probabilities.
+    - lora_request: the adapter that the request named.
     """
 
     index: int
@@ -42,6 +44,12 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
+    # of vLLM, for what this engine does not do
+    routed_experts: ClassVar[None] = None
+    sampling_mask: ClassVar[None] = None
+    spec_decode_metrics: ClassVar[None] = None
+    weight_versions: ClassVar[None] = None
 
     def finished(self) -> bool:
         """Whether no token will follow."""
@@ -91,6 +99,14 @@ class RequestOutput:
     metrics: RequestStateStats | None = None
     embedding: list[float] | None = None
     error: ArmllmError | None = None
+    lora_request: LoRARequest | None = None
+    # of vLLM, for what this engine does not do
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    num_cache_creation_tokens: ClassVar[None] = None
+    prompt_token_id_logprobs: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    ec_transfer_params: ClassVar[None] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +160,7 @@ class PoolingRequestOutput(Generic[Output]):
     num_cached_tokens: int = 0
     finished: bool = True
     prompt: str | None = None
+    error: ClassVar[None] = None  # a request that fails raises
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):

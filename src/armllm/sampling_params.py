@@ -22,6 +22,21 @@ NO_CLASSES = (
     "a classification needs a model with a classification head (ForSequenceClassification in config.json)"
 )
 POOLINGS = ("last", "mean", "cls", "max", "mean_sqrt_len", "weightedmean")
+
+
+class RequestOutputKind(enum.Enum):
+    """What the outputs of a running request hold. Names and meanings are vLLM's.
+
+    - CUMULATIVE: all completions, each with everything so far.
+    - DELTA: the completions that advanced, each with what is new since the last output.
+    - FINAL_ONLY: one output, when the request is finished.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
 # parameters of vLLM's that this engine does not have -> the value that asks for what is done anyway
 NEUTRAL: dict[str, Any] = {
     "spaces_between_special_tokens": True,
@@ -39,6 +54,19 @@ NEUTRAL: dict[str, Any] = {
     "prompt_logprob_token_ids": None,
     "prompt_logprob_start": 0,
     "routed_experts_prompt_start": 0,
+    "output_text_buffer_length": 0,
+    "trace_decode_token_ids": None,
+}
+# the same of PoolingParams
+NEUTRAL_POOLING: dict[str, Any] = {
+    "step_tag_id": None,
+    "returned_token_ids": None,
+    "requires_token_ids": False,
+    "skip_reading_prefix_cache": None,
+    "late_interaction_params": None,
+    "late_chunking_params": None,
+    "extra_kwargs": None,
+    "output_kind": RequestOutputKind.FINAL_ONLY,
 }
 
 
@@ -48,19 +76,6 @@ NEUTRAL_FORMS = {
     "whitespace_pattern": None,
     "structural_tag": None,
 }
-
-
-class RequestOutputKind(enum.Enum):
-    """What the outputs of a running request hold. Names and meanings are vLLM's.
-
-    - CUMULATIVE: all completions, each with everything so far.
-    - DELTA: the completions that advanced, each with what is new since the last output.
-    - FINAL_ONLY: one output, when the request is finished.
-    """
-
-    CUMULATIVE = 0
-    DELTA = 1
-    FINAL_ONLY = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +204,8 @@ class SamplingParams:
     prompt_logprob_token_ids: dataclasses.InitVar[Any] = None
     prompt_logprob_start: dataclasses.InitVar[Any] = 0
     routed_experts_prompt_start: dataclasses.InitVar[Any] = 0
+    output_text_buffer_length: dataclasses.InitVar[Any] = 0
+    trace_decode_token_ids: dataclasses.InitVar[Any] = None
 
     def __post_init__(self, *foreign: Any) -> None:
         _only_neutral(NEUTRAL, foreign)
@@ -259,6 +276,11 @@ class SamplingParams:
                 _check_integer("logit_bias", token_id, low=0)
                 _check_number(f"logit_bias of {token_id}", bias, low=-100.0, high=100.0)
 
+    @classmethod
+    def from_optional(cls, **options: Any) -> SamplingParams:
+        """Make one of options of which None means the default."""
+        return cls(**{name: value for name, value in options.items() if value is not None})
+
     def clone(self) -> SamplingParams:
         """Return a copy that shares no list or dict with this one."""
         return copy.deepcopy(self)
@@ -323,6 +345,8 @@ class PoolingParams:
     - task: None or "embed", "classify" for the classes of a prompt, or "score" for that of a pair.
     - second_segment: for encoders, the place of the first token of the second text of a pair.
 
+    vLLM's other parameters are accepted with the values of `NEUTRAL_POOLING`.
+
     Raises RequestError that names the parameter which is out of range.
     """
 
@@ -332,8 +356,17 @@ class PoolingParams:
     use_activation: bool | None = None
     task: str | None = None
     second_segment: int | None = None
+    step_tag_id: dataclasses.InitVar[Any] = None
+    returned_token_ids: dataclasses.InitVar[Any] = None
+    requires_token_ids: dataclasses.InitVar[Any] = False
+    skip_reading_prefix_cache: dataclasses.InitVar[Any] = None
+    late_interaction_params: dataclasses.InitVar[Any] = None
+    late_chunking_params: dataclasses.InitVar[Any] = None
+    extra_kwargs: dataclasses.InitVar[Any] = None
+    output_kind: dataclasses.InitVar[Any] = RequestOutputKind.FINAL_ONLY
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *foreign: Any) -> None:
+        _only_neutral(NEUTRAL_POOLING, foreign)
         if self.use_activation is not None:
             self.normalize = self.use_activation
         check_pooling_task(self.task)
@@ -351,7 +384,7 @@ class PoolingParams:
         return copy.copy(self)
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class BeamSearchParams:
     """How `LLM.beam_search` searches. Names and defaults are vLLM's.
 
@@ -374,9 +407,10 @@ class BeamSearchParams:
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     watermarking: dataclasses.InitVar[Any] = None
+    allowed_token_ids: dataclasses.InitVar[Any] = None
 
-    def __post_init__(self, watermarking: Any) -> None:
-        _only_neutral({"watermarking": None}, (watermarking,))
+    def __post_init__(self, *foreign: Any) -> None:
+        _only_neutral({"watermarking": None, "allowed_token_ids": None}, foreign)
         _check_integer("beam_width", self.beam_width, low=1)
         _check_integer("max_tokens", self.max_tokens, low=1)
         _check_number("length_penalty", self.length_penalty, low=-10.0, high=10.0)

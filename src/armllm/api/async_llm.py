@@ -13,12 +13,13 @@ import queue
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from armllm.api.llm_engine import LLMEngine
-from armllm.api.missing import WithReasons
+from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine.config import EngineConfig
 from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
@@ -83,13 +84,16 @@ class AsyncLLM(WithReasons):
         atexit.register(self.shutdown)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **options: Any) -> Self:
-        """Load the model. ``options``: vLLM's ``usage_context`` and ``start_engine_loop=True``."""
-        unknown = options.keys() - {"usage_context", "start_engine_loop"}
-        if unknown or options.get("start_engine_loop") is False:
-            names = ", ".join(unknown) or "start_engine_loop=False"
-            raise TypeError(f"from_engine_args does not take {names}")
+    def from_engine_args(cls, engine_args: EngineArgs, **neutral: Any) -> Self:
+        """Load the model that the options name. ``neutral``: vLLM's others, such as ``usage_context``."""
+        only_these(neutral, OF_LOADING)
         return cls(**vars(engine_args))
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, **neutral: Any) -> Self:
+        """Load the model of `EngineArgs.create_engine_config`."""
+        only_these(neutral, OF_LOADING)
+        return cls(**{field.name: getattr(vllm_config, field.name) for field in fields(vllm_config)})
 
     async def check_health(self) -> None:
         """Raise the error that ended the engine, if one did."""
@@ -126,6 +130,11 @@ class AsyncLLM(WithReasons):
         """Return the checkpoint's tokenizer."""
         return self.llm_engine.get_tokenizer()
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The same, or None where it was not loaded."""
+        return self.llm_engine.tokenizer
+
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the checkpoint's generation_config.json over vLLM's defaults."""
         return read_default_sampling(self.llm_engine.config)
@@ -141,16 +150,19 @@ class AsyncLLM(WithReasons):
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        **neutral: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request, until one is ``finished``. ``output_kind`` decides what they hold.
 
         A reader that is slower than the engine gets several steps in one output. To stop the request, close
         the iterator or cancel the task that reads it. With scheduling_policy "priority" the lowest
-        ``priority`` comes first. ``lora_request``: the adapter.
+        ``priority`` comes first. ``lora_request``: the adapter. ``neutral``: vLLM's other arguments, such as
+        ``trace_headers=None``.
 
         Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
         (NaN), and EngineError if the engine fails.
         """
+        only_these(neutral, OF_REQUESTS)
         engine_prompt = as_prompt(prompt)
         make = functools.partial(
             self.llm_engine.processor.make_request,
@@ -175,11 +187,13 @@ class AsyncLLM(WithReasons):
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        **neutral: Any,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of a prompt. To stop the request, cancel the task that waits.
 
         Raises as `generate` does.
         """
+        only_these(neutral, OF_REQUESTS)
         engine_prompt = as_prompt(prompt)
         make = functools.partial(
             self.llm_engine.processor.make_pooling_request,
@@ -249,13 +263,16 @@ class AsyncLLM(WithReasons):
             stream.dropped = True
             self._inbox.put(functools.partial(self._drop, key))
 
-    def shutdown(self) -> None:
-        """Stop the thread after its current step. Every waiting request gets an EngineError."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Stop the thread after its current step. Every waiting request gets an EngineError.
+
+        ``timeout``: the seconds to wait for that step; default: until it ends.
+        """
         atexit.unregister(self.shutdown)
         self._inbox.put(None)
         self._grammars.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _live(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from tqdm import tqdm
 
 from armllm.api.llm_engine import LLMEngine
-from armllm.api.missing import WithReasons
+from armllm.api.missing import WithReasons, only_these
 from armllm.engine.beam_search import search
 from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
@@ -153,11 +153,13 @@ class LLM(WithReasons):
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequests = None,
         pooling_task: str | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return what every prompt is pooled into as a tensor. ``pooling_task``: None, "embed" or "classify".
 
         RequestError says why a task is refused.
         """
+        _only_neutral(tokenization_kwargs=tokenization_kwargs)
         check_pooling_task(pooling_task)
         batch = as_batch(prompts)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
@@ -178,7 +180,7 @@ class LLM(WithReasons):
         ``pooling_params`` with ``use_activation=False`` asks for the scores before that. Raises RequestError
         for a model without a classification head.
         """
-        _only_these(neutral, NEUTRAL)
+        only_these(neutral, NEUTRAL)
         batch = as_batch(prompts)
         params = dataclasses.replace(pooling_params or PoolingParams(), task="classify")
         return [
@@ -193,11 +195,12 @@ class LLM(WithReasons):
         lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        priority: int | None = None,
     ) -> list[BeamSearchOutput]:
         """Return the ``beam_width`` likeliest sequences of every prompt.
 
         ``concurrency_limit``: how many prompts are searched at once; default: all. ``lora_request``: the
-        adapter of all prompts.
+        adapter of all prompts. ``priority``: as in `generate`.
         """
         if concurrency_limit is not None and concurrency_limit < 1:
             raise RequestError(f"concurrency_limit must be at least 1, not {concurrency_limit!r}")
@@ -211,7 +214,7 @@ class LLM(WithReasons):
                 batch[first : first + size],
                 params,
                 lambda beams, one_token: self.generate(
-                    beams, one_token, use_tqdm=False, lora_request=lora_request
+                    beams, one_token, use_tqdm=False, lora_request=lora_request, priority=priority
                 ),
                 end_token_ids=processor.end_token_ids,
                 max_model_len=processor.max_model_len,
@@ -243,7 +246,7 @@ class LLM(WithReasons):
         One text in ``data_1`` is compared with each of ``data_2``. Several texts are compared one by one with
         as many in ``data_2``. Raises RequestError if the numbers of texts do not fit.
         """
-        _only_these(neutral, {**NEUTRAL, "chat_template": (None,)})
+        only_these(neutral, {**NEUTRAL, "chat_template": (None,)})
         first, second = as_batch(data_1), as_batch(data_2)
         if len(first) not in {1, len(second)}:
             raise RequestError(
@@ -304,7 +307,7 @@ class LLM(WithReasons):
         - ``lora_request``, ``priority``: as in `generate`.
         - ``neutral``: vLLM's other arguments, such as ``mm_processor_kwargs=None``.
         """
-        _only_these(neutral, {**NEUTRAL, "chat_template_content_format": ("auto", "string")})
+        only_these(neutral, {**NEUTRAL, "chat_template_content_format": ("auto", "string")})
         from armllm.chat import find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
         from armllm.rendering import Renderer  # noqa: PLC0415
 
@@ -365,7 +368,7 @@ class LLM(WithReasons):
         try:
             for prompt, choice, rank, adapter in zip(batch, params, priorities, adapters, strict=True):
                 request_id = next(self._request_ids)
-                self.llm_engine.add_request(request_id, prompt, choice, rank, adapter)
+                self.llm_engine.add_request(request_id, prompt, choice, lora_request=adapter, priority=rank)
                 request_ids.append(request_id)
             outputs = self._finish(len(batch), use_tqdm)
         except BaseException:
@@ -406,16 +409,6 @@ def _only_neutral(**options: Any) -> None:
     for name, value in options.items():
         if value:
             raise RequestError(f"{name} can only be None here, not {value!r:.80}")
-
-
-def _only_these(options: dict[str, Any], accepted: dict[str, tuple[Any, ...]]) -> None:
-    """The same for methods that take several; TypeError for a name that vLLM does not have."""
-    for name, value in options.items():
-        if name not in accepted:
-            raise TypeError(f"unexpected keyword argument {name!r}")
-        if value not in accepted[name]:
-            values = " or ".join(map(repr, accepted[name]))
-            raise RequestError(f"{name} can only be {values} here, not {value!r:.80}")
 
 
 def _one_each(batch: Sequence[Any], params: Any, kind: type[Params], name: str) -> list[Params]:

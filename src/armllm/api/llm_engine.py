@@ -7,9 +7,9 @@ import functools
 import logging
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from armllm.api.missing import WithReasons
+from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.convert.calibration import source_of
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
@@ -136,19 +136,33 @@ class LLMEngine(WithReasons):
         return loaded
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
-        """Load the model that the options name."""
-        return cls(engine_args.create_engine_config())
+    def from_engine_args(cls, engine_args: EngineArgs, **neutral: Any) -> LLMEngine:
+        """Load the model that the options name. ``neutral``: vLLM's others, such as ``usage_context``."""
+        return cls.from_vllm_config(engine_args.create_engine_config(neutral.get("usage_context")), **neutral)
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: EngineConfig, **neutral: Any) -> LLMEngine:
+        """Load the model of `EngineArgs.create_engine_config`."""
+        only_these(neutral, OF_LOADING)
+        return cls(vllm_config)
 
     def add_request(
         self,
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | PoolingParams,
-        priority: int = 0,
+        arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
-    ) -> None:
-        """Check and queue a request; RequestError says what can't be honoured."""
+        *,
+        priority: int = 0,
+        **neutral: Any,
+    ) -> str:
+        """Check and queue a request; return its id. RequestError says what can't be honoured.
+
+        ``arrival_time``: the wall-clock time in ``RequestOutput.metrics``; default: now. ``neutral``: vLLM's
+        others, such as ``trace_headers=None``.
+        """
+        only_these(neutral, OF_REQUESTS)
         engine_prompt = as_prompt(prompt)
         if isinstance(params, PoolingParams):
             request = self.processor.make_pooling_request(
@@ -156,7 +170,10 @@ class LLMEngine(WithReasons):
             )
         else:
             request = self.processor.make_request(request_id, engine_prompt, params, priority, lora_request)
+        if arrival_time is not None:
+            request.arrival_time = arrival_time
         self.add(request)
+        return request_id
 
     def add(self, request: Request) -> None:
         """Queue a request that the processor made."""
@@ -326,7 +343,11 @@ class LLMEngine(WithReasons):
                 outputs.append(output)
         return outputs
 
-    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+    def abort_request(
+        self,
+        request_ids: str | Iterable[str],
+        internal: bool = False,  # noqa: ARG002 - of vLLM's workers
+    ) -> None:
         """Drop one request or several, without an output; `abort` returns what they had to say."""
         self.abort([request_ids] if isinstance(request_ids, str) else request_ids)
 
@@ -344,6 +365,23 @@ class LLMEngine(WithReasons):
                 self.scheduler.restart(sequence)
         self.blocks.forget()
         return True
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What requests may ask for, in vLLM's terms."""
+        classes = () if self.processor.pooling.classes is None else ("classify",)
+        return (*(() if self.processor.is_encoder else ("generate",)), "embed", *classes)
+
+    def do_log_stats(self) -> None:
+        """Log what there is to do."""
+        stats = self.stats()
+        hits = stats.num_prefix_hits / max(stats.num_prefix_queries, 1)
+        logger.info(
+            "Running: %d reqs, Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
+            stats.num_running,
+            stats.num_waiting,
+            100 * stats.num_used_blocks / stats.num_blocks,
+            100 * hits,
+        )
 
     def get_metrics(self) -> list[Metric]:
         """The figures of `stats` under the names of vLLM's metrics."""

@@ -137,10 +137,12 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     load: _Load,
     figures: _Figures,
     trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
+    skip_tokenizer_init: Annotated[bool, typer.Option(hidden=True)] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Measure a server with OpenAI's API at one request rate or several; status 1 if a request failed."""
+    only("--skip-tokenizer-init", skip_tokenizer_init, (False,), "prompts are made with the tokenizer")
     import asyncio  # noqa: PLC0415
 
     from armllm.bench import client, summary  # noqa: PLC0415 - --help should not wait for it

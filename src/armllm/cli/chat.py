@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from armllm.cli.conversation import LocalModel, RemoteModel
 
 
+LOCAL_SERVER = "http://localhost:8000/v1"
 COMMANDS = {
     "/help": "list the commands",
     "/reset": "forget the conversation; the system prompt stays",
@@ -35,10 +35,10 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub; not with --url."),
+        typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub. Default: --url."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help="Talk to a server instead, such as http://localhost:8000/v1.")
+        str | None, typer.Option(help=f"Talk to a server instead. Default without MODEL: {LOCAL_SERVER}.")
     ] = None,
     model_name: Annotated[
         str | None, typer.Option(help="The model's name at --url; default: the server's first.")
@@ -58,6 +58,7 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens per answer; default: all that fit.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Default: the checkpoint's.")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print time to first token and speed.")] = False,
     quantization: Annotated[  # without the short form -q, which is --quick's here
         str | None, typer.Option(help="Round weights while loading.")
     ] = None,
@@ -72,11 +73,11 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     speaker = _speaker(model, url, model_name, api_key, chat_template, engine=engine, changes=changes)
     system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
     if quick is not None:
-        for piece in speaker.answer([*system, {"role": "user", "content": quick}]):
-            print(piece, end="", flush=True)
-        print()
+        from armllm.cli.conversation import show  # noqa: PLC0415 - --help should not wait
+
+        show(speaker.answer([*system, {"role": "user", "content": quick}]), speaker, stats=stats)
     else:
-        _talk(speaker, system)
+        _talk(speaker, system, stats=stats)
 
 
 def _speaker(
@@ -91,10 +92,8 @@ def _speaker(
 ) -> LocalModel | RemoteModel:
     from armllm.cli.conversation import LocalModel, RemoteModel  # noqa: PLC0415 - --help should not wait
 
-    if url is None:
+    if model is not None and url is None:
         only("--model-name", model_name, (None,), "it goes with --url")
-        if model is None:
-            raise RequestError("say which MODEL to talk to, or --url of a server")
         from armllm.chat import read_template  # noqa: PLC0415
 
         template = None if chat_template is None else read_template(chat_template, "--chat-template")
@@ -103,10 +102,10 @@ def _speaker(
     only("--chat-template", chat_template, (None,), "with --url the template is the server's")
     for name in engine:
         raise RequestError(f"--{name.replace('_', '-')} cannot go with --url: the engine is the server's")
-    return RemoteModel(url, model_name, api_key, changes)
+    return RemoteModel(url or LOCAL_SERVER, model_name, api_key, changes)
 
 
-def _talk(speaker: LocalModel | RemoteModel, system: list[dict[str, str]]) -> None:
+def _talk(speaker: LocalModel | RemoteModel, system: list[dict[str, str]], *, stats: bool) -> None:
     """One conversation after the other, until the user ends."""
     if sys.stdin.isatty():
         print("/help lists the commands.", file=sys.stderr)
@@ -123,21 +122,21 @@ def _talk(speaker: LocalModel | RemoteModel, system: list[dict[str, str]]) -> No
         elif re.fullmatch(r"/\w+", line):
             print(f"armllm: {line} is no command; /help lists them", file=sys.stderr)
         else:
-            _answer(speaker, messages, line)
+            _answer(speaker, messages, line, stats=stats)
 
 
-def _answer(speaker: LocalModel | RemoteModel, messages: list[dict[str, str]], text: str) -> None:
+def _answer(
+    speaker: LocalModel | RemoteModel, messages: list[dict[str, str]], text: str, *, stats: bool
+) -> None:
     """Print the answer to a message; both join ``messages`` unless it failed."""
+    from armllm.cli.conversation import show  # noqa: PLC0415 - --help should not wait
+
     question = {"role": "user", "content": text}
-    answer = ""
     try:
-        with contextlib.closing(speaker.answer([*messages, question])) as pieces:
-            for piece in pieces:
-                print(piece, end="", flush=True)
-                answer += piece
-        print()
-    except KeyboardInterrupt:
+        answer = show(speaker.answer([*messages, question]), speaker, stats=stats)
+    except KeyboardInterrupt as interrupt:
         print(" [stopped]")
+        answer = str(interrupt)
     except RequestError as error:  # such as a conversation that has become too long
         print(f"armllm: {error}", file=sys.stderr)
         return

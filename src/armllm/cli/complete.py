@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Annotated
 
 import typer
@@ -34,19 +32,8 @@ def complete_command(  # noqa: PLR0917 - typer reads options from parameters
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
     """Complete what you type by a server. An empty line or Ctrl-D ends."""
-    from armllm.cli.conversation import RemoteModel  # noqa: PLC0415 - --help should not wait
+    from armllm.cli.conversation import RemoteModel, show  # noqa: PLC0415 - --help should not wait
 
     model = RemoteModel(url, model_name, api_key, {"max_tokens": max_tokens})
     for prompt in [quick] if quick is not None else typed_lines():
-        started = time.perf_counter()
-        first = None
-        with contextlib.closing(model.complete(prompt)) as pieces:
-            for piece in pieces:
-                first = first or time.perf_counter()
-                print(piece, end="", flush=True)
-        print()
-        if stats and first is not None:
-            seconds = time.perf_counter() - started
-            print(f"TTFT: {(first - started) * 1000:.2f} ms")
-            tokens = model.num_tokens
-            print(f"TPS:  {tokens / seconds:.2f} tokens/s ({tokens} tokens in {seconds:.2f}s)")
+        show(model.complete(prompt), model, stats=stats)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import RequestError
@@ -39,6 +40,7 @@ class LocalModel:
             self.tokenizer.special_texts(),
             self.engine.runner.max_model_len * self.tokenizer.longest_token,
         )
+        self.num_tokens = 0  # of the last answer
         self.params = dataclasses.replace(
             llm.get_default_sampling_params(), output_kind=RequestOutputKind.DELTA, **changes
         )
@@ -47,14 +49,41 @@ class LocalModel:
         """The pieces of an answer as they are generated; closing the iterator drops the request."""
         prompt = self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
         self.engine.add_request("chat", prompt, self.params)
+        self.num_tokens = 0
         try:
             while self.engine.has_unfinished_requests():
                 with _interrupt_delayed():
                     outputs = self.engine.step()
-                for output in outputs:
-                    yield from (completion.text for completion in output.outputs)
+                for completion in (one for output in outputs for one in output.outputs):
+                    self.num_tokens += len(completion.token_ids)
+                    yield completion.text
         finally:
             self.engine.abort(["chat"])
+
+
+def show(pieces: Generator[str], model: LocalModel | RemoteModel, *, stats: bool) -> str:
+    """Print the pieces of an answer as they come, and return it; ``stats``: the speed after it.
+
+    KeyboardInterrupt ends the answer; then it carries what there is of it.
+    """
+    started = time.perf_counter()
+    first = None
+    answer = ""
+    with contextlib.closing(pieces):
+        try:
+            for piece in pieces:
+                first = first or (time.perf_counter() if piece else None)
+                print(piece, end="", flush=True)
+                answer += piece
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(answer) from None
+    print()
+    if stats and first is not None:
+        seconds = time.perf_counter() - started
+        print(f"TTFT: {(first - started) * 1000:.2f} ms")
+        tokens = model.num_tokens
+        print(f"TPS:  {tokens / seconds:.2f} tokens/s ({tokens} tokens in {seconds:.2f}s)")
+    return answer
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
 from armllm.foregone import Foregone, find_flag, read_flag
 from armllm.progress import progress
-from armllm.utils.options import human_readable_int
+from armllm.utils.options import human_readable_int, opposite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,9 @@ class _EngineOptions:
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            help="Prompt and output tokens together; 4k and 4K are understood.", parser=count, metavar="N"
+            help="Prompt and output tokens together, as 4096, 4k or 4K; auto: what the KV cache holds.",
+            parser=count,
+            metavar="N",
         ),
     ] = None
     max_num_seqs: Annotated[
@@ -155,11 +157,11 @@ class EngineCommand(TyperCommand):
         remaining: list[str] = []
         position = 0
         while position < len(args):
-            argument = args[position]
+            argument = _own_name(args[position], own)
             option = None if argument.partition("=")[0] in own else find_flag(argument)
             if argument == "--" or option is None or not self.takes(option):
                 end = len(args) if argument == "--" else position + 1
-                remaining += args[position:end]
+                remaining += [argument, *args[position + 1 : end]]
                 position = end
                 continue
             value, taken = read_flag(option, args[position:])
@@ -167,6 +169,13 @@ class EngineCommand(TyperCommand):
                 raise RequestError(f"--{option.name.replace('_', '-')} {refused}")
             position += taken
         return super().parse_args(ctx, remaining)
+
+
+def _own_name(argument: str, own: set[str]) -> str:
+    """``--disable-x`` as ``--no-enable-x`` where the command has only that."""
+    flag = argument.partition("=")[0]
+    other = opposite(flag)
+    return other if other is not None and other in own and flag not in own else argument
 
 
 def takes(

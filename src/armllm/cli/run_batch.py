@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from armllm.cli.options import EngineCommand, Verbose, takes_engine_options
+from armllm.cli.options import Verbose, takes_engine_options
+from armllm.cli.serve import ServeCommand
 
 
-class BatchCommand(EngineCommand):
-    """With the flags of vLLM's server that ask for nothing here."""
+class BatchCommand(ServeCommand):
+    """With the flags of vLLM's server that ask for nothing here, and its lists."""
 
-    kind = "serve"
+    has_argument = False
 
 
 def register(app: typer.Typer) -> None:
@@ -48,6 +49,10 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
         str | None, typer.Option(help="hermes, llama3_json, mistral or openai.")
     ] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1, openai_gptoss or qwen3.")] = None,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
+    ] = None,
     output_tmp_dir: Annotated[
         str | None, typer.Option(help="Folder where answers are collected before they are uploaded.")
     ] = None,
@@ -60,10 +65,12 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
 ) -> int:
     """Answer a file of requests in OpenAI's batch format; status 1 if one of them failed."""
     from armllm.chat import read_template  # noqa: PLC0415 - --help needs none of it
+    from armllm.server.adapters import with_adapters  # noqa: PLC0415
     from armllm.server.batch import run_batch  # noqa: PLC0415
     from armllm.server.service import ServerOptions  # noqa: PLC0415
 
     options = ServerOptions(
+        adapters=with_adapters(engine, lora_modules),
         served_model_names=tuple(served_model_name or [model]),
         chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
         enable_auto_tool_choice=enable_auto_tool_choice,

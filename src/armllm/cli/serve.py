@@ -20,6 +20,7 @@ class ServeCommand(EngineCommand):
     """With the flags of ``vllm serve``, ``--config FILE.yaml``, and lists as argparse writes them."""
 
     kind = "serve"
+    has_argument = True
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Write the file's options and the lists as click takes them."""
@@ -34,6 +35,8 @@ class ServeCommand(EngineCommand):
         model_first = bool(args) and not args[0].startswith("-")
         if model_first:  # else the last value of a list might be the model
             args = [args[0], *_repeated(args[1:], lists)]
+        elif not self.has_argument:
+            args = _repeated(args, lists)
         args = with_config(args, repeat)
         if model_first:  # before that of the file
             args = [one for one in args if not one.startswith("--model=")]
@@ -127,18 +130,13 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
 
     from armllm.chat import read_template  # noqa: PLC0415
     from armllm.environment import may_change_adapters  # noqa: PLC0415
-    from armllm.server.adapters import parse_modules  # noqa: PLC0415
+    from armllm.server.adapters import with_adapters  # noqa: PLC0415
     from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
     from armllm.server.service import ServerOptions  # noqa: PLC0415
     from armllm.server.tls import tls_context  # noqa: PLC0415
 
-    if lora_modules and not engine.get("enable_lora"):
-        raise RequestError("--lora-modules needs --enable-lora")
-    adapters = parse_modules(lora_modules or ())
-    if adapters and "max_cpu_loras" not in engine:
-        engine["max_cpu_loras"] = max(len(adapters), engine.get("max_loras", 1))
     options = ServerOptions(
-        adapters=adapters,
+        adapters=with_adapters(engine, lora_modules),
         may_change_adapters=bool(engine.get("enable_lora")) and may_change_adapters(),
         served_model_names=tuple(served_model_name or [name]),
         api_keys=listening.keys,

@@ -13,6 +13,7 @@ from armllm.foregone import Foregone, foregone_options
 from armllm.utils.options import human_readable_int
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
+CONTEXTS = {"LLM_CLASS": "offline", "OPENAI_API_SERVER": "server"}  # UsageContext -> USAGES
 _CONFIG = {field.name: field for field in dataclasses.fields(EngineConfig)}
 _Options = dataclasses.make_dataclass(
     "_Options",
@@ -82,9 +83,13 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
         ]
         return cls(**{name: values[name] for name in names if name in values})
 
-    def create_engine_config(self, usage: str = "offline") -> EngineConfig:
-        """The checked options; RequestError names one that is out of range."""
+    def create_engine_config(self, usage_context: Any = None) -> EngineConfig:
+        """The checked options; RequestError names one that is out of range.
+
+        usage_context: who asks, as vLLM's UsageContext; it decides about defaults.
+        """
         options = {name: getattr(self, name) for name in type(self).__dataclass_fields__}
+        usage = CONTEXTS.get(getattr(usage_context, "value", usage_context), "engine")
         return EngineConfig.of(options.pop("model"), options, usage)
 
 

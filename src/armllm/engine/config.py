@@ -35,6 +35,7 @@ DTYPES = {
 USAGES = {
     "offline": {"max_num_seqs": 256, "max_num_batched_tokens": 4096},
     "server": {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_logprobs": 20},
+    "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},  # `LLMEngine` without `LLM`
 }
 MOST_RANKS = 64  # kMostRanks of the kernels
 ALLOWED = {
@@ -65,12 +66,12 @@ class EngineConfig:
     - calibration: a text of the kind that the model will see; it reduces the error of ``quantization``.
     - seed: the seed from which requests without a seed get theirs.
     - max_model_len: prompt and output tokens of a request; default: what the checkpoint allows, and what
-      num_gpu_blocks_override can hold if it is set.
+      num_gpu_blocks_override can hold if it is set. "auto" or -1: as many of these as the KV cache holds.
     - kv_cache_dtype: "auto" stores keys and values in ``dtype``, "int8" in half of the memory or a quarter.
     - block_size: tokens per block of the KV cache.
     - num_gpu_blocks_override: the number of blocks.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step; default: 256 and 4096
-      for `LLM`, 128 and 2048 for `AsyncLLM` and the server.
+      for `LLM`, 128 and 2048 for `AsyncLLM` and the server, times tensor_parallel_size.
     - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
     - max_logprobs: the most log-probabilities per token that a request may ask for; default: 20 for
       `AsyncLLM` and the server, for `LLM` -1, which is no limit.
@@ -129,7 +130,9 @@ class EngineConfig:
             if (refused := option.refusal(options.pop(name))) is not None:
                 raise RequestError(f"{name} {refused}")
         set_ones = {name: value for name, value in options.items() if value is not None}
-        return cls(model=str(model), **{**USAGES[usage], **set_ones})
+        if set_ones.get("max_model_len") == "auto":
+            set_ones["max_model_len"] = -1
+        return cls(model=str(model), **{**_defaults(usage, set_ones), **set_ones})
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -171,10 +174,11 @@ class EngineConfig:
             self._check_positive(name, getattr(self, name))
         for name in ("max_loras", "max_lora_rank"):
             self._check_positive(name, getattr(self, name))
-        unlimited = {"max_model_len": None, "num_gpu_blocks_override": None, "max_logprobs": -1}
-        unlimited["max_cpu_loras"] = None
-        for name, value in unlimited.items():
-            if getattr(self, name) != value:
+        unlimited: dict[str, tuple[int | None, ...]]
+        unlimited = {"num_gpu_blocks_override": (None,), "max_cpu_loras": (None,)}
+        unlimited |= {"max_model_len": (None, -1), "max_logprobs": (-1,)}
+        for name, values in unlimited.items():
+            if getattr(self, name) not in values:
                 self._check_positive(name, getattr(self, name))
         if self.tensor_parallel_size > MOST_RANKS:
             raise RequestError(f"tensor_parallel_size must be at most {MOST_RANKS}")
@@ -227,11 +231,16 @@ class EngineConfig:
             dtype = torch.float16
         else:
             dtype = torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
+        has = (
+            "has products in float16"
+            if dtype is torch.float16
+            else (f"has {'' if dtype is torch.bfloat16 else 'no '}products in bfloat16")
+        )
         logger.info(
-            "dtype auto: %s, since most weights are %s and this CPU %s products in bfloat16",
+            "dtype auto: %s, since most weights are %s and this CPU %s",
             str(dtype).removeprefix("torch."),
             stored,
-            "has" if cpu_computes_bfloat16() else "has no",
+            has,
         )
         return dtype
 
@@ -239,6 +248,20 @@ class EngineConfig:
     def cache_dtype(self) -> torch.dtype:
         """The dtype of the KV cache."""
         return torch.int8 if self.kv_cache_dtype == "int8" else self.torch_dtype
+
+
+def _defaults(usage: str, options: dict[str, Any]) -> dict[str, int]:
+    """VLLM's defaults on a CPU: every rank computes its part of a step, so a step may be larger."""
+    ranks = options.get("tensor_parallel_size", 1)
+    several = isinstance(ranks, int) and 1 < ranks <= MOST_RANKS
+    defaults = {
+        name: value * ranks if several and name != "max_logprobs" else value
+        for name, value in USAGES[usage].items()
+    }
+    tokens = options.get("max_num_batched_tokens")
+    if isinstance(tokens, int) and 0 < tokens < defaults["max_num_seqs"]:  # each sequence has a token
+        defaults["max_num_seqs"] = tokens
+    return defaults
 
 
 def _stored_dtype(model: Path) -> str:

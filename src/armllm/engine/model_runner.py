@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,9 @@ class StepInput:
     metadata: AttentionMetadata
 
 
+logger = logging.getLogger(__name__)
+
+
 class ModelRunner:
     """Loads the weights of a source after checking all of it, makes the KV cache, and runs steps.
 
@@ -79,15 +83,15 @@ class ModelRunner:
         self._ranks = ranks
         self._num_ranks = 1 if ranks is None else ranks.size
         longest = self.model_config.max_model_len
-        self.max_model_len = config.max_model_len or min(
-            longest, self.model_config.default_model_len or longest
-        )
+        self._fits_cache = config.max_model_len == -1
+        wanted = None if self._fits_cache else config.max_model_len
+        self.max_model_len = wanted or min(longest, self.model_config.default_model_len or longest)
         if self.max_model_len > self.model_config.max_model_len:
             raise RequestError(
                 f"max_model_len {self.max_model_len} is above {self.model_config.max_model_len}, to which"
                 " max_position_embeddings (and its rope scaling) in config.json limit it"
             )
-        if config.max_model_len is None and config.num_gpu_blocks_override is not None:
+        if wanted is None and config.num_gpu_blocks_override is not None:
             self.max_model_len = min(self.max_model_len, config.num_gpu_blocks_override * config.block_size)
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
@@ -187,8 +191,11 @@ class ModelRunner:
             # No more than max_num_seqs sequences can use: a small model need not take all memory.
             affordable = int(left * SHARE_FOR_KV_CACHE) // block_bytes
             num_blocks, origin = min(affordable, needed * config.max_num_seqs), "the memory that is left"
+        fits = num_blocks * self.block_size
+        if self._fits_cache and 0 < num_blocks < needed:
+            logger.info("max_model_len auto: %d, which the KV cache can hold", fits)
+            self.max_model_len, needed = fits, num_blocks
         if num_blocks < needed:
-            fits = num_blocks * self.block_size
             advice = f"lower max_model_len to at most {fits} or allow more" if fits else "allow more"
             raise MemoryLimitError(
                 f"the KV cache can't hold one sequence: {origin} allows {fits} tokens"

@@ -119,7 +119,8 @@ class Processor:
         ]
         if params.prompt_logprobs is not None:
             sequences[0].prompt_logprobs = PromptLogprobs(token_ids, params.prompt_logprobs, self.tokenizer)
-        return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, sequences)
+        text = prompt if isinstance(prompt, str) else None
+        return Request(request_id, text, token_ids, sequences, lora_request=lora_request)
 
     def make_pooling_request(
         self,
@@ -149,7 +150,8 @@ class Processor:
             second_segment=params.second_segment,
             adapter=self._adapters.get(lora_request),
         )
-        return Request(request_id, prompt if isinstance(prompt, str) else None, token_ids, [sequence])
+        text = prompt if isinstance(prompt, str) else None
+        return Request(request_id, text, token_ids, [sequence], lora_request=lora_request)
 
     def _check_priority(self, priority: int) -> None:
         if not isinstance(priority, int) or isinstance(priority, bool):

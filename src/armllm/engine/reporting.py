@@ -22,6 +22,7 @@ from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from armllm.engine.sequence import Request, Sequence
+    from armllm.lora.request import LoRARequest
 
 
 def report(request: Request) -> RequestOutput | None:
@@ -42,7 +43,10 @@ def report(request: Request) -> RequestOutput | None:
         request_id=request.request_id,
         prompt=request.prompt,
         prompt_token_ids=request.prompt_token_ids,
-        outputs=[_completion(sequence, delta=kind is RequestOutputKind.DELTA) for sequence in sequences],
+        outputs=[
+            _completion(sequence, request.lora_request, delta=kind is RequestOutputKind.DELTA)
+            for sequence in sequences
+        ],
         finished=finished,
         num_cached_tokens=first.num_cached_tokens or 0,
         prompt_logprobs=first.prompt_logprobs.described if first.prompt_logprobs is not None else None,
@@ -51,6 +55,7 @@ def report(request: Request) -> RequestOutput | None:
         if first.pooler is not None and finished and first.finish_reason is None and request.error is None
         else None,
         error=request.error,
+        lora_request=request.lora_request,
     )
 
 
@@ -109,7 +114,7 @@ def _num_said(sequence: Sequence) -> int:
     return sequence.num_output_tokens + (sequence.finish_reason is not None)
 
 
-def _completion(sequence: Sequence, *, delta: bool) -> CompletionOutput:
+def _completion(sequence: Sequence, lora_request: LoRARequest | None, *, delta: bool) -> CompletionOutput:
     first = sequence.num_reported_tokens if delta else 0
     token_ids = sequence.token_ids[sequence.num_prompt_tokens + first :].tolist()
     text = ""
@@ -130,4 +135,5 @@ def _completion(sequence: Sequence, *, delta: bool) -> CompletionOutput:
         logprobs=sequence.logprobs[first:] if wanted else None,
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
+        lora_request=lora_request,
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from armllm.engine.prompt_logprobs import PromptLogprobs
     from armllm.engine.structured import Matcher
     from armllm.errors import ArmllmError
+    from armllm.lora.request import LoRARequest
     from armllm.outputs import Logprob
     from armllm.sampling_params import SamplingParams
 
@@ -161,6 +162,7 @@ class Request:
     prompt_token_ids: list[int]
     sequences: list[Sequence]
     error: ArmllmError | None = None
+    lora_request: LoRARequest | None = None
     arrival_time: float = dataclasses.field(default_factory=time.time)
     queued_ts: float = dataclasses.field(default_factory=time.monotonic)
 

@@ -88,6 +88,16 @@ def parse_modules(values: Sequence[str]) -> tuple[LoRARequest, ...]:
     return tuple(adapters)
 
 
+def with_adapters(engine: dict[str, Any], values: Sequence[str] | None) -> tuple[LoRARequest, ...]:
+    """What --lora-modules lists, with room for all among the engine's options. Raises as `parse_modules`."""
+    if values and not engine.get("enable_lora"):
+        raise RequestError("--lora-modules needs --enable-lora")
+    adapters = parse_modules(values or ())
+    if adapters and "max_cpu_loras" not in engine:
+        engine["max_cpu_loras"] = max(len(adapters), engine.get("max_loras", 1))
+    return adapters
+
+
 def _modules(value: str) -> list[tuple[str, str, str | None]]:
     """Name, path and name of the base."""
     if not value.lstrip().startswith(("{", "[")):

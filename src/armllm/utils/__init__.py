@@ -1,5 +1,6 @@
 """What vLLM has under this name: its argument parser and its helpers."""
 
 from armllm.utils.argparse_utils import FlexibleArgumentParser
+from armllm.utils.programs import random_uuid
 
-__all__ = ["FlexibleArgumentParser"]
+__all__ = ["FlexibleArgumentParser", "random_uuid"]

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from armllm.utils.options import dashed, with_config
+from armllm.utils.options import dashed, opposite, with_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +30,25 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
             arguments = with_config(arguments)
         return super().parse_known_args(_merge_keys(arguments), namespace)
 
+    @staticmethod
+    def check_port(value: str) -> int:
+        """A type of options: a port from 1024 to 65535."""
+        try:
+            number = int(value)
+        except ValueError:
+            raise argparse.ArgumentTypeError("Port must be an integer") from None
+        if not 1024 <= number <= 65535:
+            raise argparse.ArgumentTypeError("Port must be between 1024 and 65535")
+        return number
+
     def _known(self, argument: str) -> str:
-        """With dashes, unless the parser has the flag as it is."""
-        known = argument.partition("=")[0] in self._option_string_actions
-        return argument if known else dashed(argument)
+        """With dashes, unless the parser has the flag as it is; ``--disable-x`` may be ``--no-enable-x``."""
+        flags = self._option_string_actions
+        if argument.partition("=")[0] in flags:
+            return argument
+        argument = dashed(argument)
+        other = opposite(argument)
+        return other if other is not None and other in flags and argument not in flags else argument
 
 
 def _merge_keys(arguments: list[str]) -> list[str]:

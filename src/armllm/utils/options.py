@@ -16,8 +16,11 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2*
 
 
 def human_readable_int(text: str | int) -> int:
-    """A number that may end in k, m, g (thousands) or K, M, G (1024s). Raises ValueError for another text."""
-    if text in ("-1", -1):  # no limit, where an option has one
+    """A number that may end in k, m, g (thousands) or K, M, G (1024s); "auto" is -1.
+
+    Raises ValueError for another text.
+    """
+    if text in ("-1", -1, "auto"):  # no limit, where an option has one
         return -1
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG]?)", str(text))
     if match is None or ("." in match.group(1) and match.group(2) not in ("k", "m", "g")):
@@ -31,6 +34,14 @@ def dashed(argument: str) -> str:
         return argument
     name, equals, value = argument.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def opposite(flag: str) -> str | None:
+    """``--no-enable-x`` of ``--disable-x``, ``--no-disable-x`` of ``--enable-x``: vLLM has all since 0.33."""
+    for prefix, other in (("--disable-", "enable"), ("--enable-", "disable")):
+        if flag.startswith(prefix):
+            return f"--no-{other}-{flag.removeprefix(prefix)}"
+    return None
 
 
 def flag_name(argument: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import time
 
@@ -11,7 +12,10 @@ import torch
 import armllm
 from armllm import (
     LLM,
+    AsyncEngineArgs,
     AsyncLLM,
+    AsyncLLMEngine,
+    BeamSearchParams,
     EmbeddingRequestOutput,
     EngineArgs,
     LLMEngine,
@@ -88,7 +92,8 @@ def test_modules_have_vllms_names_too():
     for name in NAMES:
         module = importlib.import_module(f"armllm.{name}")
         assert not NAMES[name] or len(vars(module)) > 8, name
-    assert importlib.import_module("armllm.v1.engine.async_llm").AsyncLLM is AsyncLLM
+    assert issubclass(importlib.import_module("armllm.v1.engine.async_llm").AsyncLLM, AsyncLLM)
+    assert importlib.import_module("armllm.usage.usage_lib").UsageContext("LLM_CLASS")
     parser = importlib.import_module("armllm.utils.argparse_utils").FlexibleArgumentParser
     assert parser is armllm.FlexibleArgumentParser
     with pytest.raises(ModuleNotFoundError, match=r"armllm\.v1\.worker"):
@@ -196,3 +201,62 @@ def test_a_template_of_the_program_is_used(folder, tmp_path):
     assert output.prompt == "[Hi]"
     with pytest.raises(RequestError, match="nowhere"):
         LLM(folder, dtype="float32", chat_template="/nowhere").chat(messages)
+
+
+def test_arguments_and_fields_of_newer_releases_are_there(llm):
+    """It would catch a program of vLLM 0.33 that stops at an argument or a field, or gets another order."""
+    params = SamplingParams.from_optional(max_tokens=2, temperature=None, output_text_buffer_length=0)
+    assert params == SamplingParams(max_tokens=2)
+    assert PoolingParams(requires_token_ids=False, extra_kwargs=None) == PoolingParams()
+    with pytest.raises(RequestError, match="step_tag_id can only be None here, not 3"):
+        PoolingParams(step_tag_id=3)
+    with pytest.raises(RequestError, match="allowed_token_ids can only be None here"):
+        BeamSearchParams(2, 4, allowed_token_ids=[1])
+    engine = llm.llm_engine
+    assert engine.add_request("a", "Hello", params, 12.5, None, priority=0, trace_headers=None) == "a"
+    with pytest.raises(RequestError, match=r"trace_headers can only be None or \{\} here"):
+        engine.add_request("b", "Hello", params, trace_headers={"a": "b"})
+    with pytest.raises(TypeError, match="trace_header"):
+        engine.add_request("b", "Hello", params, trace_header=None)
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    assert outputs[0].metrics.arrival_time == 12.5
+    assert outputs[0].lora_request is outputs[0].outputs[0].lora_request is None
+    assert outputs[0].kv_transfer_params is outputs[0].outputs[0].routed_experts is None
+    assert engine.get_supported_tasks() == ("generate", "embed")
+    with pytest.raises(AttributeError, match="max_cpu_loras says how many adapters"):
+        engine.pin_lora(1)
+
+
+def test_an_engine_may_be_made_of_a_config(folder):
+    arguments = AsyncEngineArgs(folder, dtype="float32", max_model_len=64)
+    usage = importlib.import_module("armllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+    config = arguments.create_engine_config(usage)
+    assert LLMEngine.from_vllm_config(config, usage_context=usage).config == config
+
+    async def use():
+        engine = AsyncLLMEngine.from_vllm_config(config, stat_loggers=None, disable_log_stats=True)
+        try:
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            async for output in engine.generate("Hi", params, "1", data_parallel_rank=None):
+                last = output
+            await engine.do_log_stats()
+            await engine.wait_for_requests_to_drain(5)
+            assert engine.get_num_unfinished_requests() == 0
+            assert await engine.reset_prefix_cache()
+            assert "generate" in await engine.get_supported_tasks()
+            assert len(last.outputs[0].token_ids) == 3
+        finally:
+            engine.shutdown(timeout=60)
+
+    asyncio.run(use())
+
+
+def test_the_length_may_be_what_the_cache_holds(folder):
+    """It would catch an "auto" that is refused, or that promises more than there is room for."""
+    for auto in ("auto", -1):
+        small = LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=2, max_model_len=auto)
+        assert small.llm_engine.runner.max_model_len == 32
+    longest = LLM(folder, dtype="float32").llm_engine.runner.max_model_len
+    assert LLM(folder, dtype="float32", max_model_len="auto").llm_engine.runner.max_model_len == longest

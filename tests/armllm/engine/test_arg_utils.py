@@ -20,16 +20,23 @@ from armllm import (
 )
 from armllm.errors import RequestError
 from armllm.smoke.passages import MODEL
+from armllm.utils.programs import UsageContext
 
 
 def test_options_become_a_config_with_the_defaults_of_their_use():
     arguments = EngineArgs(model=str(MODEL), tensor_parallel_size=1, max_model_len=64, block_size=None)
     assert arguments.tensor_parallel_size == 1
     assert arguments.max_model_len == 64
-    config = arguments.create_engine_config()
+    config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     assert (config.max_num_seqs, config.max_num_batched_tokens, config.block_size) == (256, 4096, 16)
-    config = arguments.create_engine_config("server")
-    assert (config.max_num_seqs, config.max_num_batched_tokens) == (128, 2048)
+    for usage in (None, UsageContext.ENGINE_CONTEXT, UsageContext.OPENAI_API_SERVER):
+        config = arguments.create_engine_config(usage)
+        assert (config.max_num_seqs, config.max_num_batched_tokens) == (128, 2048)
+    arguments.tensor_parallel_size = 2  # each rank has its part, as in vLLM
+    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 4096)
+    arguments.max_num_batched_tokens = 64
+    assert arguments.create_engine_config().max_num_seqs == 64
     assert dataclasses.asdict(arguments)["max_model_len"] == 64
 
 
@@ -111,5 +118,5 @@ def test_the_asynchronous_engine_has_the_methods_of_vllms():
     finally:
         engine.shutdown()
     assert engine.is_stopped
-    with pytest.raises(TypeError, match="start_engine_loop=False"):
+    with pytest.raises(RequestError, match="start_engine_loop can only be True"):
         AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(MODEL)), start_engine_loop=False)

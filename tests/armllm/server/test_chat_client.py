@@ -18,6 +18,11 @@ def test_a_server_answers_as_the_model_itself_does(served, folder, capsys):
     assert main(["chat", str(folder), "--dtype", "float32", *QUICK]) == 0
     assert remote == capsys.readouterr().out
     assert remote.strip()
+    for where in (["--url", served.url], [str(folder), "--dtype", "float32"]):
+        assert main(["chat", *where, *QUICK, "--stats"]) == 0
+        shown = capsys.readouterr().out.removeprefix(remote).splitlines()
+        assert shown[0].startswith("TTFT: ")
+        assert "(5 tokens in" in shown[1]
 
 
 def test_a_conversation_is_kept_and_an_error_ends_only_its_turn(served, capsys, monkeypatch):
@@ -31,7 +36,7 @@ def test_a_conversation_is_kept_and_an_error_ends_only_its_turn(served, capsys, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "--url"),
+        ([], "at http://localhost:8000: "),
         (["--url", "http://127.0.0.1:9"], "no server"),
         (["model", "--url", "http://127.0.0.1:9"], "MODEL beside --url"),
         (["--url", "http://127.0.0.1:9", "--dtype", "float32"], "--dtype"),
