@@ -34,7 +34,6 @@ NAMES = {
     "v1.engine.llm_engine": "api.llm_engine",
     "v1.metrics": "",
     "v1.metrics.reader": "engine.metrics",
-    "version": "utils.programs",
 }
 
 

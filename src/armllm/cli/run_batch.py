@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from armllm.cli.options import Verbose, takes_engine_options
+from armllm.cli.answers import Answers
+from armllm.cli.options import Verbose, takes, takes_engine_options
 from armllm.cli.serve import ServeCommand
 
 
@@ -23,8 +24,10 @@ def register(app: typer.Typer) -> None:
 
 
 @takes_engine_options
+@takes("answers", Answers)
 def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
+    answers: Answers,
     input_file: Annotated[
         str, typer.Option("--input-file", "-i", help="A JSON Lines file or an http URL of one.")
     ],
@@ -32,27 +35,6 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
         str, typer.Option("--output-file", "-o", help="Where answers go: a file, or an http URL to PUT to.")
     ],
     model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a name on the hub.")],
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
-    ] = None,
-    chat_template: Annotated[
-        str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
-    ] = None,
-    enable_auto_tool_choice: Annotated[
-        bool,
-        typer.Option(
-            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
-            help="Let the model decide to call tools.",
-        ),
-    ] = False,
-    tool_call_parser: Annotated[
-        str | None, typer.Option(help="hermes, llama3_json, mistral or openai.")
-    ] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="deepseek_r1, openai_gptoss or qwen3.")] = None,
-    lora_modules: Annotated[
-        list[str] | None,
-        typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
-    ] = None,
     output_tmp_dir: Annotated[
         str | None, typer.Option(help="Folder where answers are collected before they are uploaded.")
     ] = None,
@@ -64,23 +46,12 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Answer a file of requests in OpenAI's batch format; status 1 if one of them failed."""
-    from armllm.chat import read_template  # noqa: PLC0415 - --help needs none of it
-    from armllm.server.adapters import with_adapters  # noqa: PLC0415
-    from armllm.server.batch import run_batch  # noqa: PLC0415
-    from armllm.server.service import ServerOptions  # noqa: PLC0415
+    from armllm.server.batch import run_batch  # noqa: PLC0415 - --help needs none of it
 
-    options = ServerOptions(
-        adapters=with_adapters(engine, lora_modules),
-        served_model_names=tuple(served_model_name or [model]),
-        chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
-        enable_auto_tool_choice=enable_auto_tool_choice,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-    )
     answered, failed = run_batch(
         model,
         engine,
-        options,
+        answers.options(model, engine),
         source=input_file,
         target=output_file,
         folder=output_tmp_dir,

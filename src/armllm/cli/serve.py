@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from armllm.cli.answers import Answers
 from armllm.cli.listening import Listening
 from armllm.cli.options import EngineCommand, Verbose, takes, takes_engine_options
 from armllm.errors import RequestError
@@ -64,42 +65,21 @@ def register(app: typer.Typer) -> None:
 
 
 @takes_engine_options
+@takes("answers", Answers)
 @takes("listening", Listening)
 def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     ctx: typer.Context,
     engine: dict[str, Any],
     listening: Listening,
+    answers: Answers,
     model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
     model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
-    ] = None,
-    chat_template: Annotated[
-        str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
-    ] = None,
-    enable_auto_tool_choice: Annotated[
-        bool,
-        typer.Option(
-            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
-            help="Let the model decide to call tools.",
-        ),
-    ] = False,
-    tool_call_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls: hermes, llama3_json, mistral or openai.")
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None, typer.Option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3.")
-    ] = None,
     data_parallel_size: Annotated[
         int,
         typer.Option(
             "--data-parallel-size", "-dp", help="Replicas behind this port: one per NUMA node.", min=1
         ),
     ] = 1,
-    lora_modules: Annotated[
-        list[str] | None,
-        typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
-    ] = None,
     root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
     ssl_ca_certs: Annotated[str | None, typer.Option(help="Who signs the clients' certificates.")] = None,
     ssl_cert_reqs: Annotated[
@@ -128,22 +108,15 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         raise RequestError(f"give one MODEL: {ctx.command_path} MODEL [OPTIONS]")
     name = model_tag or model or ""
 
-    from armllm.chat import read_template  # noqa: PLC0415
     from armllm.environment import may_change_adapters  # noqa: PLC0415
-    from armllm.server.adapters import with_adapters  # noqa: PLC0415
     from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
-    from armllm.server.service import ServerOptions  # noqa: PLC0415
     from armllm.server.tls import tls_context  # noqa: PLC0415
 
-    options = ServerOptions(
-        adapters=with_adapters(engine, lora_modules),
+    options = answers.options(
+        name,
+        engine,
         may_change_adapters=bool(engine.get("enable_lora")) and may_change_adapters(),
-        served_model_names=tuple(served_model_name or [name]),
         api_keys=listening.keys,
-        chat_template=None if chat_template is None else read_template(chat_template, "--chat-template"),
-        enable_auto_tool_choice=enable_auto_tool_choice,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
         log_requests=enable_log_requests,
         log_stats=not disable_log_stats,
         root_path=root_path,

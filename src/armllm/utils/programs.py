@@ -8,11 +8,6 @@ import logging
 import resource
 import uuid
 
-import armllm
-
-__version__ = armllm.__version__
-__version_tuple__ = armllm.__version_tuple__
-
 
 class UsageContext(str, enum.Enum):
     """Who loads an engine; it decides how large steps are by default."""
