@@ -1,5 +1,17 @@
+"""Where the program starts: Ctrl-C while its modules load is an interruption too, and no traceback."""
+
 import sys
 
-from armbuild.cli import main
 
-sys.exit(main())
+def run() -> int:
+    """Load the command line, run it and return its exit status."""
+    try:
+        from armbuild.cli import main  # noqa: PLC0415 - it takes a while
+    except KeyboardInterrupt:
+        print("armbuild: interrupted", file=sys.stderr)
+        return 130
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

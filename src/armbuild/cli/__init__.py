@@ -58,13 +58,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[  # noqa: ARG001 - its callback prints it
+    version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Build, audit and test AArch64 wheels on any Linux machine."""
-    Progress.quiet = quiet
 
 
 for module in (detect, wheel, audit, smoke, verify, index, docker, manylinux_image, matrix, cache, doctor):
@@ -74,6 +73,7 @@ for module in (detect, wheel, audit, smoke, verify, index, docker, manylinux_ima
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status; every error is one or two lines on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    Progress.quiet = False  # until -q says so
     try:
         result = _program()(arguments, prog_name="armbuild", standalone_mode=False)
         if result == INTERRUPTED:  # what typer makes of Ctrl-C
@@ -86,7 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         message, status = explain(error)
         plain = "\n".join(map(one_line, message.split("\n")[:MAX_LINES]))  # parts of it may be a stranger's
-        print(f"armbuild: error: {plain}", file=sys.stderr)
+        if plain:  # the help that no command brings says it all
+            kind = "" if status == INTERRUPTED else "error: "
+            print(f"armbuild: {kind}{plain}", file=sys.stderr)
         if "--json" in arguments:
             print(json.dumps({"schema": 1, "error": message, "status": status}))
         return status
@@ -94,10 +96,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _program() -> Any:
-    """The command line; where the columns of a table would cut names, help comes as plain lines."""
+    """The command line, with -q everywhere; where a table would cut names, help comes as plain lines."""
     program: Any = typer.main.get_command(app)
+    (quiet,) = (option for option in program.params if option.name == "quiet")
+    quiet.expose_value = False
     columns = shutil.get_terminal_size().columns
+    context = typer.Context(program, **program.context_settings)
     for command, least in ((program, 60), *((command, 100) for command in program.commands.values())):
+        command.params += [quiet] if command is not program else []
+        for option in command.get_params(context):
+            if getattr(option, "is_flag", False):
+                option.metavar = ""  # else a table says <bool>, as if one had to follow
         if columns < least:
             command.rich_markup_mode = None
     return program
@@ -109,7 +118,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         case ArmbuildError() | IsaError():
             return str(error), error.status
         case ClickException():
-            return error.format_message(), 2
+            return _explain_usage(error), 2
         case KeyboardInterrupt() | typer.Abort():
             return "interrupted; nothing half-written is left", INTERRUPTED
         case RecursionError():
@@ -118,6 +127,15 @@ def explain(error: BaseException) -> tuple[str, int]:
             return _explain_system(error), 3
         case _:
             return f"internal error: {type(error).__name__}: {error} (--verbose shows where)", 70
+
+
+def _explain_usage(error: ClickException) -> str:
+    """What typer says, and where too much or too little is said the command that shows what there is."""
+    message: str = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is None or not message.startswith(("Missing ", "Got unexpected ")):
+        return message
+    return f"{message.rstrip('.')} (`{context.command_path} --help` shows what there is)"
 
 
 def _explain_system(error: OSError) -> str:

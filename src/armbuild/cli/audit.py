@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armbuild.cli.options import AsJson, coloured
+from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
         for file in () if verbose else facts["files"]:
             del file["functions"]
         documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
-        if not as_json:
+        if not (as_json or (Progress.quiet and report.ok)):
             lines = [*describe(report, show), *(claim.lines() if claim else ())]
             print("\n".join([coloured(lines[0], sys.stdout), *lines[1:]]), flush=True)
     ok = all(report.ok for report in reports)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
 from armbuild.wheel.settings import KERNELS
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 @with_settings("baseline", *KERNELS, "cpu", "require_proof")
 def docker_command(
-    project: Annotated[Path, typer.Argument(help="The engine's source folder, without --wheel.")] = Path(),
+    project: Annotated[
+        Path, typer.Argument(metavar="[PROJECT]", help="The engine's source folder, without --wheel.")
+    ] = Path(),
     *,
     platform: Annotated[
         str, typer.Option("--platform", metavar="OS/ARCH,...", help="linux/arm64, linux/amd64, or both.")
@@ -70,7 +72,6 @@ def docker_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from armbuild.cli.options import AsJson, Mirror, Traceback, coloured
+from armbuild.cli.progress import Progress
 
 if TYPE_CHECKING:
     import typer
@@ -30,6 +31,8 @@ def doctor_command(
         print(json.dumps(diagnosis.as_dict(), indent=2))
     else:
         for finding in diagnosis.findings:
+            if Progress.quiet and (finding.ok or finding.optional):
+                continue
             mark = "ok " if finding.ok else "-  " if finding.optional else "NO "
             print(coloured(f"{mark} {finding.name:<15}{finding.found}", sys.stdout))
             if not finding.ok:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, PlanOnly, Quiet, Verbose
+from armbuild.cli.options import AsJson, Mirror, PlanOnly, Verbose
 
 if TYPE_CHECKING:
     from armbuild.image.archive import Written
@@ -46,7 +46,6 @@ def manylinux_image_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415

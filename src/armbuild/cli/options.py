@@ -60,9 +60,15 @@ def _hide_progress(quiet: bool) -> bool:
 Quiet = Annotated[
     bool,
     typer.Option(
-        "--quiet", "-q", help="Say nothing but errors.", rich_help_panel=OUTPUT, callback=_hide_progress
+        "--quiet",
+        "-q",
+        help="Say nothing but errors, and what was asked for.",
+        rich_help_panel=OUTPUT,
+        callback=_hide_progress,
     ),
 ]
+"""Every command gets this option of the program's; Progress has its value."""
+
 Traceback = Annotated[
     bool, typer.Option("--verbose", help="Show where errors arise.", rich_help_panel=OUTPUT)
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from armbuild.cli import smoke_image
-from armbuild.cli.options import AsJson, Mirror, Options, Quiet, Verbose, coloured, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, Verbose, coloured, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 @with_settings("imports", "command", "requires", "cpu", "sandbox")
 def smoke_command(
     wheel: Annotated[
-        Path, typer.Argument(help="An AArch64 wheel, of armllm or with a test of yours, or an image.")
+        Path,
+        typer.Argument(
+            metavar="WHEEL|IMAGE", help="An AArch64 wheel, of armllm or with a test of yours, or an image."
+        ),
     ],
     *,
     options: Options,
@@ -43,7 +46,6 @@ def smoke_command(
     mirror: Mirror = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from armbuild.cli.options import AsJson, Traceback, coloured
+from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError, one_line
 
 
@@ -50,7 +51,7 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
         checks = verify.check(path, statement=provenance, signer=signer)
         ok = all(check.ok is not False for check in checks)
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
-        if not as_json:
+        if not (as_json or (Progress.quiet and ok)):
             verdict = f"{one_line(str(path))}: {'passed' if ok else 'FAILED'}"
             print("\n".join([coloured(verdict, sys.stdout), *map(str, checks)]), flush=True)
     passed = all(document["ok"] for document in documents)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Quiet, Verbose, coloured, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, coloured, with_settings
 from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def register(app: typer.Typer) -> None:
 @with_settings()
 def wheel_command(
     project: Annotated[
-        str, typer.Argument(help="A project's folder, an sdist file, or a requirement such as 'lz4>=4.4'.")
+        str,
+        typer.Argument(
+            metavar="[PROJECT]",
+            help="A project's folder, an sdist file, or a requirement such as 'lz4>=4.4'.",
+        ),
     ] = ".",
     *,
     options: Options,
@@ -43,7 +47,6 @@ def wheel_command(
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
-    quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and test it with real inference."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs

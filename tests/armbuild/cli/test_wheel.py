@@ -2,23 +2,19 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
 from tests.armbuild import wheels
 from tests.armbuild.image import small
 
-import armbuild
 from armbuild import cli
-from armbuild.cli import main, wheel
-from armbuild.cli.progress import Progress
+from armbuild.cli import main
 from armbuild.errors import MissingError
 from armbuild.host import cache, pythons
 
@@ -135,92 +131,6 @@ def test_an_image_has_its_own_sandbox(capsys, tmp_path):
     for option in ("--engine=podman", "--unsafe-no-sandbox"):
         status, _, err = run(capsys, "smoke", image, "--sandbox", option)
         assert (status, "--sandbox and" in err) == (2, True)
-
-
-@pytest.mark.parametrize("columns", ["40", "80", "99", "100", "200"])
-def test_help_shows_brackets_and_cuts_no_name_at_any_width(capsys, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", columns)
-    _, out, _ = run(capsys, "audit", "--help")
-    assert "[tool.armbuild.audit]" in re.sub(r"[\s│]", "", out)
-    _, out, _ = run(capsys, "--help")
-    assert "manylinux-image" in out
-    for command in ("wheel", "docker"):
-        _, out, _ = run(capsys, command, "--help")
-        shown = set(re.findall(r"[\w./-]+", out))
-        for option in {"--require-proof", "--no-require-proof", "--no-dotprod", "--baseline"} | (
-            {"container", "podman", "sccache", "--config-settings", "--no-check-reproducible"}
-            if command == "wheel"
-            else set()
-        ):
-            assert option in shown, option
-
-
-def test_shells_complete_the_names_of_commands(capsys, monkeypatch):
-    monkeypatch.setenv("_ARMBUILD_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "armbuild au")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    with pytest.raises(SystemExit):
-        main([])
-    assert capsys.readouterr().out.split() == ["audit"]
-
-
-def test_the_version_is_printed(capsys):
-    status, out, _ = run(capsys, "--version")
-    assert (status, out) == (0, f"armbuild {armbuild.version()}\n")
-    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", armbuild.version())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "quiet"),
-    [(["-q", "wheel"], True), (["wheel", "-q"], True), (["--quiet", "wheel"], True), (["wheel"], False)],
-)
-def test_quiet_stands_before_or_after_the_command(monkeypatch, arguments, quiet):
-    seen = []
-    monkeypatch.setattr(Progress, "quiet", False)
-    plan = types.SimpleNamespace(cpus=())
-    monkeypatch.setattr(wheel, "_plan", lambda *_arguments, **_options: plan)
-    monkeypatch.setattr(wheel, "build_and_report", lambda _plan, **_options: seen.append(Progress.quiet) or 0)
-    assert main([*arguments, "tests/armbuild/projects"]) == 0
-    assert seen == [quiet]
-
-
-def test_doctor_names_one_command_for_all_that_is_missing(capsys, monkeypatch):
-    from armbuild.host import doctor  # noqa: PLC0415 - the module under test is patched
-
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(doctor.pythons, "tool", lambda _name: None)
-    status, out, _ = run(capsys, "doctor", "--json")
-    facts = json.loads(out)
-    assert status == 1
-    assert not facts["ok"]
-    assert facts["command"] == "pip install 'armllm[build]'"
-
-
-@pytest.mark.network
-def test_doctor_asks_the_archives_and_fails_where_one_does_not_answer(capsys, monkeypatch, tmp_path):
-    """It said that QEMU "will be fetched" from an archive that nobody had asked."""
-    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("ARMBUILD_MIRROR", "http://127.0.0.1:9/debian")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    status, out, _ = run(capsys, "doctor", "--json")
-    findings = {finding["name"]: finding for finding in json.loads(out)["findings"]}
-    assert status == 1
-    assert not findings["Debian archive"]["ok"]
-    assert "127.0.0.1:9/debian/dists/trixie/InRelease: " in findings["Debian archive"]["found"]
-    assert "127.0.0.1" in findings["Python index"]["found"]
-    assert "will be fetched" not in findings["QEMU"]["found"]
-
-
-def test_doctor_names_what_the_container_lane_lacks_and_asks_for_nothing(capsys, monkeypatch):
-    from armbuild.host import doctor  # noqa: PLC0415 - the module under test is patched
-
-    monkeypatch.setattr(doctor.shutil, "which", lambda _name: None)
-    _, out, _ = run(capsys, "doctor", "--json")
-    facts = json.loads(out)
-    (engine,) = (finding for finding in facts["findings"] if finding["name"] == "containers")
-    assert (engine["ok"], engine["optional"], engine["packages"]) == (False, True, ["podman"])
-    assert "podman" not in (facts["command"] or "")
 
 
 # zig's C++ runtime, which is not ours to compare, need not be built again.
