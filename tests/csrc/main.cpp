@@ -118,7 +118,10 @@ int main(int argc, char** argv) {
   if (list) return 0;
   if (wanted("dispatch")) report("dispatch", "-", conformance::test_dispatch());
   if (only_targets.empty()) {
-    if (wanted("threads")) report("threads", armllm::thread_backend(), conformance::test_threads(seed));
+    if (wanted("threads")) {
+      report("threads", armllm::thread_backend(), conformance::test_threads(seed));
+      report("thread counts", armllm::thread_backend(), conformance::test_thread_counts(seed));
+    }
     if (wanted("rejects")) report("rejects", "-", conformance::test_rejects());
     if (wanted("exp")) report("exp", "-", conformance::test_exp());
   }

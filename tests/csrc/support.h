@@ -196,6 +196,7 @@ const std::vector<NamedTest>& moe_tests();
 // Tests that are not about one op: the choice of targets, threads, exp.
 Result test_dispatch();
 Result test_threads(uint64_t seed);
+Result test_thread_counts(uint64_t seed);
 Result test_rejects();
 Result test_exp();
 
