@@ -45,7 +45,8 @@ class Served:
 
     def __init__(self, folder, engine_options, **options):
         self.engine = AsyncLLM(folder, dtype="float32", **engine_options)
-        self.service = Service(self.engine, ServerOptions(served_model_names=("smoke", "alias"), **options))
+        names = options.pop("served_model_names", ("smoke", "alias"))
+        self.service = Service(self.engine, ServerOptions(served_model_names=names, **options))
         config = uvicorn.Config(
             create_app(self.service),
             lifespan="off",
