@@ -26,6 +26,7 @@ from armllm.engine.ranks import Followers, check_ranks, follower_config
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
+from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
 from armllm.errors import ArmllmError, CheckpointError, EngineError, ModelError, RequestError
 from armllm.models import read_model_config
@@ -100,6 +101,7 @@ class LLMEngine(WithReasons):
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching and not model_config.is_encoder,
             switch_length=model_config.rope_switch_length,
+            states=StateSlots(self.runner.num_states) if self.runner.num_states else None,
         )
         self.scheduler = Scheduler(
             self.blocks,
@@ -247,6 +249,8 @@ class LLMEngine(WithReasons):
         with self._stopwatch.of("schedule"):
             scheduled = self.scheduler.schedule()
         with self._stopwatch.of("model"):
+            if self.blocks.states is not None:
+                self.runner.copy_states(self.blocks.states.take_copies())
             logits = self.runner.run(scheduled, self._alone)
         failed = [sequence for sequence in scheduled if sequence.finished]
         scheduled = [sequence for sequence in scheduled if not sequence.finished]

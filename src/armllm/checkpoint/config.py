@@ -60,6 +60,7 @@ class ModelConfig:
     for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
     is_encoder: each token sees those after it, too: sequences are computed whole and nothing is cached.
     default_model_len: a shorter length that the checkpoint asks for. classes: of a classification head.
+    is_recurrent: some layers keep a state per sequence.
     """
 
     architecture: str
@@ -79,6 +80,7 @@ class ModelConfig:
     is_encoder: bool = False
     default_model_len: int | None = None
     classes: Classes | None = None
+    is_recurrent: bool = False
 
 
 class ConfigReader:

@@ -255,14 +255,19 @@ def _show(model: Model, pieces: list[list[int]], longest: int, dtype: torch.dtyp
     for layer in model.attention_layers:
         layout = layer.cache_layout(dtype, BLOCK_SIZE)
         layer.bind(layout, kernels.allocate_kv_cache(layout, num_blocks))
+    for recurrent in model.recurrent_layers:
+        recurrent.bind_states(1, dtype)
     for piece in pieces:
         count = len(piece)
+        for recurrent in model.recurrent_layers:
+            recurrent.copy_state(None, 0)
         positions = torch.arange(count)
         metadata = AttentionMetadata(
             slot_mapping=positions,
             block_tables=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
             query_start_loc=torch.tensor([0, count], dtype=torch.int32),
             seq_lens=torch.tensor([count], dtype=torch.int32),
+            state_slots=torch.zeros(1, dtype=torch.int64),
         )
         places = model.places(positions, torch.full((count,), count))
         model(torch.tensor(piece), places, metadata, rows=None)

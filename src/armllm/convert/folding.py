@@ -96,6 +96,8 @@ class _Layer:
             return
         if self.has("self_attn.kv_a_proj_with_mqa"):
             self.latent_attention()
+        elif self.has("linear_attn.out_proj"):
+            self.delta_net()
         else:
             self.attention()
         if self.has("fc1"):
@@ -131,6 +133,13 @@ class _Layer:
             self.from_norm("self_attn.q_a_layernorm", ["self_attn.q_b_proj"], [])
         self.from_norm("self_attn.kv_a_layernorm", ["self_attn.kv_b_proj"], [])
         self.skip("self_attn.o_proj", "its inputs are expanded from a latent vector")
+
+    def delta_net(self) -> None:
+        """Qwen's gated delta net."""
+        names = ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba", "in_proj_b", "in_proj_a")
+        inputs = [f"linear_attn.{name}" for name in names if self.has(f"linear_attn.{name}")]
+        self.from_norm("input_layernorm", inputs, [])
+        self.skip("linear_attn.out_proj", "a norm that all heads share lies before it")
 
     def feed_forward(self) -> None:
         """Gate, up and down, or experts."""

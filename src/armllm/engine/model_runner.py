@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from armllm.kernels import KVCacheLayout
     from armllm.models import Model
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
@@ -116,6 +118,8 @@ class ModelRunner:
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
+            for recurrent in self.model.recurrent_layers:
+                recurrent.bind_states(self.num_states, self.dtype)
             self.decode = RecordedDecode(
                 self.model, max_blocks=-(-self.max_model_len // self.block_size), block_size=self.block_size
             )
@@ -154,6 +158,7 @@ class ModelRunner:
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
+        self.num_states = 0
         if self.model_config.is_encoder:  # nothing is cached: blocks only count tokens
             self._left_beside(inventory.num_bytes)
             self.num_blocks = -(-self.max_model_len // self.block_size) * config.max_num_seqs
@@ -161,9 +166,38 @@ class ModelRunner:
             self.num_blocks = config.num_gpu_blocks_override  # rank 0 has counted them, for all
         else:
             left = self._left_beside(inventory.num_bytes + (0 if slots is None else slots.num_bytes))
-            self.num_blocks = self._count_blocks(config, block_bytes, left)
+            state_bytes = self._take_states(config, model, left)
+            self.num_blocks = self._count_blocks(config, block_bytes, left - state_bytes)
         self.cache_bytes = self.num_blocks * block_bytes * self._num_ranks
         return inventory, layouts
+
+    def _take_states(self, config: EngineConfig, model: Model, left: int) -> int:
+        """Decide how many states there are; return their bytes, at most half of what the cache may take.
+
+        There is one for every sequence that may run, and as many for snapshots of prefixes.
+        """
+        parts = [part for layer in model.recurrent_layers for part in layer.state_shapes(self.dtype)]
+        if not parts:
+            return 0
+        state_bytes = sum(part.num_bytes for part in parts)
+        space = environment.kv_cache_bytes()
+        budget = (int(left * SHARE_FOR_KV_CACHE) if space is None else min(space, left)) // 2
+        wanted = config.max_num_seqs * (2 if config.enable_prefix_caching else 1)
+        self.num_states = min(wanted, budget // state_bytes)
+        if self.num_states < 1:
+            raise MemoryLimitError(
+                f"the states of the recurrent layers take {readable(state_bytes)} each, and half of"
+                f" the cache's memory is {readable(max(0, budget))}"
+            )
+        logger.info("%d states of recurrent layers, %s each", self.num_states, readable(state_bytes))
+        return self.num_states * state_bytes
+
+    def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
+        """Copy states from slot to slot, in order; without a source, clear the slot."""
+        with torch.inference_mode():
+            for source, target in copies:
+                for layer in self.model.recurrent_layers:
+                    layer.copy_state(source, target)
 
     def _left_beside(self, weight_bytes: int) -> int:
         """Bytes of memory for the KV cache of each rank; MemoryLimitError if the weights don't fit."""
@@ -185,6 +219,8 @@ class ModelRunner:
         needed = -(-self.max_model_len // self.block_size)
         if config.num_gpu_blocks_override is not None:
             num_blocks, origin = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+        elif not block_bytes:  # no layer has attention: blocks only count tokens
+            return needed * config.max_num_seqs
         elif (space := environment.kv_cache_bytes()) is not None:
             num_blocks, origin = space // block_bytes, "VLLM_CPU_KVCACHE_SPACE"
         else:
@@ -285,6 +321,7 @@ class ModelRunner:
                 first : first + sequence.num_scheduled_tokens
             ]
         seconds = np.array([_second_segment(sequence) for sequence in sequences])
+        slots = np.array([sequence.state_slot for sequence in sequences])
         token_types = positions >= seconds[of_sequence]
         blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
         return StepInput(
@@ -299,6 +336,7 @@ class ModelRunner:
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
+                state_slots=torch.from_numpy(slots) if self.num_states else None,
                 token_types=torch.from_numpy(token_types.astype(np.int64)) if token_types.any() else None,
             ),
         )

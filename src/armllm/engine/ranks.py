@@ -46,6 +46,11 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
         return
     if model_config.is_encoder:
         raise RequestError(f"tensor_parallel_size {size}: an encoder is computed in one process")
+    if model_config.is_recurrent:
+        raise RequestError(
+            f"tensor_parallel_size {size}: {model_config.architecture} has recurrent layers,"
+            " which are computed in one process"
+        )
     if heads % size:
         numbers = [f"{number}" for number in range(1, heads + 1) if heads % number == 0]
         raise RequestError(

@@ -242,7 +242,7 @@ class RecordedDecode:
 
     def __init__(self, model: Model, *, max_blocks: int, block_size: int) -> None:
         self.most_sequences = MOST_SEQUENCES
-        self.refused: str | None = None
+        self.refused: str | None = "the states of recurrent layers" if model.recurrent_layers else None
         self.recordings: dict[int, Recording] = {}
         self.buffers = Buffers(MOST_SEQUENCES)
         self._model = model

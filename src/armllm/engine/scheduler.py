@@ -63,9 +63,11 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         scheduled: list[Sequence] = []
         preempted = False
+        for sequence in self.running:
+            self.blocks.keep_state(sequence)
         while budget and len(scheduled) < len(self.running):
             sequence = self.running[len(scheduled)]
-            num_tokens = sequence.num_computed_tokens + self._chunk(sequence, budget)
+            num_tokens = sequence.num_computed_tokens + self.blocks.chunk(sequence, budget)
             while not self.blocks.can_grow(sequence, num_tokens):
                 preempted = True
                 if self._preempt_last() is sequence:
@@ -81,7 +83,7 @@ class Scheduler:
                 budget = max(budget, waiting.num_tokens)
             if waiting is None or not self._admit(waiting):
                 break
-            budget -= self._commit(waiting, waiting.num_computed_tokens + self._chunk(waiting, budget))
+            budget -= self._commit(waiting, waiting.num_computed_tokens + self.blocks.chunk(waiting, budget))
             scheduled.append(waiting)
         return scheduled
 
@@ -116,6 +118,8 @@ class Scheduler:
         A prompt that starts and is thrown out half-way would be work for nothing.
         """
         if not sequence.needs_every_token:
+            if self.blocks.waits_for_state(sequence, self.running):
+                return False
             sequence.num_computed_tokens = self.blocks.share_prefix(sequence)
         if not self.blocks.can_grow(sequence, sequence.num_tokens):
             self._give_back(sequence)
@@ -130,10 +134,6 @@ class Scheduler:
         del self.waiting[bisect.bisect_left(self.waiting, sequence.rank, key=_rank)]
         bisect.insort(self.running, sequence, key=_rank)
         return True
-
-    @staticmethod
-    def _chunk(sequence: Sequence, budget: int) -> int:
-        return min(sequence.num_tokens - sequence.num_computed_tokens, budget)
 
     def _commit(self, sequence: Sequence, num_tokens: int) -> int:
         self.blocks.grow(sequence, num_tokens)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from armllm.sampling_params import SamplingParams
 
 
+NO_SLOT = -1  # of `StateSlots`
+
+
 class SequenceStatus(enum.Enum):
     """Where a sequence is: waiting has no cache blocks, running has, finished has given them back."""
 
@@ -40,7 +43,8 @@ class Sequence:
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
     the output was part of a `RequestOutput`. ``…_ts``: seconds of `time.monotonic`, 0 before it happened.
-    ``rank``: the order in which the scheduler serves. ``adapter``: LoRA's; None: the model as it is.
+    ``state_slot``: in `StateSlots`. ``rank``: the order in which the scheduler serves. ``adapter``: LoRA's;
+    None: the model as it is.
     """
 
     request_id: str
@@ -63,6 +67,8 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
     prefix_ids: list[int] = dataclasses.field(default_factory=list)
+    state_slot: int = NO_SLOT
+    parting: int = 0  # how many tokens of it were in the prefix cache when it was looked for there
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_cached_tokens: int | None = None

@@ -21,13 +21,15 @@ class AttentionMetadata:
 
     slot_mapping int64 [T]: the cache slot of each token's key and value. block_tables int32 [S, most blocks].
     query_start_loc int32 [S + 1]: each sequence's rows among the T. seq_lens int32 [S]: tokens in the cache
-    after the step. token_types int64 [T]: the segment of each token, for encoders of pairs; None: all 0.
+    after the step. state_slots int64 [S]: where recurrent layers have each sequence's state; None: there are
+    no such layers. token_types int64 [T]: the segment of each token, for encoders of pairs; None: all 0.
     """
 
     slot_mapping: Tensor
     block_tables: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
+    state_slots: Tensor | None = None
     token_types: Tensor | None = None
 
 

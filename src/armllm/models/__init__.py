@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.tensors import Tensors
     from armllm.checkpoint.weights import Inventory, WeightFormat, Weights
     from armllm.layers.attention import Attention, AttentionMetadata
+    from armllm.layers.recurrent import RecurrentLayer
     from armllm.layers.rotary import RotaryEmbedding
 
 
@@ -64,7 +65,12 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family("qwen2", "qwen2"),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", "qwen2_moe"),
     "Qwen3ForCausalLM": Family("qwen3", "qwen3"),
+    "Qwen3_5ForCausalLM": Family("qwen3_5", "qwen3_5_text"),
+    "Qwen3_5ForConditionalGeneration": Family("qwen3_5", "qwen3_5"),
+    "Qwen3_5MoeForCausalLM": Family("qwen3_5", "qwen3_5_moe_text"),
+    "Qwen3_5MoeForConditionalGeneration": Family("qwen3_5", "qwen3_5_moe"),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", "qwen3_moe"),
+    "Qwen3NextForCausalLM": Family("qwen3_next", "qwen3_next"),
     "SeedOssForCausalLM": Family("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
     "StableLmForCausalLM": Family("stablelm", "stablelm"),
@@ -93,6 +99,7 @@ class Model(Protocol):
 
     config: ModelConfig
     attention_layers: list[Attention]
+    recurrent_layers: list[RecurrentLayer]
     rotaries: list[RotaryEmbedding]
 
     def __init__(self, config: ModelConfig, weights: Weights, *, max_positions: int) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.weights import Weights
     from armllm.layers.attention import Attention, AttentionMetadata
+    from armllm.layers.recurrent import RecurrentLayer
     from armllm.layers.rotary import RotaryEmbedding
 
 MAX_LABELS = 100_000
@@ -109,6 +110,7 @@ class Encoder:
         self.config = config
         self.rotaries: list[RotaryEmbedding] = []
         self.attention_layers: list[Attention] = []
+        self.recurrent_layers: list[RecurrentLayer] = []
         body = weights.scope(self.prefix, optional=True)
         self.load_embeddings(body.scope("embeddings"), max_positions)
         self.load_layers(body)

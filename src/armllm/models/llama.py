@@ -6,7 +6,7 @@ The other families are this decoder with other parts; what they change they over
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.layers.activation import GATED
@@ -15,6 +15,7 @@ from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import LayerNorm, RMSNorm
+from armllm.layers.recurrent import RecurrentLayer
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
 from armllm.models.rope import read_rope, stretched_length
 from armllm.models.windows import same_everywhere
@@ -38,6 +39,13 @@ class LlamaConfig(ModelConfig):
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+
+
+class Mixer(Protocol):
+    """What lets a token see others: attention or a recurrent layer."""
+
+    def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
+        """``x[T, hidden_size]`` to the same of ``rows``, or of all tokens."""
 
 
 class LlamaAttention:
@@ -101,9 +109,15 @@ class LlamaDecoderLayer:
     attention_name = "self_attn"
 
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
-        self.self_attn = self.attention_class(config, weights.scope(self.attention_name), rotary, index)
+        self.self_attn = self.load_attention(config, weights, rotary, index)
         self.mlp = self.load_mlp(config, weights, index)
         self.load_norms(config, weights)
+
+    def load_attention(
+        self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int
+    ) -> Mixer:
+        """What layer ``index`` does between tokens."""
+        return self.attention_class(config, weights.scope(self.attention_name), rotary, index)
 
     def load_norms(self, config: Any, weights: Weights) -> None:
         """Those before the branches."""
@@ -166,7 +180,9 @@ class LlamaForCausalLM:
             if config.tie_word_embeddings
             else load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         )
-        self.attention_layers = [layer.self_attn.attention for layer in self.layers]
+        mixers = [layer.self_attn for layer in self.layers]
+        self.attention_layers = [mixer.attention for mixer in mixers if isinstance(mixer, LlamaAttention)]
+        self.recurrent_layers = [mixer for mixer in mixers if isinstance(mixer, RecurrentLayer)]
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.recurrent import RecurrentLayer
     from armllm.layers.rotary import RotaryEmbedding
 
 # The table of positions begins with two rows that fairseq kept for padding.
@@ -118,6 +119,7 @@ class OPTForCausalLM:
             else load_linear(weights, {"lm_head": config.vocab_size}, embedding_size, bias=False)
         )
         self.attention_layers = [layer.attention for layer in self.layers]
+        self.recurrent_layers: list[RecurrentLayer] = []
 
     @staticmethod
     def read_config(reader: ConfigReader) -> OPTConfig:

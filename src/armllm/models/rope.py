@@ -31,16 +31,19 @@ def read_rope(
     default_original: int | None = None,
     interleaved: bool = False,
     missing: dict[str, Any] | None = None,
+    ignored: tuple[str, ...] = (),
 ) -> RopeParameters:
     """One set for all layers. ``default_partial``: how much of a head turns; None: all must.
 
     ``aliases``: further names of rope types. ``default_original``: what the family takes for a missing
     original_max_position_embeddings, which is else ``positions``. ``missing``: what it takes for neither
-    rope_parameters nor rope_scaling.
+    rope_parameters nor rope_scaling. ``ignored``: keys that mean nothing for text.
     """
     source = "rope_scaling" if reader.get("rope_scaling", None) else "rope_parameters"
     values = reader.get(source, missing or {})
     reader.get("rope_parameters", None)
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if key not in ignored}
     outside = {
         "rope_theta": reader.get("rope_theta", default_theta),
         "partial_rotary_factor": reader.get("partial_rotary_factor", default_partial or 1.0),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def same_everywhere(reader: ConfigReader, num_layers: int, window: int | None) -> tuple[int | None, ...]:
@@ -27,12 +27,14 @@ def by_layer(reader: ConfigReader, kinds: Sequence[str], window: int | None) -> 
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def read_layer_types(reader: ConfigReader, num_layers: int, default: list[str]) -> list[str]:
-    """layer_types, one of the two kinds per layer."""
+def read_layer_types(
+    reader: ConfigReader, num_layers: int, default: list[str], known: tuple[str, str] = (FULL, SLIDING)
+) -> list[str]:
+    """layer_types, one of the two ``known`` kinds per layer."""
     kinds = reader.get("layer_types", default)
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise reader.error(f"layer_types must be a list of {num_layers} kinds, one per layer")
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise reader.error(f"layer_types {kind!r} is not supported, only {FULL} and {SLIDING}")
+        if kind not in known:
+            raise reader.error(f"layer_types {kind!r} is not supported, only {' and '.join(known)}")
     return kinds

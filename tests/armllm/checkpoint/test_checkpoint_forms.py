@@ -116,6 +116,28 @@ def test_the_text_part_of_gemma_3_runs_without_its_tower(seeing_gemma):
     check(folder, model)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"])
+def test_the_text_part_of_qwen_3_5_runs_without_its_tower(tmp_path, architecture):
+    text = random_config(architecture, 3)
+    stem = architecture.removesuffix("ForCausalLM")
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    config = {
+        "architectures": [f"{stem}ForConditionalGeneration"],
+        "model_type": text["model_type"].removesuffix("_text"),
+        "text_config": {name: text[name] for name in text if name != "architectures"},
+        "vision_config": vision | {"out_hidden_size": text["hidden_size"]},
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "eos_token_id": [1, 7],
+    }
+    settings = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(2)
+    model = getattr(transformers, config["architectures"][0])(settings).eval()
+    randomise(model, config["model_type"])
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert check(tmp_path, model).config.eos_token_ids == {1, 7}
+
+
 def test_what_is_neither_text_nor_tower_is_refused(seeing_gemma):
     folder, _ = seeing_gemma
     rename(folder, lambda name: name.replace("vision_tower", "audio_tower"))

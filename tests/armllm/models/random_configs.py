@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 VOCAB_SIZE = 400
 POSITIONS = 128
 GATED = ["silu", "swish", "gelu", "gelu_python", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu"]
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+SPARSE = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
 Config = dict[str, Any]
 
 
@@ -264,6 +265,42 @@ def qwen3_moe(rng: random.Random) -> Config:
         "sliding_window": 12,
     }
     return with_rope(rng, config) | extra | sparse(rng, config["num_hidden_layers"])
+
+
+def delta_nets(rng: random.Random, config: Config) -> Config:
+    """Gated delta nets, with attention in some layers."""
+    del config["hidden_act"]
+    layers, key_heads = config["num_hidden_layers"], rng.choice([1, 2, 4])
+    config["head_dim"] = rng.choice([16, 32])
+    # The norm after the delta rule makes large what a head finds, which is next to nothing where query and
+    # key happen to be at right angles: with less, transformers' own chunks and steps are 1e-3 apart.
+    config["rms_norm_eps"] = rng.choice([1e-2, 3e-2])
+    extra: Config = {
+        "attention_bias": rng.random() < 0.3,
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4]),
+        "linear_key_head_dim": rng.choice([8, 16, 24]),
+        "linear_value_head_dim": rng.choice([8, 16, 40]),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3]),
+    }
+    kinds = [rng.choice([FULL, LINEAR]) for _ in range(layers)]
+    extra |= rng.choice([{}, {"full_attention_interval": 2}, {"layer_types": kinds}, {"layer_types": kinds}])
+    return config | partial_rope(rng, config, 0.25, [0.5, 1.0]) | extra
+
+
+def qwen3_next(rng: random.Random) -> Config:
+    config = delta_nets(rng, decoder(rng)) | {"model_type": "qwen3_next"}
+    shared = {"shared_expert_intermediate_size": rng.choice([16, 40])}
+    return config | shared | sparse(rng, config["num_hidden_layers"])
+
+
+def qwen3_5(rng: random.Random) -> Config:
+    return delta_nets(rng, decoder(rng)) | {"model_type": "qwen3_5_text"}
+
+
+def qwen3_5_moe(rng: random.Random) -> Config:
+    config = qwen3_next(rng) | {"model_type": "qwen3_5_moe_text"}
+    return {key: value for key, value in config.items() if key not in ("intermediate_size", *SPARSE)}
 
 
 def olmoe(rng: random.Random) -> Config:
@@ -567,6 +604,9 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "MixtralForCausalLM": mixtral,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
     "OlmoeForCausalLM": olmoe,
     "GemmaForCausalLM": gemma,
     "Olmo2ForCausalLM": olmo2,
@@ -588,3 +628,5 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "DeepseekV3ForCausalLM": deepseek_v3,
     "GptOssForCausalLM": gpt_oss,
 }
+
+RECURRENT = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}

@@ -33,12 +33,13 @@ def save_reference(folder: Path, config: dict[str, Any], seed: int) -> Any:
 
 def randomise(model: Any, model_type: str) -> None:
     """Weights that leave no part without effect; a norm's is 1 at rest, or 0 where 1 is added."""
-    rest = 0.0 if model_type.startswith("gemma") else 1.0
+    around_zero = model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "embed" in name:
                 parameter.normal_(std=0.3)
             elif "norm" in name:
+                rest = 0.0 if around_zero and "linear_attn" not in name else 1.0
                 parameter.uniform_(rest - 0.5, rest + 0.5)
             else:
                 parameter.normal_(std=1.5 * parameter.shape[-1] ** -0.5)
@@ -53,8 +54,10 @@ def expected_logits(model: Any, prompt: list[int], tokens: list[int]) -> torch.T
     rope = getattr(model.config, "rope_parameters", None) or {}
     with torch.inference_mode():
         if rope.get("rope_type") != "longrope":
-            return model(ids).logits[0, len(prompt) - 1 : -1]
-        steps = [model(ids[:, : len(prompt) + step]).logits[0, -1] for step in range(len(tokens))]
+            return model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        steps = [
+            model(ids[:, : len(prompt) + step], use_cache=False).logits[0, -1] for step in range(len(tokens))
+        ]
     return torch.stack(steps)
 
 

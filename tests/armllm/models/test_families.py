@@ -24,6 +24,8 @@ SMALL = {
 }
 
 
+# their text models are tested, and what is around them in test_checkpoint_forms.py
+SEEING = {name for name in REGISTERED if name.endswith("ForConditionalGeneration")}
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -173,7 +175,7 @@ def test_a_stretched_model_is_offered_as_long_as_it_is(tmp_path, values, limit):
     assert config.max_model_len == limit
 
 
-@pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - {"Gemma3ForConditionalGeneration"}))
+@pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - SEEING))
 def test_a_model_that_sees_what_comes_later_is_refused(tmp_path, architecture):
     """transformers would let each token attend to all; true is what every decoder is."""
     read(tmp_path, architecture, is_causal=True)
@@ -187,7 +189,7 @@ def test_no_length_beyond_the_limit_is_taken(make_checkpoint):
         LLM(checkpoint.folder, dtype="float32", max_model_len=257)
 
 
-@pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - {"Gemma3ForConditionalGeneration"}))
+@pytest.mark.parametrize("architecture", sorted(set(REGISTERED) - SEEING))
 def test_defaults_are_those_of_transformers(tmp_path, architecture):
     """A missing key means what it means there; head_dim of Mixtral and such is a method's default."""
     small = SMALL | REQUIRED.get(architecture, {})
@@ -195,9 +197,9 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     if latent:
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
-    theirs = getattr(
-        transformers, architecture.replace("ForCausalLM", "Config").replace("Gemma3", "Gemma3Text")
-    )(**small)
+    stem = architecture.removesuffix("ForCausalLM")
+    text = stem in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
     assert ours.architecture == architecture
     shared = getattr(theirs, "multi_query", False)
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", 1 if shared else 32)

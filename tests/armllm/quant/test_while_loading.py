@@ -30,6 +30,9 @@ LEFT = (
     "shared_expert_gate",
     "router",
     "layer",
+    "in_proj_ba",
+    "in_proj_a",
+    "in_proj_b",
     "gate_up_proj_bias",
     "down_proj_bias",
 )
@@ -42,7 +45,7 @@ def rounded_twin(folder, config, scheme):
         part = name.removesuffix(".weight").rpartition(".")[2]
         if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
             state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
-        if tensor.ndim == 3:
+        if tensor.ndim == 3 and part != "conv1d":
             turned = config["model_type"] == "gpt_oss"  # its experts are [inputs, outputs]
             experts = [one.T if turned else one for one in tensor]
             rounded = [from_float(one, scheme_for(scheme, one.shape[1])).dequantize() for one in experts]
