@@ -12,7 +12,7 @@ from armisa import Isa
 from armisa.errors import IsaError
 from armllm import kernels
 from armllm.checkpoint.config import ConfigReader
-from armllm.checkpoint.folder import SINGLE, open_checkpoint
+from armllm.checkpoint.folder import SINGLE
 from armllm.checkpoint.gguf_blocks import BLOCKS
 from armllm.checkpoint.gguf_file import open_gguf
 from armllm.checkpoint.hub import resolve_model
@@ -25,7 +25,7 @@ from armllm.layers.linear import cpu_computes_bfloat16
 from armllm.models import check_model, read_model_config
 from armllm.progress import progress
 from armllm.quant.digest import digest_file
-from armllm.quant.formats import choose_format
+from armllm.quant.formats import choose_format, open_stored
 from armllm.quant.integers import IntegerFormat, pack
 from armllm.quant.packed import ALIGNMENT, MANIFEST, VERSION, Packed, Source, StoredMatrix, sealed
 from armllm.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ def pack_checkpoint(
             f"{path} is {config.quantization} already; pack {config.quantization.source.model}"
         )
     form = choose_format(quantization, config.quantization)
-    source: Tensors = open_checkpoint(path)
+    source: Tensors = open_stored(path, config.quantization)
     if calibration is not None:
         if quantization is None:
             raise RequestError("--calibrate needs a --quantization to calibrate")

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.hub import resolve_model
 from armllm.engine.sentence_modules import MODULES, embedding_size, read_modules
 from armllm.models import check_model, read_model_config
+from armllm.quant.floats import FloatFormat
+from armllm.quant.formats import open_stored
 from armllm.quant.gguf_format import ROUNDED, GGUFFormat
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
     """Shape, size and limits of a checkpoint folder; CheckpointError if the engine could not load it."""
     folder = resolve_model(model)
     architecture, config = read_model_config(folder)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_stored(folder, config.quantization)
     model, inventory = check_model(architecture, config, checkpoint, torch.bfloat16, config.quantization)
     stored = sorted({checkpoint.describe(name)[0] for name in inventory.taken})
     facts = {
@@ -60,6 +61,8 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
 
 def _quantization(config: ModelConfig, checkpoint: Tensors, inventory: Inventory) -> str:
     """The scheme, and what of a GGUF file is not kept as it is stored."""
+    if isinstance(config.quantization, FloatFormat):
+        return str(config.quantization)
     if not inventory.schemes:
         return "none"
     if isinstance(config.quantization, GGUFFormat):

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from armllm.checkpoint.dummy import DummyTensors
-from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.gguf_file import forget_gguf
 from armllm.checkpoint.weights import LoadingWeights
 from armllm.engine.stats import LoadReport
 from armllm.progress import progress
-from armllm.quant.formats import choose_format
+from armllm.quant.formats import choose_format, open_stored
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ModelConfig
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import Inventory, WeightFormat
     from armllm.engine.config import EngineConfig
     from armllm.models import Model
+    from armllm.quant.floats import DecodedTensors
 
 logger = logging.getLogger(__name__)
 GIB = 1 << 30
@@ -48,12 +48,12 @@ class WeightSource:
         return choose_format(self.config.quantization, self._stored)
 
     @functools.cached_property
-    def checkpoint(self) -> Checkpoint | GGUFCheckpoint | DummyTensors:
+    def checkpoint(self) -> Checkpoint | GGUFCheckpoint | DecodedTensors | DummyTensors:
         """The files, or what stands for them."""
         folder = self.config.model_folder
         if self.config.load_format == "dummy":
             return DummyTensors(folder, quantized=self._stored is not None)
-        return open_checkpoint(folder)
+        return open_stored(folder, self._stored)
 
     def tensors(self) -> Tensors:
         """What is loaded, once the whole checkpoint has been checked."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from armllm.checkpoint.folder import Checkpoint, open_checkpoint
 from armllm.checkpoint.json_file import read_object
 from armllm.errors import RequestError
 from armllm.quant.awq import AWQ
 from armllm.quant.compressed_tensors import CompressedTensors
+from armllm.quant.floats import FloatFormat, is_float
 from armllm.quant.gguf_format import GGUFFormat
 from armllm.quant.gptq import GPTQ
 from armllm.quant.mxfp4 import MXFP4
@@ -16,17 +18,26 @@ from armllm.quant.round_to_nearest import RoundToNearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.gguf import GGUFCheckpoint
     from armllm.checkpoint.weights import WeightFormat
+    from armllm.quant.floats import DecodedTensors
 
 KEYS = ("quantization_config", "compression_config")
 FILES = {GPTQ.method: "quantize_config.json", AWQ.method: "quant_config.json"}
 
 
+def _compressed(reader: ConfigReader) -> WeightFormat:
+    """By the type of weights."""
+    return FloatFormat.of_compressed(reader) if is_float(reader) else CompressedTensors.of(reader)
+
+
 READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {
     AWQ.method: AWQ.of,
-    CompressedTensors.method: CompressedTensors.of,
+    CompressedTensors.method: _compressed,
+    "fp8": FloatFormat.of_fp8,
     GPTQ.method: GPTQ.of,
     MXFP4.method: MXFP4.of,
     Packed.method: Packed.of,
@@ -51,6 +62,14 @@ def read_format(reader: ConfigReader) -> WeightFormat | None:
             " unquantised checkpoint, which --quantization rounds while loading"
         )
     return READERS[method](section)
+
+
+def open_stored(path: Path, stored: WeightFormat | None) -> Checkpoint | GGUFCheckpoint | DecodedTensors:
+    """The tensors of a folder or of a GGUF file as models take them."""
+    checkpoint = open_checkpoint(path)
+    if isinstance(stored, FloatFormat) and isinstance(checkpoint, Checkpoint):
+        return stored.decoded(checkpoint)
+    return checkpoint
 
 
 def _section(reader: ConfigReader) -> ConfigReader | None:
@@ -78,7 +97,7 @@ def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat
         return found
     if asked in METHODS:
         raise RequestError(f"quantization {asked!r}: the checkpoint is {found or 'not quantised'}")
-    if found is not None and not isinstance(found, GGUFFormat):
+    if found is not None and not isinstance(found, GGUFFormat | FloatFormat):
         raise RequestError(
             f"quantization {asked!r}: the checkpoint is {found} already; leave the option away, or take the"
             " unquantised checkpoint"

@@ -80,12 +80,12 @@ class MXFP4(IntegerFormat):
             raise weights.error(f"{name}_scales", f"has scales of {NOT_A_NUMBER}, which stands for NaN")
         stacked = blocks.reshape(-1, *blocks.shape[-3:]), scales.reshape(-1, *scales.shape[-2:])
         return [
-            IntegerWeight(q=_doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8)
+            IntegerWeight(q=doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8)
             for values, exponents in zip(*stacked, strict=True)
         ]
 
 
-def _doubled(packed: Tensor) -> Tensor:
+def doubled(packed: Tensor) -> Tensor:
     """Twice the values of bytes ``[N, K / 2]``, int8 ``[N, K]``."""
     table = torch.tensor([*_DOUBLED, *(-value for value in _DOUBLED)], dtype=torch.int8)
     both = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=-1)

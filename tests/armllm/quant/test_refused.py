@@ -20,6 +20,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False}
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 STATIC = TOKENS | {"strategy": "tensor", "dynamic": False}
 
 
@@ -33,10 +34,16 @@ def compressed(weights=(), inputs=None, **changes):
     } | changes
 
 
+FLOAT = compressed({"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": True})
+FLOAT["format"] = "float-quantized"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"quant_method": "fp8"}, "quantization_config (fp8) is not supported, only awq"),
+        ({"quant_method": "fp_quant"}, "quantization_config (fp_quant) is not supported, only awq"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two numbers"),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"type": "float"}}, "kv_cache_scheme is not supported"),
         ({"quant_method": "bitsandbytes"}, "quantization_config (bitsandbytes)"),
         ({"quant_method": "hqq"}, "--quantization rounds while loading"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": "lm_head"}, "must be a list of names"),
@@ -52,7 +59,9 @@ def compressed(weights=(), inputs=None, **changes):
         (AWQ | {"bits": 8}, "AWQ with 8 bits"),
         (AWQ | {"version": "gemv"}, "AWQ's version 'gemv'"),
         (AWQ | {"version": "marlin"}, "AWQ's version 'marlin'"),
-        (compressed({"type": "float", "num_bits": 8}), "weights of type float (8 bits, pack-quantized)"),
+        (compressed({"type": "float", "num_bits": 8}), "format 'pack-quantized' of type float is not"),
+        (compressed({"type": "float"}, format="mxfp8-quantized"), "format 'mxfp8-quantized' of type float"),
+        (compressed({"type": "float", "symmetric": False}, format="float-quantized"), "symmetric False"),
         (compressed(format="marlin-24"), "format 'marlin-24' (W4A16)"),
         (compressed(format="nvfp4-pack-quantized"), "format 'nvfp4-pack-quantized'"),
         (compressed({"num_bits": 2}), "W2A16: weights of 2 bits"),
@@ -96,7 +105,7 @@ def inner(settings, place=()):
 
 
 @pytest.mark.parametrize(
-    "settings", [GPTQ, AWQ, compressed(inputs=TOKENS)], ids=lambda one: one["quant_method"]
+    "settings", [GPTQ, AWQ, compressed(inputs=TOKENS), FP8, FLOAT], ids=lambda one: one["quant_method"]
 )
 def test_odd_values_are_read_or_named(tmp_path, settings):
     """Whatever stands in config.json: an error that names the file, or a format; never another exception."""

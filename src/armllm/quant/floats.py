@@ -1,0 +1,279 @@
+"""Checkpoints whose matrices are small floating-point numbers with scales: FP8, NVFP4 and MXFP4.
+
+They are decoded while they are read, and are floating-point matrices for everybody else. Stored are:
+
+- FP8: ``weight`` of 8 bits, with ``weight_scale`` or, in plain ``fp8``, ``weight_scale_inv``: one scale for
+  all, per row, per group of inputs or per block of rows and inputs. Experts may be in one tensor.
+- FP4: ``weight_packed`` uint8 ``[N, K / 2]`` (E2M1, the first value in the low bits) with ``weight_scale``
+  per group: E4M3, divided by ``weight_global_scale`` (NVFP4), or exponents of two with a bias of 127 (MXFP4).
+
+Source of names: the compressed-tensors package, compressors/; transformers, integrations/finegrained_fp8.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from armllm.errors import CheckpointError
+from armllm.quant.mxfp4 import NOT_A_NUMBER, doubled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from armllm.checkpoint.config import ConfigReader
+    from armllm.checkpoint.folder import Checkpoint
+    from armllm.checkpoint.scheme import Scheme
+    from armllm.checkpoint.weights import Weights
+
+FP8 = ("F8_E4M3", "F8_E5M2")
+SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+PACKED, SCALE, INVERSE, GLOBAL = "weight_packed", "_scale", "_scale_inv", "weight_global_scale"
+INPUTS = ("input_scale", "input_global_scale")  # of activations, which stay in the model's dtype
+COMPRESSED = ("float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+Block = tuple[int, int]
+
+
+class FloatFormat:
+    """How the matrices are stored. ``block``: rows and inputs that share a scale, where blocks do."""
+
+    def __init__(self, method: str, description: str, block: Block | None = None) -> None:
+        self.method = method
+        self.block = block
+        self._description = description
+
+    @classmethod
+    def of_fp8(cls, reader: ConfigReader) -> FloatFormat:
+        """quant_method "fp8"; modules_to_not_convert only repeats what the tensors are."""
+        _refuse(reader, "kv_cache_scheme")
+        block = _block(reader, "weight_block_size")
+        size = f", blocks of {block[0]} x {block[1]}" if block else ""
+        return cls("fp8", f"fp8{size}, decoded while loading", block)
+
+    @classmethod
+    def of_compressed(cls, reader: ConfigReader) -> FloatFormat:
+        """quant_method "compressed-tensors" with groups of floating-point weights only."""
+        for name in ("kv_cache_scheme", "transform_config"):
+            _refuse(reader, name)
+        sparsity = reader.get("sparsity_config", {})
+        if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
+            raise reader.error(f"sparsity_config.format {sparsity['format']!r} is not supported")
+        section = reader.section("config_groups")
+        forms, blocks = set(), set()
+        for name in section.values:
+            group = section.section(name)
+            _refuse(group, "output_activations")
+            form = str(group.get("format", reader.get("format", COMPRESSED[0])))
+            if form not in COMPRESSED:
+                raise group.error(
+                    f"format {form!r} of type float is not supported, only {', '.join(COMPRESSED)}"
+                )
+            weights = group.section("weights")
+            weights.only("type", "float")
+            weights.only("symmetric", True)
+            weights.only("dynamic", False)
+            forms.add(form)
+            blocks.add(_block(weights, "block_structure"))
+        if len(blocks - {None}) > 1:
+            raise section.error("groups with blocks of different sizes are not supported")
+        block = next(iter(blocks - {None}), None)
+        return cls(
+            "compressed-tensors",
+            f"compressed-tensors ({', '.join(sorted(forms))}), decoded while loading",
+            block,
+        )
+
+    def __str__(self) -> str:
+        return self._description
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:  # noqa: ARG002
+        """All matrices are floating-point ones."""
+        return None
+
+    def claim(self, *_: object) -> NoReturn:
+        """Never asked for: there are no schemes."""
+        raise NotImplementedError
+
+    load = claim
+
+    def decoded(self, checkpoint: Checkpoint) -> DecodedTensors:
+        """The tensors as the model takes them; CheckpointError if scales are missing or have wrong shapes."""
+        return DecodedTensors(checkpoint, self.block)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Matrix:
+    """Names of what a decoded tensor comes from."""
+
+    values: str
+    scale: str
+    overall: str | None
+    shape: tuple[int, ...]
+
+
+class DecodedTensors:
+    """A checkpoint whose matrices are decoded when they are read, to fp32; stands in for it."""
+
+    def __init__(self, checkpoint: Checkpoint, block: Block | None) -> None:
+        self.checkpoint = checkpoint
+        self.folder = checkpoint.folder
+        self._block = block
+        stored = checkpoint.names()
+        self._matrices: dict[str, _Matrix] = {}
+        hidden: set[str] = set()
+        for name in sorted(stored):
+            found = self._matrix(name)
+            if found is None:
+                continue
+            stem = name.removesuffix("weight_packed").removesuffix("weight")
+            hidden |= {found.values, found.scale, *(stem + ending for ending in INPUTS)}
+            hidden |= set() if found.overall is None else {found.overall}
+            self._matrices[f"{stem}weight" if name.endswith(PACKED) else name] = found
+        self._names = (stored - hidden) | set(self._matrices)
+
+    def _matrix(self, name: str) -> _Matrix | None:
+        """What a tensor of small numbers belongs to."""
+        stored = self.checkpoint.names()
+        kind, shape = self.checkpoint.describe(name)
+        if name.endswith(PACKED) and kind == "U8":
+            stem, shape = name.removesuffix(PACKED), (*shape[:-1], 2 * shape[-1])
+            matrix = _Matrix(
+                values=name,
+                scale=f"{stem}weight{SCALE}",
+                overall=f"{stem}{GLOBAL}" if f"{stem}{GLOBAL}" in stored else None,
+                shape=shape,
+            )
+        elif kind in FP8 and not name.endswith(SCALE):
+            scales = (name + INVERSE, name + SCALE)
+            scale = next((one for one in scales if one in stored), scales[-1])
+            matrix = _Matrix(values=name, scale=scale, overall=None, shape=shape)
+        else:
+            return None
+        if matrix.scale not in stored:
+            raise CheckpointError(
+                f"{self.where_stored(name)}: tensor {matrix.scale} is missing, the scale of {name}"
+            )
+        self._check_scale(matrix)
+        return matrix
+
+    def _check_scale(self, matrix: _Matrix) -> None:
+        kind, shape = self.checkpoint.describe(matrix.scale)
+        packed = matrix.values.endswith(PACKED)
+        kinds = (("F8_E4M3",) if matrix.overall else ("U8",)) if packed else SCALES
+        where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
+        if kind not in kinds:
+            raise CheckpointError(f"{where} has dtype {kind}, not one of {', '.join(kinds)}")
+        if len(matrix.shape) < 2 or _counts(shape, matrix.shape, self._block) is None:
+            raise CheckpointError(f"{where} has shape {list(shape)}, which does not fit {list(matrix.shape)}")
+
+    def names(self) -> set[str]:
+        """All tensors, without those that decoding takes."""
+        return self._names
+
+    def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """A tensor's dtype, as safetensors writes it, and shape; decoded ones are called BF16."""
+        matrix = self._matrices.get(name)
+        return self.checkpoint.describe(name) if matrix is None else ("BF16", matrix.shape)
+
+    def where(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        matrix = self._matrices.get(name)
+        return self.checkpoint.where(name if matrix is None else matrix.values)
+
+    def where_stored(self, name: str) -> Path:
+        """The file of a stored tensor."""
+        return self.checkpoint.where(name)
+
+    def files(self) -> list[Path]:
+        """All files."""
+        return self.checkpoint.files()
+
+    def read(self, name: str) -> Tensor:
+        """A tensor: mapped, or decoded to fp32. CheckpointError if a scale is no finite number."""
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self.checkpoint.read(name)
+        values, scale = (
+            self.checkpoint.read(matrix.values).clone(),
+            self.checkpoint.read(matrix.scale).clone(),
+        )
+        if matrix.values.endswith(PACKED):
+            decoded = doubled(values.flatten(0, -2)).view(matrix.shape).float() * 0.5
+        else:
+            decoded = values.float()
+        if scale.dtype is torch.uint8:
+            scale = torch.where(scale == NOT_A_NUMBER, math.nan, (scale.float() - 127).exp2())
+        scale = scale.float()
+        if matrix.overall is not None:
+            scale = scale / self.checkpoint.read(matrix.overall).float()
+        if not scale.isfinite().all():
+            where = f"{self.where_stored(matrix.scale)}: tensor {matrix.scale}"
+            raise CheckpointError(f"{where} has scales that are NaN or infinite")
+        counts = _counts(tuple(scale.shape), matrix.shape, self._block)
+        if counts is None:  # the file was changed since it was checked
+            raise CheckpointError(
+                f"{self.where_stored(matrix.scale)}: tensor {matrix.scale} has another shape now"
+            )
+        return _scaled(decoded, scale, *counts)
+
+
+def _counts(scale: tuple[int, ...], shape: tuple[int, ...], block: Block | None) -> Block | None:
+    """Rows and inputs that share a scale, where a matrix ``[..., N, K]`` has so many scales; or None."""
+    *outer, rows, inputs = shape
+    if math.prod(scale) == 1:
+        return rows, inputs
+    if len(scale) == 1 and not outer:
+        scale = (*scale, 1)
+    if len(scale) != len(shape) or list(scale[:-2]) != outer:
+        return None
+    down, across = scale[-2:]
+    if block is not None and (down, across) == (-(-rows // block[0]), -(-inputs // block[1])):
+        return block
+    if down not in (1, rows) or not across or inputs % across:
+        return None
+    return rows // down, inputs // across
+
+
+def _scaled(matrix: Tensor, scale: Tensor, rows: int, inputs: int) -> Tensor:
+    """``matrix[..., N, K]`` times scales that so many rows and inputs share, in place."""
+    if scale.numel() == 1:
+        return matrix.mul_(scale.flatten())
+    scale = scale.view(*matrix.shape[:-2], -1, scale.shape[-1] if scale.ndim > 1 else 1)
+    per_row = scale.repeat_interleave(rows, -2)[..., : matrix.shape[-2], :]
+    for index, part in enumerate(matrix.split(inputs, -1)):
+        part.mul_(per_row[..., index : index + 1])
+    return matrix
+
+
+def is_float(reader: ConfigReader) -> bool:
+    """Whether all groups of a "compressed-tensors" object have floating-point weights."""
+    groups = reader.values.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        return False
+    weights = [group.get("weights") if isinstance(group, dict) else None for group in groups.values()]
+    return all(isinstance(one, dict) and one.get("type") == "float" for one in weights)
+
+
+def _refuse(reader: ConfigReader, name: str) -> None:
+    if reader.get(name, None):
+        raise reader.error(f"{name} is not supported")
+
+
+def _block(reader: ConfigReader, name: str) -> Block | None:
+    sizes = reader.get(name, None)
+    if sizes is None:
+        return None
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) != 2
+        or not all(
+            isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 20 for size in sizes
+        )
+    ):
+        raise reader.error(f"{name} must be two numbers of rows and inputs, not {sizes!r}")
+    return sizes[0], sizes[1]

@@ -1,0 +1,188 @@
+"""FP8, NVFP4 and MXFP4 mean what the compressed-tensors package and the formats' papers say, exactly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compressed_tensors.compressors import MXFP4PackedCompressor, NVFP4PackedCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationScheme
+from safetensors.torch import load_file, save_file
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts
+from tests.armllm.quant.forms import write_quantised
+
+from armllm import LLM
+from armllm.engine.inspection import inspect_checkpoint
+from armllm.errors import CheckpointError
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+BLOCK = (32, 48)  # divides neither all rows nor all inputs
+
+
+def fp8(shape_of, ending, dtype=torch.float32, kind=torch.float8_e4m3fn):
+    """Scales of the shape that ``shape_of(rows, inputs)`` says, each shared by its part of the matrix."""
+
+    def form(matrix, generator):
+        rows, inputs = matrix.shape
+        values = (matrix * 100).to(kind)
+        shape = shape_of(rows, inputs)
+        scales = (0.005 + 0.01 * torch.rand(shape, generator=generator)).to(dtype)
+        if len(shape) == 2 and shape[1] > 1 and shape[0] != rows:
+            down, across = BLOCK
+        else:
+            flat = scales.reshape(-1, shape[1] if len(shape) == 2 else 1)
+            down, across = rows // len(flat), inputs // flat.shape[1]
+        table = scales.float().reshape(-1, shape[1] if len(shape) == 2 else 1)
+        meant = values.float()
+        for row in range(rows):
+            for column in range(inputs):
+                meant[row, column] *= table[row // down, column // across]
+        extra = {"input_scale": torch.ones(1)} if ending == "weight_scale" else {}
+        return {"weight": values, ending: scales, **extra}, meant
+
+    return form
+
+
+def blocks(rows, inputs):
+    return -(-rows // BLOCK[0]), -(-inputs // BLOCK[1])
+
+
+def compressed(form, **weights):
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "symmetric": True, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+PLAIN = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+CASES = {
+    "one scale": (compressed("float-quantized", strategy="tensor"), fp8(lambda *_: (1,), "weight_scale")),
+    "a number": (PLAIN, fp8(lambda *_: (), "weight_scale")),
+    "per row": (
+        compressed("float-quantized", strategy="channel"),
+        fp8(lambda rows, _: (rows, 1), "weight_scale", torch.bfloat16),
+    ),
+    "rows in a vector, E5M2": (
+        PLAIN,
+        fp8(lambda rows, _: (rows,), "weight_scale", kind=torch.float8_e5m2),
+    ),
+    "groups": (
+        compressed("float-quantized", strategy="group", group_size=32),
+        fp8(lambda rows, inputs: (rows, inputs // 32), "weight_scale"),
+    ),
+    "blocks": (PLAIN | {"weight_block_size": list(BLOCK)}, fp8(blocks, "weight_scale_inv")),
+    "blocks of compressed-tensors": (
+        compressed("float-quantized", strategy="block", block_structure=list(BLOCK)),
+        fp8(blocks, "weight_scale"),
+    ),
+}
+
+
+def by_package(compressor, group, scale_of, overall=None):
+    """A form that the package itself packs and unpacks."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=group)
+
+    def form(matrix, generator):
+        shape = (matrix.shape[0], matrix.shape[1] // group["group_size"])
+        state = {"weight": matrix, "weight_scale": scale_of(shape, generator)}
+        if overall is not None:
+            state["weight_global_scale"] = torch.tensor([overall])
+        packed = compressor.compress(state, scheme)
+        if overall is None:
+            meant = compressor.decompress(packed, scheme)["weight"].float()
+        else:  # the package rounds to bf16
+            scale = (packed["weight_scale"].float() / overall).repeat_interleave(group["group_size"], 1)
+            meant = unpack_fp4_from_uint8(packed["weight_packed"], *matrix.shape).float() * scale
+        return {name: tensor.detach() for name, tensor in packed.items()}, meant
+
+    return form
+
+
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True}
+NV = {**FP4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+MX = {**FP4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+CASES["NVFP4"] = (
+    compressed("nvfp4-pack-quantized", **NV),
+    by_package(
+        NVFP4PackedCompressor,
+        NV,
+        lambda shape, g: (20 * (0.5 + torch.rand(shape, generator=g))).to(torch.float8_e4m3fn).float(),
+        overall=300.0,
+    ),
+)
+CASES["MXFP4"] = (
+    compressed("mxfp4-pack-quantized", **MX),
+    by_package(
+        MXFP4PackedCompressor,
+        MX,
+        lambda shape, g: torch.randint(-6, -2, shape, generator=g).float().exp2(),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
+    settings, form = CASES[name]
+    folder = tmp_path / "model"
+    model = write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(taken, model.model.layers[0].mlp.down_proj.weight)
+    for prompt in random_prompts((1, 30), 4):
+        tokens, logits = llm.generate(prompt, 4)
+        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    assert "decoded while loading" in inspect_checkpoint(str(folder))["quantization"]
+
+
+def test_they_can_be_rounded_to_integers(make_checkpoint, tmp_path):
+    settings, form = CASES["blocks"]
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    llm = LLM(folder, dtype="float32", skip_tokenizer_init=True, quantization="int8")
+    assert llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight.bits == 8
+
+
+def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
+    moe = {"num_local_experts": 3, "num_experts_per_tok": 2}
+    source = make_checkpoint(architectures=["MixtralForCausalLM"], model_type="mixtral", **SIZES, **moe)
+    folder = tmp_path / "model"
+
+    def form(stack, generator):
+        parts = [fp8(blocks, "s")(matrix, generator) for matrix in stack]
+        tensors = {"": torch.stack([part["weight"] for part, _ in parts])}
+        tensors["_scale_inv"] = torch.stack([part["s"] for part, _ in parts])
+        return tensors, torch.stack([meant for _, meant in parts])
+
+    settings = PLAIN | {"weight_block_size": list(BLOCK)}
+    model = write_quantised(folder, source, settings, form, lambda name: ".experts." in name)
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    (prompt,) = random_prompts((30,), 4)
+    tokens, logits = llm.generate(prompt, 4)
+    torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+
+
+SCALE = "model.layers.1.mlp.down_proj.weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(SCALE), f"{SCALE.removesuffix('_inv')} is missing, the scale of"),
+        (lambda t: t[SCALE].fill_(float("nan")), "has scales that are NaN or infinite"),
+        (lambda t: t.update({SCALE: torch.ones(5, 5)}), "has shape [5, 5], which does not fit [64, 96]"),
+        (lambda t: t.update({SCALE: torch.ones(2, 2).int()}), "has dtype I32, not one of F32"),
+    ],
+)
+def test_damaged_scales_are_named(make_checkpoint, tmp_path, change, words):
+    settings, form = CASES["blocks"]
+    folder = tmp_path / "model"
+    write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        LLM(folder, dtype="float32", skip_tokenizer_init=True)
+    assert words in str(caught.value)
