@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 # What becomes 8 bits with one scale per row; others are kept as they are.
-ROUNDED = ("Q5_1", "Q5_K", "Q6_K")
+ROUNDED = ("Q2_K", "Q3_K", "Q5_1", "Q5_K", "Q6_K")
 SCHEMES = {kind: Scheme(bits=8) for kind in ROUNDED} | {
     "Q4_0": Scheme(bits=4, group_size=32),
     "Q5_0": Scheme(bits=8, group_size=32),
     "Q8_0": Scheme(bits=8, group_size=32),
+    "IQ4_NL": Scheme(bits=8, group_size=32),
+    "IQ4_XS": Scheme(bits=8, group_size=32),
+    "MXFP4": Scheme(bits=8, group_size=32),
     "Q4_1": Scheme(bits=4, group_size=32, symmetric=False),
     "Q4_K": Scheme(bits=4, group_size=32, symmetric=False),
 }

@@ -21,8 +21,14 @@ from armllm.quant.gguf_format import SCHEMES
 from armllm.quant.rounding import fit, from_float, relative_error
 
 KINDS = gguf.GGMLQuantizationType
-KEPT = ("Q4_0", "Q5_0", "Q8_0", *SHIFTED)
+KEPT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", *SHIFTED)
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 64}
+
+
+# where the blocks have their scales, and how large those are for weights of about 0.1
+PLACES = {"Q6_K": [208], "Q3_K": [108], "Q2_K": [80, 82]}
+SPREADS = {"Q8_0": 6e-4, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 3e-5, "Q3_K": 2e-3, "Q2_K": 3e-3}
+SPREADS |= {"IQ4_NL": 1e-3, "IQ4_XS": 6e-5}
 
 
 def random_blocks(kind: str, rows: int, inputs: int, seed: int = 3) -> np.ndarray:
@@ -30,8 +36,11 @@ def random_blocks(kind: str, rows: int, inputs: int, seed: int = 3) -> np.ndarra
     rng = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[KINDS[kind]]
     octets = rng.integers(0, 256, (rows, inputs // block, size), dtype=np.uint8)
-    places = [208] if kind == "Q6_K" else [0] if kind in INTEGERS else [0, 2]
-    spread = {"Q8_0": 6e-4, "Q4_K": 3e-4, "Q5_K": 1.5e-4, "Q6_K": 3e-5}.get(kind, 0.01)
+    if kind == "MXFP4":
+        octets[..., 0] = rng.integers(118, 122, octets.shape[:2])
+        return octets.reshape(rows, -1)
+    places = PLACES.get(kind, [0] if kind in INTEGERS else [0, 2])
+    spread = SPREADS.get(kind, 0.01)
     for place in places:
         sign = -8 if kind in {"Q4_1", "Q5_1"} and place else 1  # their least weight is added, not subtracted
         scales = (sign * spread * rng.uniform(0.5, 1.5, octets.shape[:2])).astype(np.float16)
