@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from armllm.checkpoint.tensors import Tensors
 
 LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
+# families whose layers are left alone, by a tensor that only they have
+UNKNOWN = {"self_attention.query_key_value.weight": "Falcon", "layer_scalar": "Gemma 4"}
 GATES = ("gate_proj", "w1")
 UPS = ("up_proj", "w3")
 DOWNS = ("down_proj", "w2")
@@ -89,10 +91,15 @@ class _Layer:
         self.stem, self.names, self.config, self.folds = stem, names, config, folds
 
     def find(self) -> None:
-        if self.has("self_attention.query_key_value"):
+        unknown = next((family for mark, family in UNKNOWN.items() if mark in self.names), None)
+        if unknown is not None:
             for name in sorted(self.names):
-                if name.endswith(".weight") and "ln_" not in name and "norm" not in name:
-                    self.skip(name.removesuffix(".weight"), "calibration does not know Falcon's layers")
+                if (
+                    not name.endswith(("bias", "scale", "scalar"))
+                    and "ln_" not in name
+                    and "norm" not in name
+                ):
+                    self.skip(name.removesuffix(".weight"), f"calibration does not know {unknown}'s layers")
             return
         if self.has("self_attn.kv_a_proj_with_mqa"):
             self.latent_attention()

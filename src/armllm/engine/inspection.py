@@ -24,7 +24,7 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
     folder = resolve_model(model)
     architecture, config = read_model_config(folder)
     checkpoint = open_stored(folder, config.quantization)
-    model, inventory = check_model(architecture, config, checkpoint, torch.bfloat16, config.quantization)
+    built, inventory = check_model(architecture, config, checkpoint, torch.bfloat16, config.quantization)
     stored = sorted({checkpoint.describe(name)[0] for name in inventory.taken})
     facts = {
         "architecture": config.architecture,
@@ -47,15 +47,15 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
         facts["embedding_size"] = embedding_size(config, modes, projections)
     if config.is_encoder:
         return facts
-    kv_elements = 2 * len(model.attention_layers) * config.num_kv_heads * config.head_dim
-    parts = [part for layer in model.recurrent_layers for part in layer.state_shapes(torch.bfloat16)]
+    kv_elements = 2 * sum(layer.num_kv_heads * layer.head_dim for layer in built.attention_layers)
+    kv_vectors = 2 * sum(layer.num_kv_heads for layer in built.attention_layers)
+    parts = [part for layer in built.recurrent_layers for part in layer.state_shapes(torch.bfloat16)]
     if parts:
         facts["state_bytes_per_sequence_bfloat16"] = sum(part.num_bytes for part in parts)
     return facts | {
         "kv_cache_bytes_per_token_bfloat16": kv_elements * torch.bfloat16.itemsize,
         "kv_cache_bytes_per_token_float32": kv_elements * torch.float32.itemsize,
-        "kv_cache_bytes_per_token_int8": kv_elements
-        + kv_elements // config.head_dim * torch.float32.itemsize,
+        "kv_cache_bytes_per_token_int8": kv_elements + kv_vectors * torch.float32.itemsize,
     }
 
 

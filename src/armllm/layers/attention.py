@@ -86,11 +86,16 @@ class Attention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
         """Store keys, values ``[T, num_kv_heads, head_dim]``; attend by ``query[T, num_heads, head_dim]``."""
+        if self._gather is not None:
+            key, value = (x[:, self._own_kv.start : self._own_kv.stop] for x in (key, value))
+        kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
+        return self.attend(query, metadata)
+
+    def attend(self, query: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """By ``query[T, num_heads, head_dim]`` to keys and values that are in the cache."""
         shape = query.shape
         if self._gather is not None:
             query = query[:, self._own.start : self._own.stop]
-            key, value = (x[:, self._own_kv.start : self._own_kv.stop] for x in (key, value))
-        kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype)
         kernels.paged_attention(
             out,

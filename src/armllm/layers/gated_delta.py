@@ -46,15 +46,15 @@ def gated_delta_rule(  # noqa: PLR0917 - the order is the field's
     singles = [row for row in range(len(slots)) if starts[row + 1] - starts[row] == 1]
     if singles:
         rows = query_start_loc[:-1][singles].long()
-        parts = (x[rows] for x in (query, key, value, log_decay, strength))
+        parts = [x[rows] for x in (query, key, value, log_decay, strength)]
         own = slots[singles]
-        out[rows], states[own] = _step(*parts, states[own])
+        out[rows], states[own] = _step(parts, states[own])
     for row, slot in enumerate(slots.tolist()):
         first, last = starts[row], starts[row + 1]
         for begin in range(first, last if last - first > 1 else first, CHUNK):
             chunk = slice(begin, min(begin + CHUNK, last))
-            parts = (x[chunk].transpose(0, 1) for x in (query, key, value, log_decay, strength))
-            found, states[slot] = _chunk(*parts, states[slot])
+            parts = [x[chunk].transpose(0, 1) for x in (query, key, value, log_decay, strength)]
+            found, states[slot] = _chunk(parts, states[slot])
             out[chunk] = found.transpose(0, 1)
     return out
 
@@ -65,10 +65,9 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def _step(  # noqa: PLR0917
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _step(parts: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of each of S sequences: what it finds ``[S, heads, value_dim]``, and the states after it."""
+    query, key, value, log_decay, strength = parts
     state = state * log_decay.exp()[..., None, None]
     known = key.unsqueeze(-2) @ state
     correction = (value.unsqueeze(-2) - known) * strength[..., None, None]
@@ -76,10 +75,9 @@ def _step(  # noqa: PLR0917
     return (query.unsqueeze(-2) @ state).squeeze(-2), state
 
 
-def _chunk(  # noqa: PLR0917
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, strength: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def _chunk(parts: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """C tokens of a sequence, heads first: what they find ``[heads, C, value_dim]``, the state after them."""
+    query, key, value, log_decay, strength = parts
     total = log_decay.cumsum(-1)
     # between two tokens, the later one in the rows
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()

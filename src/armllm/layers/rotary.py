@@ -22,6 +22,7 @@ class RopeParameters:
     token; "llama3": Llama 3.1's blend by wavelength; "yarn" (Peng et al. 2023); "longrope" (Ding et al.
     2024), whose short_factor serves sequences of up to original_max_position_embeddings tokens, long_factor
     longer ones.
+    "proportional": as linear, but only a ``share`` of the pairs turns (Gemma 4).
     attention_factor multiplies both cosines and sines.
     interleaved: pairs are neighbours, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
     """
@@ -40,6 +41,7 @@ class RopeParameters:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
+    share: float = 1.0
 
     @property
     def switch_length(self) -> int | None:
@@ -56,6 +58,9 @@ class RopeParameters:
         periods = self.theta**exponents
         if self.rope_type == "linear":
             return 1.0 / periods / self.factor
+        if self.rope_type == "proportional":
+            turning = int(self.share * self.rotary_dim // 2)
+            return torch.cat((1.0 / periods[:turning] / self.factor, torch.zeros(len(periods) - turning)))
         if self.rope_type == "longrope":
             return 1.0 / (torch.tensor(self.long_factor if long else self.short_factor) * periods)
         if self.rope_type == "yarn":

@@ -47,6 +47,8 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("gemma2", "gemma2"),
     "Gemma3ForCausalLM": Family("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "gemma3"),
+    "Gemma4ForCausalLM": Family("gemma4", "gemma4_text"),
+    "Gemma4ForConditionalGeneration": Family("gemma4", "gemma4"),
     "GemmaForCausalLM": Family("gemma", "gemma"),
     "Glm4ForCausalLM": Family("glm", "glm4"),
     "Glm4MoeForCausalLM": Family("glm4_moe", "glm4_moe"),

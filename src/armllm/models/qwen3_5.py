@@ -63,7 +63,7 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):  # noqa: N801 - the architecture
     layer_class: type[LlamaDecoderLayer] = Qwen35DecoderLayer
 
     @staticmethod
-    def read_config(reader: ConfigReader) -> ModelConfig:
+    def read_config(reader: ConfigReader) -> DeltaNetConfig:
         """The config.json of a text model."""
         return read_dense(reader, "Qwen3_5ForCausalLM")
 
@@ -74,7 +74,7 @@ class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801 - the architect
     layer_class = Qwen35MoeDecoderLayer
 
     @staticmethod
-    def read_config(reader: ConfigReader) -> ModelConfig:
+    def read_config(reader: ConfigReader) -> DeltaNetConfig:
         """The config.json of a text model."""
         return read_sparse(reader, "Qwen3_5MoeForCausalLM")
 
@@ -97,7 +97,7 @@ class Qwen3_5ForConditionalGeneration(TextPart, Qwen3_5ForCausalLM):  # noqa: N8
     """The text part of the dense model."""
 
     @staticmethod
-    def read_config(reader: ConfigReader) -> ModelConfig:
+    def read_config(reader: ConfigReader) -> DeltaNetConfig:
         """The text_config of config.json."""
         text = text_section(reader, "qwen3_5_text")
         return of_whole(reader, text, read_dense(text, "Qwen3_5ForConditionalGeneration"))
@@ -107,7 +107,7 @@ class Qwen3_5MoeForConditionalGeneration(TextPart, Qwen3_5MoeForCausalLM):  # no
     """The text part of the model with experts."""
 
     @staticmethod
-    def read_config(reader: ConfigReader) -> ModelConfig:
+    def read_config(reader: ConfigReader) -> DeltaNetConfig:
         """The text_config of config.json."""
         text = text_section(reader, "qwen3_5_moe_text")
         return of_whole(reader, text, read_sparse(text, "Qwen3_5MoeForConditionalGeneration"))

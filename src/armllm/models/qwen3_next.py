@@ -72,7 +72,7 @@ class GatedAttention(LlamaAttention):
         attention = self.attention
         counts = (2 * attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         queries, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(counts, 1)
-        pairs = queries.unflatten(1, (attention.num_heads, 2))
+        pairs = queries.reshape(len(x), attention.num_heads, 2, -1)
         query, gate = self.q_norm(pairs[:, :, 0]), pairs[:, :, 1].flatten(1)
         key = self.k_norm(key)
         if self.rotary is not None:
@@ -115,10 +115,10 @@ class GatedDeltaNet(RecurrentLayer):
         sizes = (2 * self.key_size + 2 * self.value_size, 2 * config.value_heads)
         mixed, small = self.in_proj(x).split_with_sizes(sizes, 1)
         values = share * config.value_head_dim
-        query, key, value, gate = mixed.unflatten(1, (config.key_heads, -1)).split_with_sizes(
+        query, key, value, gate = mixed.reshape(len(x), config.key_heads, -1).split_with_sizes(
             (config.key_head_dim, config.key_head_dim, values, values), 2
         )
-        strength, step = small.unflatten(1, (config.key_heads, 2, share)).unbind(2)
+        strength, step = small.reshape(len(x), config.key_heads, 2, share).unbind(2)
         joined = torch.cat([part.flatten(1) for part in (query, key, value)], dim=1)
         return joined, gate.flatten(1), strength.flatten(1), step.flatten(1)
 
@@ -138,9 +138,9 @@ class GatedDeltaNet(RecurrentLayer):
         joined = self.conv(joined, self.states[0], slots, starts)
         query, key, value = joined.split_with_sizes((self.key_size, self.key_size, self.value_size), 1)
         found = gated_delta_rule(
-            query.unflatten(1, (config.key_heads, -1)),
-            key.unflatten(1, (config.key_heads, -1)),
-            value.unflatten(1, (config.value_heads, -1)),
+            query.reshape(len(x), config.key_heads, -1),
+            key.reshape(len(x), config.key_heads, -1),
+            value.reshape(len(x), config.value_heads, -1),
             torch.nn.functional.softplus(step.float() + self.step_bias) * self.decay,
             torch.sigmoid(strength.float()),
             self.states[1],
@@ -183,7 +183,7 @@ class Qwen3NextForCausalLM(LlamaForCausalLM):
     layer_class: type[LlamaDecoderLayer] = Qwen3NextDecoderLayer
 
     @staticmethod
-    def read_config(reader: ConfigReader) -> ModelConfig:
+    def read_config(reader: ConfigReader) -> DeltaNetConfig:
         """Qwen3-Next's config.json."""
         common = reader.common(
             "Qwen3NextForCausalLM",

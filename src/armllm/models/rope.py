@@ -16,7 +16,7 @@ from armllm.layers.rotary import RopeParameters
 if TYPE_CHECKING:
     from armllm.errors import CheckpointError
 
-TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 ORIGINAL = "original_max_position_embeddings"
 
 
@@ -105,7 +105,9 @@ def _read(
         raise reader.error(f"rope_type {rope_type!r} is not supported, only {', '.join(TYPES)}")
     values.setdefault("rope_theta", outside["rope_theta"])
     values.setdefault("partial_rotary_factor", outside["partial_rotary_factor"])
-    rotary_dim = int(head_dim * inner.number("partial_rotary_factor"))
+    share = inner.number("partial_rotary_factor")
+    # the others of the pairs that are in the proportion have frequency 0
+    rotary_dim = head_dim if rope_type == "proportional" else int(head_dim * share)
     if rotary_dim != head_dim and not partial:
         raise reader.error("partial_rotary_factor other than 1.0 is not supported for this architecture")
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
@@ -123,19 +125,31 @@ def _read(
         "theta": inner.number("rope_theta"),
         ORIGINAL: inner.integer(ORIGINAL, positions),
     }
-    if rope_type == "longrope":
-        fields |= _longrope(inner, rotary_dim, fields[ORIGINAL], positions)
-    elif rope_type == "yarn":
-        fields |= _yarn(inner, fields[ORIGINAL], positions)
-    elif rope_type != "default":
-        names = ("factor", "low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ("factor",)
-        fields |= {name: inner.number(name) for name in names}
+    fields |= _stretching(inner, fields, positions)
     unknown = sorted(values.keys() - inner.asked)
     if unknown:
         raise inner.error(f"{unknown[0]} is not supported for rope_type {rope_type!r}")
     rope = RopeParameters(**fields)
     _check(inner, rope)
     return rope
+
+
+def _stretching(inner: ConfigReader, fields: dict[str, Any], positions: int) -> dict[str, Any]:
+    """What the type has beside ``fields``."""
+    rope_type, original = fields["rope_type"], fields[ORIGINAL]
+    if rope_type == "default":
+        return {}
+    if rope_type == "proportional":
+        share = inner.number("partial_rotary_factor")
+        if share > 1:
+            raise inner.error(f"partial_rotary_factor {share} is above 1")
+        return {"factor": inner.number("factor", 1.0), "share": share}
+    if rope_type == "longrope":
+        return _longrope(inner, fields["rotary_dim"], original, positions)
+    if rope_type == "yarn":
+        return _yarn(inner, original, positions)
+    names = ("factor", "low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ("factor",)
+    return {name: inner.number(name) for name in names}
 
 
 def _longrope(inner: ConfigReader, rotary_dim: int, original: int, positions: int) -> dict[str, Any]:

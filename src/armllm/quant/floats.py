@@ -245,7 +245,7 @@ def _scaled(matrix: Tensor, scale: Tensor, rows: int, inputs: int) -> Tensor:
         return matrix.mul_(scale.flatten())
     scale = scale.view(*matrix.shape[:-2], -1, scale.shape[-1] if scale.ndim > 1 else 1)
     per_row = scale.repeat_interleave(rows, -2)[..., : matrix.shape[-2], :]
-    for index, part in enumerate(matrix.split(inputs, -1)):
+    for index, part in enumerate(torch.split(matrix, inputs, -1)):
         part.mul_(per_row[..., index : index + 1])
     return matrix
 

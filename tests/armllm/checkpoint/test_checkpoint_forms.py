@@ -116,16 +116,32 @@ def test_the_text_part_of_gemma_3_runs_without_its_tower(seeing_gemma):
     check(folder, model)
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"])
-def test_the_text_part_of_qwen_3_5_runs_without_its_tower(tmp_path, architecture):
-    text = random_config(architecture, 3)
+QWEN_TOWER = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16}
+SMALL_TOWERS = {
+    "Qwen3_5": QWEN_TOWER,
+    "Qwen3_5Moe": QWEN_TOWER,
+    "Gemma4": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "model_type": "gemma4_vision",
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM"])
+def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
+    text = random_config(architecture, 3) | {"tie_word_embeddings": architecture.startswith("Gemma")}
     stem = architecture.removesuffix("ForCausalLM")
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
     config = {
         "architectures": [f"{stem}ForConditionalGeneration"],
         "model_type": text["model_type"].removesuffix("_text"),
         "text_config": {name: text[name] for name in text if name != "architectures"},
-        "vision_config": vision | {"out_hidden_size": text["hidden_size"]},
+        "vision_config": SMALL_TOWERS[stem],
+        "audio_config": None,
         "tie_word_embeddings": text["tie_word_embeddings"],
         "eos_token_id": [1, 7],
     }

@@ -67,7 +67,8 @@ def test_every_family_is_replayed_to_the_bit(tmp_path, monkeypatch, architecture
     for seed in (300, 301):
         config = random_config(architecture, seed)
         if any(name in config for name in EXPERTS):
-            config["hidden_act"] = "silu"  # experts with relu are called one by one, see below
+            name = "hidden_activation" if "hidden_activation" in config else "hidden_act"
+            config[name] = "silu"  # experts with relu are called one by one, see below
         save_reference(tmp_path, config, seed)
         generate(LLM(tmp_path, dtype=dtype, skip_tokenizer_init=True))
 

@@ -221,6 +221,58 @@ def gemma3(rng: random.Random) -> Config:
     return config | rng.choice(ropes)
 
 
+def gemma4(rng: random.Random) -> Config:
+    config = decoder(rng) | {"head_dim": rng.choice([8, 16]), "intermediate_size": rng.choice([24, 64])}
+    config["hidden_activation"] = config.pop("hidden_act")
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    extra: Config = {
+        "model_type": "gemma4_text",
+        "global_head_dim": rng.choice([16, 32]),
+        "attention_bias": rng.random() < 0.3,
+        "sliding_window": rng.choice([4, 16, 1000]),
+        "final_logit_softcapping": rng.choice([None, 30.0]),
+        "hidden_size_per_layer_input": rng.choice([0, 8, 24]),
+        "vocab_size_per_layer_input": VOCAB_SIZE + rng.choice([0, 8]),
+        "attention_k_eq_v": rng.random() < 0.5,
+        "num_global_key_value_heads": rng.choice([None, 1, heads]),
+        "use_double_wide_mlp": rng.random() < 0.5,
+        "use_bidirectional_attention": rng.choice([None, "vision"]),
+    }
+    if layers > 2:
+        extra["layer_types"] = [
+            SLIDING,
+            FULL,
+            *(rng.choice([FULL, SLIDING]) for _ in range(layers - 3)),
+            FULL,
+        ]
+        extra["num_kv_shared_layers"] = rng.choice([0, layers - 2])
+        if extra["num_kv_shared_layers"]:  # transformers fails without
+            extra["hidden_size_per_layer_input"] = 8
+    if rng.random() < 0.6:
+        count = rng.choice([2, 5])
+        extra |= {
+            "enable_moe_block": True,
+            "num_experts": count,
+            "moe_intermediate_size": rng.choice([16, 24]),
+        }
+        extra["top_k_experts"] = rng.choice([1, count])
+    ropes: list[Config] = [
+        {},
+        {
+            "rope_parameters": {
+                FULL: {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.5,
+                    "rope_theta": 1e4,
+                    "factor": 2.0,
+                },
+                SLIDING: {"rope_type": "linear", "factor": 4.0, "rope_theta": 200.0},
+            }
+        },
+    ]
+    return config | rng.choice(ropes) | extra
+
+
 def mixtral(rng: random.Random) -> Config:
     # transformers computes the experts only of such sizes, and most kinds of rope only with a head_dim
     config = decoder(rng) | {"head_dim": rng.choice([8, 24]), "intermediate_size": rng.choice([24, 64])}
@@ -600,6 +652,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "OPTForCausalLM": opt,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma4ForCausalLM": gemma4,
     "Phi3ForCausalLM": phi3,
     "MixtralForCausalLM": mixtral,
     "Qwen2MoeForCausalLM": qwen2_moe,

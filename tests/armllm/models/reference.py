@@ -33,7 +33,7 @@ def save_reference(folder: Path, config: dict[str, Any], seed: int) -> Any:
 
 def randomise(model: Any, model_type: str) -> None:
     """Weights that leave no part without effect; a norm's is 1 at rest, or 0 where 1 is added."""
-    around_zero = model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    around_zero = model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) and "gemma4" not in model_type
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "embed" in name:
@@ -46,6 +46,8 @@ def randomise(model: Any, model_type: str) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.normal_(std=0.3)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.3)
 
 
 def expected_logits(model: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:

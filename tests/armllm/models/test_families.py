@@ -85,6 +85,7 @@ def read(tmp_path, architecture, **values):
         ("GptOssForCausalLM", {}, (128, None)),
         ("GptOssForCausalLM", {"sliding_window": 7, "layer_types": [FULL, SLIDING]}, (None, 7)),
         ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
+        ("Gemma4ForCausalLM", {"num_hidden_layers": 7}, (512,) * 5 + (None, None)),
         ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
         ("Gemma3ForCausalLM", {"_sliding_window_pattern": 3, "layer_types": [SLIDING, FULL]}, (4096, None)),
     ],
@@ -112,6 +113,20 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2}}, "'linear' is not supported"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("Phi3ForCausalLM", {"full_attn_mod": 2}, "full_attn_mod 2"),
+        ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers must be a number"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 1}, "leaves a kind of layers without"),
+        (
+            "Gemma4ForCausalLM",
+            {"per_layer_config": {"0": {"head_dim": 8}}},
+            "must have the layers of full_attention",
+        ),
+        ("Gemma4ForCausalLM", {"vocab_size_per_layer_input": 8}, "is below vocab_size 400"),
+        ("Gemma4ForCausalLM", {"enable_moe_block": True}, "num_experts is missing"),
+        ("Qwen3_5ForCausalLM", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 3}, "is not a multiple of linear_num_key_heads 3"),
+        ("Qwen3_5ForCausalLM", {"layer_types": [SLIDING, FULL]}, "only full_attention and linear_attention"),
+        ("Qwen3NextForCausalLM", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim 1"),
         ("GptOssForCausalLM", {"sliding_window": None}, "there is no sliding_window"),
         ("GptOssForCausalLM", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ("GptOssForCausalLM", {"swiglu_limit": 0}, "swiglu_limit must be a positive number"),
@@ -198,8 +213,10 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
     stem = architecture.removesuffix("ForCausalLM")
-    text = stem in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    text = stem in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
     theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
+    if architecture == "Gemma4ForCausalLM":
+        theirs.allow_global_per_layer_attribute_access = True
     assert ours.architecture == architecture
     shared = getattr(theirs, "multi_query", False)
     assert ours.num_kv_heads == getattr(theirs, "num_key_value_heads", 1 if shared else 32)
@@ -210,7 +227,7 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
     named = theirs.eos_token_id  # a default that a small vocabulary does not have is none
     assert ours.eos_token_ids == ({named} if named in range(theirs.vocab_size) else frozenset())
     for name in ("num_experts_per_tok", "moe_intermediate_size", "clip_qkv"):
-        assert getattr(ours, name, None) == getattr(theirs, name, None)
+        assert (getattr(ours, name, None) or None) == getattr(theirs, name, None)
     theirs_eps = (getattr(theirs, name) for name in EPSILONS if hasattr(theirs, name))
     assert getattr(ours, "rms_norm_eps", None) == next(theirs_eps, None)
     if architecture != "OPTForCausalLM":

@@ -30,6 +30,8 @@ LEFT = (
     "shared_expert_gate",
     "router",
     "layer",
+    "embed_tokens_per_layer",
+    "proj",
     "in_proj_ba",
     "in_proj_a",
     "in_proj_b",
