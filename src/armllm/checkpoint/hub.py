@@ -104,17 +104,25 @@ def _download(name: str, what: str, options: HubOptions) -> Path:
         raise kind(f"{what} {name!r} is not a folder here, and the hub did not give it: {reason}") from None
 
 
-def _no_answer(error: BaseException) -> str | None:
-    """Which host did not answer and why; None where something else went wrong."""
-    from huggingface_hub import constants  # noqa: PLC0415 - as above
-
-    causes: list[BaseException] = [error]
+def _causes(error: BaseException) -> list[BaseException]:
+    """The error, the one that it came from, and so on."""
+    causes = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
+    return causes
+
+
+def _no_answer(error: BaseException) -> str | None:
+    """Which host did not answer, or not to the end, and why; None where something else went wrong."""
+    from huggingface_hub import constants  # noqa: PLC0415 - as above
+
+    causes = _causes(error)
     names = {one.__name__ for cause in causes for one in type(cause).__mro__}  # of any HTTP client
+    host, reason = urlsplit(constants.ENDPOINT).netloc, re.sub(r"^\[Errno -?\d+\] ", "", str(causes[-1]))
+    if "RemoteProtocolError" in names:
+        return f"the download from {host} broke off, and the same command goes on with it: {reason:.200}"
     if not names & {"NetworkError", "TimeoutException", "ConnectionError", "gaierror"}:
         return None
-    host, reason = urlsplit(constants.ENDPOINT).netloc, re.sub(r"^\[Errno -?\d+\] ", "", str(causes[-1]))
     return f"no answer from {host}: {reason:.200}"
 
 
@@ -123,8 +131,8 @@ def _reason(error: Exception, name: str, options: HubOptions) -> str:
     from huggingface_hub import constants, errors  # noqa: PLC0415 - as above
 
     cache = options.cache_dir or constants.HF_HUB_CACHE
-    line = str(error).strip().split("\n", 1)[0]
-    status = getattr(getattr(error, "response", None), "status_code", None)
+    answers = (getattr(cause, "response", None) for cause in _causes(error))
+    status = next((answer.status_code for answer in answers if answer is not None), None)
     command = f"hf download {name}" + (f" --revision {options.revision}" if options.revision else "")
     if isinstance(error, errors.RevisionNotFoundError):
         return f"it has no revision {options.revision or 'main'!r}"
@@ -137,7 +145,11 @@ def _reason(error: Exception, name: str, options: HubOptions) -> str:
         )
     if constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set, and {cache} does not have it; `{command}` downloads it there"
-    cause = _no_answer(error) or f"{type(error).__name__}: {line:.200}"
+    line = str(_causes(error)[-1]).strip().split("\n", 1)[0]
+    cause = (
+        _no_answer(error)
+        or (f"status {status}: " if status else f"{type(error).__name__}: ") + f"{line:.200}"
+    )
     return (
         f"{cause}; without a network, run `{command}` on another machine,"
         f" copy its folder to {cache}, and set HF_HUB_OFFLINE=1"

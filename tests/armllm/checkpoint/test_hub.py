@@ -114,14 +114,19 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.server.broken and self.path.endswith(self.server.broken):
+            body = body[: len(body) // 2]
+            self.close_connection = True
         if self.command == "GET":
             self.wfile.write(body)
 
     def do_GET(self):
         hub = self.server
         hub.paths.append(self.path)
-        if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-            return self.reply(401, b"{}", X_Error_Code="RepoNotFound")
+        authorized = not hub.token or self.headers.get("Authorization") == f"Bearer {hub.token}"
+        if hub.refusal or not authorized:
+            status, code = hub.refusal or (401, "RepoNotFound")
+            return self.reply(status, b"{}", **({"X_Error_Code": code} if code else {}))
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[0] == "api":
             revision = parts[5] if len(parts) > 5 else "main"
@@ -150,7 +155,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
 def fake_hub(make_checkpoint):
     files = {path.name: path.read_bytes() for path in make_checkpoint().folder.iterdir() if path.is_file()}
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
-        server.token, server.paths = "", []
+        server.token, server.paths, server.broken, server.refusal = "", [], "", None
         main, old = {**files, "extra.bin": b"x"}, {"config.json": b"{}"}
         server.revisions = {"a" * 40: main, "main": main, "b" * 40: old, "old": old}
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -169,12 +174,16 @@ except CheckpointError as error:
 """
 
 
-def look_up(hub, cache, options=None, **environment):
+BOUND = ("setpriv", "--inh-caps=-dac_override", "--bounding-set=-dac_override")
+"""What root, too, is started with to be held by the permissions of files."""
+
+
+def look_up(hub, cache, options=None, *, before=(), **environment):
     """In a process of its own: the hub's library reads its variables once."""
     variables = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(cache)}
     for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
         variables.pop(name, None)
-    command = [sys.executable, "-c", LOOK_UP, json.dumps(options or {})]
+    command = [*before, sys.executable, "-c", LOOK_UP, json.dumps(options or {})]
     result = subprocess.run(
         command, capture_output=True, text=True, env={**variables, **environment}, check=True, timeout=120
     )
@@ -231,18 +240,54 @@ def test_the_engine_looks_up_with_its_options(monkeypatch):
     assert secret not in repr(config) + repr(model)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_a_cache_that_cannot_be_written_is_read(fake_hub, tmp_path):
+    before = BOUND if os.getuid() == 0 else ()
     folder = look_up(fake_hub, tmp_path)
     paths = [tmp_path, *tmp_path.rglob("*")]
     for path in paths:
         path.chmod(0o555)
     try:
-        assert look_up(fake_hub, tmp_path) == folder
-        assert "HF_HOME" in look_up(fake_hub, tmp_path, {"revision": "old"})
+        assert look_up(fake_hub, tmp_path, before=before) == folder
+        for options in ({"revision": "old"}, {"cache_dir": str(tmp_path / "downloads")}):
+            line = look_up(fake_hub, tmp_path, options, before=before)
+            assert f"Permission denied: {tmp_path}" in line
+            assert "set HF_HOME or --download-dir" in line
     finally:
         for path in paths:
             path.chmod(0o755)
+
+
+def test_a_download_that_broke_off_is_no_model_and_goes_on(fake_hub, tmp_path):
+    """Catches half a model that is loaded, offline too, and files that are fetched twice."""
+    fake_hub.broken = "model.safetensors"
+    line = look_up(fake_hub, tmp_path)
+    assert "the download from 127.0.0.1" in line
+    assert "broke off" in line
+    assert "the same command goes on with it" in line
+    assert "HF_HUB_OFFLINE is set" in look_up(fake_hub, tmp_path, HF_HUB_OFFLINE="1")
+    fake_hub.broken = ""
+    fake_hub.paths.clear()
+    folder = Path(look_up(fake_hub, tmp_path))
+    assert {path.rpartition("/")[2] for path in fake_hub.paths if "/resolve/" in path} == {
+        "model.safetensors"
+    }
+    assert (folder / "model.safetensors").read_bytes() == fake_hub.revisions["main"]["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (403, "GatedRepo", "it needs a token that may read it: set HF_TOKEN"),
+        (403, "", "it needs a token that may read it: set HF_TOKEN"),
+        (404, "RepoNotFound", "there is no such model"),
+        (503, "", "status 503"),
+    ],
+)
+def test_what_a_hub_refuses_or_cannot_do_is_one_line(fake_hub, tmp_path, status, code, said):
+    fake_hub.refusal = (status, code)
+    line = look_up(fake_hub, tmp_path)
+    assert line.startswith("refused: model 'someone/tiny' is not a folder here")
+    assert said in line
 
 
 def test_a_full_disk_is_said_although_half_of_the_model_is_there(monkeypatch, tmp_path):
