@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 def measure_latency(
     llm: LLM, requests: Sequence[BenchRequest], *, warmups: int, repeats: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Seconds for one batch, over ``repeats`` runs after ``warmups``; keys as vLLM's."""
+    """Seconds for one batch, over ``repeats`` runs after ``warmups``; keys as vLLM's.
+
+    Raises RequestError for answers that the model's length would cut: it is not their time that is taken.
+    """
+    length = llm.llm_engine.runner.max_model_len
+    longest = max((len(request.prompt_token_ids) + request.output_len for request in requests), default=0)
+    if longest > length:
+        raise RequestError(
+            f"prompt and answer together have {longest} tokens, and the model has {length}:"
+            " lower --input-len or --output-len"
+        )
     if warmups < 0 or repeats < 1:
         raise RequestError("--num-iters must be at least 1 and --num-iters-warmup at least 0")
     seconds = []

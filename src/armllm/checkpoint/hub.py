@@ -25,6 +25,7 @@ WANTED = (*WITHOUT_WEIGHTS, "*.safetensors")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_PLACE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ def _reason(error: Exception, name: str, options: HubOptions) -> str:
         return f"it has no revision {options.revision or 'main'!r}"
     if isinstance(error, errors.RepositoryNotFoundError | errors.GatedRepoError) or status in {401, 403}:
         return "there is no such model, or it needs a token that may read it: set HF_TOKEN"
-    if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EROFS, errno.EPERM, *NO_ROOM}:
+    if isinstance(error, OSError) and error.errno in {*NO_PLACE, *NO_ROOM}:
         return (
             f"{os.strerror(error.errno)}: {error.filename or cache}; mount a folder there, or set HF_HOME or"
             " --download-dir to another"

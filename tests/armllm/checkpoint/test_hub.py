@@ -252,6 +252,9 @@ def test_a_cache_that_cannot_be_written_is_read(fake_hub, tmp_path):
             line = look_up(fake_hub, tmp_path, options, before=before)
             assert f"Permission denied: {tmp_path}" in line
             assert "set HF_HOME or --download-dir" in line
+        assert "No such file or directory: /proc/nowhere; mount" in look_up(
+            fake_hub, tmp_path, {"cache_dir": "/proc/nowhere"}
+        )
     finally:
         for path in paths:
             path.chmod(0o755)
