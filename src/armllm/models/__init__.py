@@ -93,7 +93,12 @@ ENCODERS = {
     for model_type, (name, module) in _ENCODERS.items()
     for form in ("ForMaskedLM", "ForSequenceClassification", "Model")
 }
-ARCHITECTURES = FAMILIES | ENCODERS
+# decoders with classes
+CLASSIFIERS = {
+    f"{name}ForSequenceClassification": Family("classifiers", "")
+    for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
+}
+ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS
 
 
 class Model(Protocol):
@@ -175,7 +180,7 @@ def model_class(reader: ConfigReader) -> type[Model]:
         raise reader.error("neither architectures nor model_type is given")
     if named is not None and (not isinstance(named, list) or not named):
         raise reader.error(f"architectures must be a list of names, not {named!r}")
-    by_type = {family.model_type: architecture for architecture, family in ARCHITECTURES.items()}
+    by_type = {family.model_type: architecture for architecture, family in (FAMILIES | ENCODERS).items()}
     architecture = named[0] if named else by_type.get(str(model_type), model_type)
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise reader.error(

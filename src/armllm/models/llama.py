@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.linear import Linear
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,11 +176,7 @@ class LlamaForCausalLM:
             for index in range(config.num_layers)
         ]
         self.norm = self.layer_class.load_norm(config, model, norm)
-        self.lm_head = (
-            tied_head(self.embed_tokens.weight)
-            if config.tie_word_embeddings
-            else load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
-        )
+        self.lm_head = self.load_head(weights)
         mixers = [layer.self_attn for layer in self.layers]
         self.attention_layers = [mixer.attention for mixer in mixers if isinstance(mixer, LlamaAttention)]
         self.recurrent_layers = [mixer for mixer in mixers if isinstance(mixer, RecurrentLayer)]
@@ -188,6 +185,13 @@ class LlamaForCausalLM:
     def decoder_weights(weights: Weights) -> Weights:
         """All but the head; Qwen's embedding models and other bare decoders are stored without the prefix."""
         return weights.scope("model", optional=True)
+
+    def load_head(self, weights: Weights) -> Linear:
+        """What makes scores of final states."""
+        config = self.config
+        if config.tie_word_embeddings:
+            return tied_head(self.embed_tokens.weight)
+        return load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
 
     def rotary_of(self, index: int) -> RotaryEmbedding | None:  # noqa: ARG002 - for families that have several
         """What layer ``index`` turns queries and keys with."""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from armllm.checkpoint.matrix import IntegerWeight
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
-# The head, routers of experts, the gate of a shared one, decays and strengths of delta nets: small, or too
+# Heads, routers of experts, the gate of a shared one, decays and strengths of delta nets: small, or too
 # dear in quality.
 LEFT_ALONE = (
-    *("lm_head", "gate", "router", "shared_expert_gate"),
+    *("lm_head", "score", "gate", "router", "shared_expert_gate"),
     *("in_proj_ba", "in_proj_a", "in_proj_b"),
 )
 
