@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -10,12 +12,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError, one_line
+from armbuild.host import family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +96,7 @@ def run(
             raise
         finally:
             _outputs.remove(outputs)
-            _running.discard(child)
+            _ended(child)
         stdout.seek(0)
         output = stdout.read(MOST)
         sink.seek(start)
@@ -177,8 +181,8 @@ class Running:
             _kill_group(child)
             with self._log.open("a") as stderr:
                 stderr.write(f"killed after {self._timeout:.0f} s\n")
-        if child.poll() is not None:
-            _running.discard(child)
+        if child.poll() is not None and child in _running:
+            _ended(child)
         return child.returncode
 
     def terminate(self) -> None:
@@ -188,14 +192,14 @@ class Running:
     def kill(self) -> None:
         """End the process and all it started."""
         _kill_group(self._child)
-        _running.discard(self._child)
+        _ended(self._child)
 
 
 def stop_all() -> None:
     """Kill everything that ``start`` started and that still runs."""
     for child in list(_running):
         _kill_group(child)
-        _running.discard(child)
+        _ended(child)
 
 
 def end_leftovers(folder: Path) -> None:
@@ -324,38 +328,54 @@ def _spawn(
         ) from error
     except PermissionError as error:
         raise MissingError(f"{what}: {error.filename} may not be executed") from error
-    _running.add(child)
+    _begun(child)
     return child
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     """End the child and all it started: politely first, so that compilers remove what they half wrote."""
-    family: set[int] = set()
+    members: set[int] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        family |= _family(child.pid)  # whose parents may be dead the second time
-        for process in family:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, number)
+        members |= family.members([child.pid])  # whose parents may be dead the second time
+        family.send(members, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=2)
+            child.wait(timeout=family.PATIENCE)
 
 
-def _family(leader: int) -> set[int]:
-    """Return the processes of a session and all their descendants.
+def _begun(child: subprocess.Popen[bytes]) -> None:
+    _running.add(child)
+    _tell(f"+{child.pid}")
 
-    ninja gives each compiler a process group, an engine each container a session of its own (proc(5)).
-    psutil knows parents but no sessions: without these, those whose parent has died would be lost.
-    """
-    known = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended by now
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
-            known[int(entry.parent.name)] = int(fields[1]), int(fields[3])
-    found: set[int] = set()
-    while more := {
-        process
-        for process, (parent, session) in known.items()
-        if process not in found and (session == leader or parent in found)
-    }:
-        found |= more
-    return found
+
+def _ended(child: subprocess.Popen[bytes]) -> None:
+    _running.discard(child)
+    _tell(f"-{child.pid}")
+
+
+def _tell(line: str) -> None:
+    """Tell a line to the program that ends our programs when this process is killed (kill -9)."""
+    with contextlib.suppress(OSError):  # somebody killed that one, too
+        os.write(_survivor(os.getpid()), f"{line}\n".encode())
+
+
+@functools.cache
+def _survivor(_process: int) -> int:
+    """Start that program, once in each process, and return the pipe to it. No child gets the pipe's end."""
+    reading, writing = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", family.__file__],
+        cwd="/",
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(reading)
+
+    def finish() -> None:
+        _tell(family.FINISHED)
+        os.close(writing)
+        child.wait()
+
+    atexit.register(finish)
+    return writing

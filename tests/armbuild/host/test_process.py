@@ -151,7 +151,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize(
     "group", ["", ", preexec_fn=os.setpgrp", ", preexec_fn=os.setsid"], ids=["make", "ninja", "podman"]
 )
