@@ -168,7 +168,7 @@ def _describe(path: Path, commit: str) -> Entry:
         filename=path.name,
         name=canonicalize_name(wheel.name),
         version=wheel.version,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        sha256=provenance.sha256(path),
         size=path.stat().st_size,
         requires_python=found[1] if found else "",
         metadata_sha256=hashlib.sha256(metadata).hexdigest(),
@@ -186,11 +186,10 @@ def _metadata(path: Path) -> bytes:
 
 
 def _commit_of(path: Path) -> str:
-    beside = path.with_name(path.name + provenance.SUFFIX)
     try:
-        definition = json.loads(beside.read_text())["predicate"]["buildDefinition"]
+        definition = provenance.read(provenance.beside(path))["predicate"]["buildDefinition"]
         commit: str = definition["resolvedDependencies"][0]["digest"]["gitCommit"]
-    except (OSError, ValueError, KeyError, IndexError):
+    except archives.BROKEN:
         return ""
     return commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit) else ""
 
@@ -199,7 +198,7 @@ def _store(folder: Path, path: Path, entry: Entry) -> None:
     place = folder / "files" / entry.name
     place.mkdir(parents=True, exist_ok=True)
     _write(place / f"{entry.filename}.metadata", _metadata(path))
-    for source in (path.with_name(path.name + provenance.SUFFIX), path):
+    for source in (provenance.beside(path), path):
         if source.is_file():
             _copy(source, place / source.name)
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from armbuild.artifact.wheelfile import FileName
 
-MAX_DOCUMENT = 16 << 20
-"""In bytes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
@@ -105,7 +102,7 @@ def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Che
         except BROKEN as error:
             problems = [f"{member} is no CycloneDX document: {error}"]
         yield from _checks("sbom", problems, holds)
-    beside = file or path.with_name(path.name + provenance.SUFFIX)
+    beside = file or provenance.beside(path)
     if beside.is_file():
         yield from _provenance(path, beside, name, built_with)
     else:
@@ -140,7 +137,7 @@ def _provenance(
     """Check that a statement is of these bytes, and that it agrees with the bill of materials in them."""
     problems, holds = [], ""
     try:
-        statement = json.loads(_document(file))
+        statement = provenance.read(file)
         definition = statement["predicate"]["buildDefinition"]
         source, *materials = definition["resolvedDependencies"]
         problems = list(_subject(path, statement))
@@ -181,15 +178,6 @@ def _subject(path: Path, statement: Mapping[str, Any]) -> Iterator[str]:
         yield f"it is of other bytes: sha256 {subject['digest']['sha256']}, the file has {found}"
 
 
-def _document(file: Path) -> bytes:
-    """Return what a file says; ValueError for one that no such document is as large as."""
-    with file.open("rb") as stream:
-        content = stream.read(MAX_DOCUMENT + 1)
-    if len(content) > MAX_DOCUMENT:
-        raise ValueError(f"larger than {MAX_DOCUMENT >> 20} MiB")
-    return content
-
-
 def _source(source: Mapping[str, Any]) -> str:
     """Return where the sources came from, and which state of them."""
     digest = source.get("digest", {})
@@ -205,8 +193,10 @@ def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
     if signer is None:
         return Check(part="signature", ok=None, text="there is one; --cert-identity says whose it must be")
     try:
-        signed = signature.signed_statement(_document(file), signer=signer.identity, issuer=signer.issuer)
-        same = statement.is_file() and signed == _document(statement)
+        signed = signature.signed_statement(
+            provenance.content(file), signer=signer.identity, issuer=signer.issuer
+        )
+        same = statement.is_file() and signed == provenance.content(statement)
     except (CheckFailed, *BROKEN) as error:
         return Check(part="signature", ok=False, text=str(error))
     text = f"{signer.identity} signed the provenance" if same else f"it signs another file than {statement}"
@@ -217,7 +207,7 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
     """Check each image of an archive: its digests, its labels, its bill of materials, its provenance."""
     number, count = 0, 1
     images = []
-    beside = path.with_name(path.name + provenance.SUFFIX)
+    beside = provenance.beside(path)
     while number < count:
         report = audit.audit(path, image=number, keep=claims.keep)
         image = claims.read(report)
@@ -248,7 +238,7 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
 def _is_of_images(file: Path) -> bool:
     """Return whether a statement is of an archive, not of the wheel that an image was made of."""
     try:
-        return not str(json.loads(_document(file))["subject"][0]["name"]).endswith(".whl")
+        return not str(provenance.read(file)["subject"][0]["name"]).endswith(".whl")
     except BROKEN:
         return False
 
@@ -257,7 +247,7 @@ def _image_provenance(path: Path, file: Path, images: Iterable[claims.Claims]) -
     """Check that a statement is of this archive and its images, with the packages of their bills."""
     problems, holds = [], ""
     try:
-        statement = json.loads(_document(file))
+        statement = provenance.read(file)
         archive, *manifests = statement["subject"]
         problems = list(_subject(path, {**statement, "subject": [archive]}))
         stated = {f"sha256:{item['digest']['sha256']}" for item in manifests}
@@ -282,7 +272,7 @@ def _origin(image: claims.Claims, file: Path) -> Iterator[Check]:
     problems = []
     revision = ""
     try:
-        statement = json.loads(_document(file))
+        statement = provenance.read(file)
         revision = provenance.commit(statement) or "no commit"
         version = str(parse_name(statement["subject"][0]["name"]).version)
         for label, stated in (("version", version), ("revision", revision)):

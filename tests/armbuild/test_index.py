@@ -175,3 +175,11 @@ def test_what_an_index_holds_already_is_escaped_in_its_pages(tmp_path):
 def test_a_commit_beside_a_wheel_is_one(tmp_path):
     index.add(tmp_path, [wheel(tmp_path / "in", commit="../../../outside")])
     assert json.loads((tmp_path / index.STATE).read_text())["files"][0]["commit"] == ""
+
+
+@pytest.mark.parametrize("text", ["[]", "1", '{"predicate": []}', "[" * 10_000, "\0"])
+def test_nonsense_beside_a_wheel_names_no_commit(tmp_path, text):
+    path = wheel(tmp_path / "in")
+    path.with_name(path.name + ".provenance.json").write_text(text)
+    index.add(tmp_path, [path])
+    assert json.loads((tmp_path / index.STATE).read_text())["files"][0]["commit"] == ""

@@ -183,7 +183,7 @@ def test_nonsense_for_a_statement_is_a_verdict(wheel, text):
 
 
 def test_a_document_that_is_too_large_is_a_verdict(wheel, monkeypatch):
-    monkeypatch.setattr(verify, "MAX_DOCUMENT", 100)
+    monkeypatch.setattr(provenance, "MAX_DOCUMENT", 100)
     wheel.with_name(wheel.name + signature.SUFFIX).write_text("x" * 101)
     found = failures(wheel, signer=SIGNER)
     assert [line.partition(":")[0] for line in found] == ["provenance", "signature"]

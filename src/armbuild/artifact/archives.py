@@ -74,6 +74,7 @@ _TAR_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+_UTF8, _UNICODE_PATH = 0x800, 0x7075
 # Bytes behind a file by its flag for a data descriptor, with which its header need not tell the sizes.
 _GAPS = {0: (0,), 8: (0, 12, 16, 20, 24)}
 MAX_LINKS = 40
@@ -161,17 +162,14 @@ def unlisted(archive: zipfile.ZipFile) -> str:
         header = source.read(30)
         if len(header) < 30 or header[:4] != b"PK\3\4":
             return f"{entry.filename!r:.200} has no header"
-        flags, method = struct.unpack_from("<HH", header, 6)
-        sizes = struct.unpack_from("<II", header, 18)
-        name, extra = struct.unpack_from("<HH", header, 26)
         gap = entry.header_offset - end
         if gap not in _GAPS[behind]:
             return f"{abs(gap)} bytes before {entry.filename!r:.200} belong to no file"
-        behind = flags & 8
-        known = sizes in ((entry.compress_size, entry.file_size), (0xFFFFFFFF, 0xFFFFFFFF))
-        if method != entry.compress_type or not (known or (behind and sizes == (0, 0))):
-            return f"the header of {entry.filename!r:.200} contradicts the directory"
-        end = entry.header_offset + 30 + name + extra + entry.compress_size
+        name, extra = (source.read(size) for size in struct.unpack_from("<HH", header, 26))
+        if problem := _contradiction(entry, header, name, extra):
+            return problem
+        behind = header[6] & 8
+        end = source.tell() + entry.compress_size
     gap = archive.start_dir - end
     if gap not in _GAPS[behind]:
         return f"{abs(gap)} bytes before the directory belong to no file"
@@ -180,6 +178,31 @@ def unlisted(archive: zipfile.ZipFile) -> str:
     if tail - 22 - len(archive.comment) not in (0, 76):  # with the zip64 records
         return "something stands behind the end of the directory"
     return ""
+
+
+def _contradiction(entry: zipfile.ZipInfo, header: bytes, name: bytes, extra: bytes) -> str:
+    """Return how the header in front of a file differs from its entry in the directory, empty for not."""
+    shown = f"{entry.filename!r:.200}"
+    flags, method = struct.unpack_from("<HH", header, 6)
+    sizes = struct.unpack_from("<II", header, 18)
+    known = sizes in ((entry.compress_size, entry.file_size), (0xFFFFFFFF, 0xFFFFFFFF))
+    if method != entry.compress_type or not (known or (flags & 8 and sizes == (0, 0))):
+        return f"the header of {shown} contradicts the directory"
+    if name != entry.orig_filename.encode("utf-8" if entry.flag_bits & _UTF8 else "cp437"):
+        return f"{shown} has another name in its header, {name!r:.200}"
+    if _renames(entry.extra) or _renames(extra):
+        return f"{shown} has a second name, which some installers use"
+    return f"the folder {shown} has content" if entry.is_dir() and entry.compress_size else ""
+
+
+def _renames(extra: bytes) -> bool:
+    """Return whether an entry's extra field has another name for it ("Info-ZIP Unicode Path", 4.6.9)."""
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == _UNICODE_PATH:
+            return True
+        extra = extra[4 + size :]
+    return False
 
 
 def _directory_size(path: Path) -> int:

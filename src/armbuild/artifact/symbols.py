@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
-from armbuild.artifact import archives
+from armbuild.artifact import archives, elffile
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elftools.elf.elffile import ELFFile
 
 GLIBC = re.compile(r"(?:lib(?:c|m|dl|pthread|rt|util|resolv|gcc_s|stdc\+\+)|ld-linux-aarch64)\.so\.\d+$")
 """Libraries whose symbols carry versions, so that an unversioned one cannot come from them."""
@@ -73,7 +74,7 @@ def libraries(path: Path) -> frozenset[str]:
         for name in archive.namelist():
             if name.endswith(".so") or ".so." in name:
                 with contextlib.suppress(*UNREADABLE):
-                    found |= set(_needed(ELFFile(io.BytesIO(archive.read(name)))))
+                    found |= set(_needed(elffile.opened(io.BytesIO(archive.read(name)))))
     return frozenset(found)
 
 
@@ -86,7 +87,7 @@ def _needed(elf: ELFFile) -> list[str]:
 
 def _collect(name: str, content: bytes, defined: set[str], missing: dict[str, set[str]]) -> None:
     try:
-        elf = ELFFile(io.BytesIO(content))
+        elf = elffile.opened(io.BytesIO(content))
         table = elf.get_section_by_name(".dynsym")
         versions = elf.get_section_by_name(".gnu.version")
         if not isinstance(table, SymbolTableSection) or table.num_symbols() > MAX_SYMBOLS:

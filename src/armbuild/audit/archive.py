@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Literal
 
 from armbuild.artifact.archives import BROKEN
+from armbuild.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,10 +63,16 @@ class Archive:
 
 
 def unsafe(name: str) -> bool:
-    """Return whether unpacking a file of this name could write outside of its folder."""
+    """Return whether unpacking a file of this name could write outside of its folder, or over another file.
+
+    So could another name of the same place (``./a``, ``b//c``). One that a terminal or a page shows as
+    another is refused, too.
+    """
     parts = PurePosixPath(name).parts
     return (
         not name
+        or str(PurePosixPath(name)) != name.removesuffix("/")
+        or one_line(name) != name
         or name.startswith("/")
         or ".." in parts
         or "\\" in name

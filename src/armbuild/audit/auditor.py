@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _RECORD_LIMIT = 64 << 20  # a row for each of 200,000 files
+_KEPT_LIMIT, _ALL_KEPT_LIMIT = 16 << 20, 64 << 20
+"""Bytes of a document that the caller wants, and of all of them: of JSON, Python makes 25 times as many."""
+_MAX_ELF_FILES = 10_000
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
@@ -80,6 +83,7 @@ class _Run:
         self.archive = archive
         self.keep = keep
         self.has_code = False
+        self.elf_files = self.uses = self.kept = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -202,7 +206,7 @@ class _Run:
     def _member(self, member: Member, temporary: Path, elf_wheel: zipfile.ZipFile) -> None:
         name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
-        keep = self.keep(name) and member.size <= _RECORD_LIMIT
+        keep = self._may_keep(name, member.size)
         size = copy(self.archive, member, temporary, hashing, whole=keep)
         if size is None:
             return
@@ -227,6 +231,16 @@ class _Run:
         elif self.wheel and head == LIBRARY:
             self._library(name, temporary, self.wheel.machines)
 
+    def _may_keep(self, name: str, size: int) -> bool:
+        """Return whether a file's content goes into the report; too much of it is an error."""
+        if not self.keep(name):
+            return False
+        if size > _KEPT_LIMIT or self.kept + size > _ALL_KEPT_LIMIT:
+            self.errors.append(f"{name}: refused: it, or all such files together, have too many bytes")
+            return False
+        self.kept += size
+        return True
+
     def _library(self, name: str, path: Path, machines: frozenset[str]) -> None:
         """Check that a static library's objects are for a machine of the wheel's tag, if that names one."""
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -244,6 +258,11 @@ class _Run:
                 self._read_elf(name, path, size)
         except BrokenElf as error:
             self.errors.append(f"{name}: {error}")
+        self.elf_files += 1
+        if self.elf_files > _MAX_ELF_FILES:
+            raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files")
+        if self.uses > code.MAX_USES:
+            raise BrokenArchive(f"refused: its functions use extensions in more than {code.MAX_USES} ways")
 
     def _read_elf(self, name: str, path: Path, size: int) -> None:
         elf = read_elf(path)
@@ -259,6 +278,7 @@ class _Run:
         found = code.Code()
         if elf.machine == "aarch64":
             found = code.scan(path, elf)
+            self.uses += sum(len(function.uses) for function in found.functions)
         self.files.append(
             ElfReport(
                 name=name,

@@ -12,7 +12,7 @@ import numpy as np
 from armbuild.audit import functions as bounds
 from armbuild.audit import startup
 from armbuild.audit.disassembly import disassemble
-from armbuild.audit.elf import Section
+from armbuild.audit.elf import BrokenElf, Section
 from armbuild.audit.instructions import UNDEFINED, classify, needs_of_row, table
 
 if TYPE_CHECKING:
@@ -29,9 +29,11 @@ _STG = 0xD9200800
 # libgcc, unwind-dw2.c: the register VG counts doublewords in a vector, and is read when a frame saved it.
 _UNWINDER = re.compile(r"execute_stack_op|execute_cfa_program(_\w+)?|uw_\w+|_Unwind_[GS]etGR")
 _CNTD = 0x04E0E3E0
+MAX_USES = 300_000
+"""Of extensions by functions, in all files; torch 2.10's libtorch_cpu.so, the largest known, has 69,961."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
     """Instructions of one row of the table in one function.
 
@@ -57,7 +59,7 @@ class Use:
         return disassemble(self.word, self.address, table()[self.row].instructions)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
     """A function that needs more than Armv8.0-A.
 
@@ -87,26 +89,30 @@ class Code:
 def scan(path: Path, elf: Elf) -> Code:
     """Return what the code of the little-endian AArch64 file ``path`` needs; streams through a memory map."""
     scanner = _Scanner(np.memmap(path, np.uint8, "r"), elf)
-    for section in _code_sections(elf):
-        scanner.section(section)
+    for number, section in _code_sections(elf):
+        scanner.section(section, scanner.marks.get(number))
     scanner.code.functions.sort(key=lambda function: function.address)
     return scanner.code
 
 
-def _code_sections(elf: Elf) -> Iterator[Section]:
-    found = [section for section in elf.sections if section.executable and section.size]
+def _code_sections(elf: Elf) -> Iterator[tuple[int, Section]]:
+    """Yield what has code, and the number of each section; -1 for a segment of a file without sections."""
+    found = [item for item in enumerate(elf.sections) if item[1].executable and item[1].size]
     if found:
         yield from found
         return
     for address, offset, size in elf.code:
-        yield Section(
-            name=f"segment at {address:#x}",
-            address=address,
-            offset=offset,
-            size=size,
-            executable=True,
-            type="SHT_PROGBITS",
-            link=0,
+        yield (
+            -1,
+            Section(
+                name=f"segment at {address:#x}",
+                address=address,
+                offset=offset,
+                size=size,
+                executable=True,
+                type="SHT_PROGBITS",
+                link=0,
+            ),
         )
 
 
@@ -117,11 +123,13 @@ class _Scanner:
         self.data = data
         self.elf = elf
         self.known = bounds.find_functions(data, elf)
+        self.marks = bounds.mappings(data, elf)
         self.certain = startup.certain_words(data, elf, self.known)
+        self.uses = 0
         self.code = Code(known_functions=len(self.known.start))
 
-    def section(self, section: Section) -> None:
-        """Add the functions of one section."""
+    def section(self, section: Section, marks: bounds.Mapping | None) -> None:
+        """Add the functions of one section; ``marks`` are its mapping symbols, None: it has none."""
         skip = -section.address % 4
         begin = section.offset + skip
         count = max(section.size - skip, 0) // 4
@@ -129,7 +137,6 @@ class _Scanner:
         words = np.frombuffer(self.data[begin : begin + count * 4], "<u4")
         self.code.words += count
         rows = classify(words)
-        marks = bounds.mapping(self.data, self.elf, section)
         hits = np.flatnonzero(rows)
         undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
         hits = hits[rows[hits] != UNDEFINED]
@@ -162,6 +169,9 @@ class _Scanner:
         new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row, prepend=-2) != 0))
         if not len(new):
             return {}
+        self.uses += len(new)
+        if self.uses > MAX_USES:
+            raise BrokenElf(f"more than {MAX_USES} uses of extensions: not read")
         last = np.append(new[1:], len(hits)) - 1
         certain = np.logical_or.reduceat(np.isin(_addresses(base, hits), self.certain), new)
         columns = (owner[new], row[new], last - new + 1, hits[new], hits[last], words[hits[new]], certain)
@@ -194,9 +204,9 @@ class _Scanner:
                 section=section.name,
                 address=int(self.known.start[index]) if index >= 0 else uses[0].address,
                 uses=tuple(sorted(uses, key=lambda use: use.address)),
-                needs=_streaming(frozenset[str]().union(*(use.extensions for use in uses))),
+                needs=_of_rows(frozenset(use.row for use in uses)),
                 doubt=_doubt(index, self.known, last, broken=broken) if stripped else None,
-                at_load=_streaming(frozenset[str]().union(*(use.extensions for use in uses if use.certain))),
+                at_load=_of_rows(frozenset(use.row for use in uses if use.certain)),
             )
         )
 
@@ -213,6 +223,12 @@ def _needing() -> npt.NDArray[np.bool_]:
     return np.array([bool(row.extensions) for row in table()])
 
 
+@functools.cache
+def _needing_lse_alone() -> npt.NDArray[np.bool_]:
+    """Return for each row of the table whether it needs LSE and nothing else."""
+    return np.array([needs_of_row(index) == {"lse"} for index in range(len(table()))])
+
+
 def _doubt(index: int, known: bounds.Functions, last: int, *, broken: bool) -> str | None:
     """Return why words of this function may be data, in a file without mapping symbols."""
     if index < 0:
@@ -222,6 +238,12 @@ def _doubt(index: int, known: bounds.Functions, last: int, *, broken: bool) -> s
     if broken:
         return "between words that are no instructions"
     return None
+
+
+@functools.cache
+def _of_rows(rows: frozenset[int]) -> frozenset[str]:
+    """Return the needs of a function with instructions of these rows of the table."""
+    return _streaming(frozenset[str]().union(*(needs_of_row(row) for row in rows)))
 
 
 def _streaming(needs: frozenset[str]) -> frozenset[str]:
@@ -261,7 +283,7 @@ def _outline_atomics(
     Such a helper is ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and
     compiler-rt alike.
     """
-    lse = np.array([needs_of_row(index) == {"lse"} for index in range(len(table()))])
+    lse = _needing_lse_alone()
     result = np.zeros(len(hits), np.bool_)
     some = np.flatnonzero((hits >= 2) & lse[rows[hits]])
     place = hits[some]

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from elftools.elf.elffile import ELFFile
 from elftools.elf.enums import ENUM_E_MACHINE
 
+from armbuild.artifact import elffile
 from armbuild.artifact.archives import OF_THIS_MACHINE
 from armisa.host import ELF_MACHINES
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LARGEST_PAGE = 0x10000
 # No user-space address comes near; sums with one stay below 64 bits.
 _END = 1 << 63
+# Linux loads no program with more than 64 KiB of program headers (load_elf_phdrs).
+_MAX_SEGMENTS, _MAX_SECTIONS = 1170, 4096
 
 
 class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report
@@ -68,7 +70,7 @@ class Elf:
 def read_elf(path: Path) -> Elf:
     """Return the headers of ``path``; raises BrokenElf when they can't be followed."""
     with broken_is_a_verdict(), path.open("rb") as file:
-        return _read(ELFFile(file), path.stat().st_size)
+        return _read(elffile.opened(file), path.stat().st_size)
 
 
 @contextmanager
@@ -87,10 +89,12 @@ def broken_is_a_verdict() -> Iterator[None]:
 def _read(elf: Any, size: int) -> Elf:
     header = elf.header
     machine = header["e_machine"]  # pyelftools' name of it, or the number that it has no name for
-    if header["e_shnum"] > 65_000 or header["e_phnum"] > 65_000:
+    if elf.num_sections() > _MAX_SECTIONS or elf.num_segments() > _MAX_SEGMENTS:
         raise BrokenElf("broken ELF headers (an implausible number of sections or segments)")
     sections = _sections(elf, size)
     segments = list(elf.iter_segments())
+    if sum(segment["p_type"] == "PT_DYNAMIC" for segment in segments) > 1:
+        raise BrokenElf("broken ELF headers (more than one dynamic segment)")
     loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
     for segment in loads:
         if segment["p_vaddr"] + segment["p_memsz"] >= _END:

@@ -96,23 +96,24 @@ def find_functions(data: Bytes, elf: Elf) -> Functions:
     return Functions(start=starts[first], size=sizes[first], name=offsets[first], strings=strings)
 
 
-def mapping(data: Bytes, elf: Elf, section: Section) -> Mapping | None:
-    """Return the mapping symbols of ``section`` (AAELF64, "Mapping symbols"), None when it has none."""
+def mappings(data: Bytes, elf: Elf) -> dict[int, Mapping]:
+    """Return the mapping symbols (AAELF64, "Mapping symbols") of each section with some, by its number."""
     entries, names = symbols(data, elf, ".symtab")
-    if section not in elf.sections or not len(entries):
-        return None
-    number = elf.sections.index(section)
-    own = entries[(entries["section"] == number) & ((entries["info"] & 0xF) == _NOTYPE)]
+    own = entries[(entries["info"] & 0xF) == _NOTYPE]
     text = np.frombuffer(names + b"\xff" * 3, np.uint8)
     begin = np.minimum(own["name"], len(names))
     marked = (text[begin] == ord("$")) & np.isin(text[begin + 1], list(b"xd"))
-    marked &= np.isin(text[begin + 2], list(b"\0."))
-    if not marked.any():
-        return None
-    address = own["value"][marked] + np.uint64(section.address if elf.type == "ET_REL" else 0)
-    code = text[begin[marked] + 1] == ord("x")
-    order = np.lexsort((code, address))
-    return Mapping(address=address[order], code=code[order])
+    marked &= np.isin(text[begin + 2], list(b"\0.")) & (own["section"] < len(elf.sections))
+    own, code = own[marked], text[begin[marked] + 1] == ord("x")
+    bases = _bases(elf) if elf.type == "ET_REL" else np.zeros(len(elf.sections), np.uint64)
+    address = own["value"] + bases[own["section"]]
+    order = np.lexsort((code, address, own["section"]))
+    numbers, first = np.unique(own["section"][order], return_index=True)
+    parts = np.split(order, first[1:])
+    return {
+        number: Mapping(address=address[part], code=code[part])
+        for number, part in zip(numbers.tolist(), parts, strict=bool(len(numbers)))
+    }
 
 
 def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

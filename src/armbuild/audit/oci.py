@@ -27,7 +27,7 @@ def open_oci(path: Path, number: int = 0) -> Archive:
     try:
         image = stack.enter_context(reader.open_image(path))
         manifests = image.manifests()
-        for layer in manifests[number].layers:
+        for layer in dict.fromkeys(manifests[number].layers):  # each once, however often it is listed
             image.verify(layer)
     except CheckFailed as error:
         stack.close()

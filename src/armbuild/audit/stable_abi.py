@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from armbuild.artifact import elffile
 from armbuild.audit.elf import BrokenElf
 from armbuild.errors import packages_of
 
@@ -69,7 +69,7 @@ def _some(symbols: list[str]) -> str:
 def _imported(path: Path) -> set[str]:
     """Return the interpreter's symbols without which the dynamic linker refuses the file."""
     with path.open("rb") as file:
-        table = ELFFile(file).get_section_by_name(".dynsym")
+        table = elffile.opened(file).get_section_by_name(".dynsym")
         if not isinstance(table, SymbolTableSection):
             return set()
         if table.num_symbols() > _MOST_SYMBOLS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,12 @@ def judge(
 
 
 def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
-    matching = [guard.extensions for guard in guards if guard.matches(function.name, function.section)]
+    return _guarded(function.name, function.section, guards)
+
+
+@functools.lru_cache(maxsize=1 << 18)
+def _guarded(function: str, section: str, guards: tuple[Guard, ...]) -> frozenset[str]:
+    matching = [guard.extensions for guard in guards if guard.matches(function, section)]
     return frozenset[str]().union(*matching)
 
 

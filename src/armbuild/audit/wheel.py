@@ -143,6 +143,7 @@ def check_record(contents: Contents) -> list[str]:
         return ["no RECORD in it: installers refuse it"]
     errors = []
     listed: set[str] = set()
+    signatures = (f"{own}.jws", f"{own}.p7s")  # PEP 427
     try:
         rows = list(contents.record())
     except csv.Error as error:
@@ -156,13 +157,9 @@ def check_record(contents: Contents) -> list[str]:
         listed.add(name)
         if name not in contents.sizes:
             errors.append(f"RECORD lists {name}, which is not in the wheel")
-        elif name != own and not name.startswith(own + "."):
+        elif name != own and name not in signatures:
             errors.extend(_record_row(name, digest, size, contents))
-    unlisted = [
-        name
-        for name in contents.sizes
-        if name not in listed and not re.search(r"\.dist-info/RECORD\.(jws|p7s)$", name)
-    ]
+    unlisted = [name for name in contents.sizes if name not in listed and name not in signatures]
     errors.extend(f"{name} is not listed in RECORD" for name in sorted(unlisted))
     return (
         errors

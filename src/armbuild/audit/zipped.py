@@ -29,8 +29,11 @@ def open_zip(path: Path) -> Archive:
     seen: set[str] = set()
     for entry in archive.infolist():
         mode = entry.external_attr >> 16
-        if unsafe(entry.filename):
-            problems.append(f"{entry.filename!r}: the name leads out of the folder that it is unpacked to")
+        if unsafe(entry.filename) or entry.filename != entry.orig_filename:
+            problems.append(
+                f"{entry.orig_filename!r:.200}: the name leads out of the folder that it is unpacked to,"
+                " or is not what it seems"
+            )
         elif entry.flag_bits & 1:
             problems.append(f"{entry.filename}: encrypted")
         elif stat.S_ISLNK(mode):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import re
 from contextlib import ExitStack, contextmanager
@@ -31,6 +32,7 @@ INDEXES = (
 )
 DOCUMENT_LIMIT = 16 << 20
 """Bytes of one document, and of all that are read to list an archive's images."""
+MAX_MANIFESTS = 100
 MAX_LAYERS = 1000
 """Of one image; overlay file systems mount 500 at most."""
 LISTS = ("Env", "Entrypoint", "Cmd")
@@ -194,9 +196,11 @@ class ImageFile:
 
     def _oci(self) -> list[Manifest]:
         waiting, found = list(self._document("index.json")["manifests"]), []
-        for _ in range(100):
+        for number in itertools.count():
             if not waiting:
                 break
+            if number == MAX_MANIFESTS:  # an image behind them would be looked at by nobody but a runtime
+                raise CheckFailed(f"{self.path}: refused: more than {MAX_MANIFESTS} manifests and indexes")
             entry = waiting.pop(0)
             document = self._document(blob_name(entry["digest"]), entry["digest"])
             if entry.get("mediaType") in INDEXES or "manifests" in document:
@@ -253,6 +257,8 @@ class ImageFile:
         with self.open("manifest.json") as stream:
             listed = json.loads(stream.read(DOCUMENT_LIMIT))
         found = []
+        if len(listed) > MAX_MANIFESTS:
+            raise CheckFailed(f"{self.path}: refused: {len(listed)} images, more than {MAX_MANIFESTS}")
         for entry in listed:
             config = self._document(entry["Config"])
             with self.open(entry["Config"]) as stream:

@@ -29,7 +29,7 @@ def into_folder(image: ImageFile, manifest: Manifest, root: Path) -> None:
 
     Raises CheckFailed for a layer that does not match its digest, and for one that writes outside.
     """
-    for layer in manifest.layers:
+    for layer in dict.fromkeys(manifest.layers):
         image.verify(layer)
     budget = image.budget()
     for layer in manifest.layers:

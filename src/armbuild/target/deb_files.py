@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tarfile
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
@@ -16,7 +15,8 @@ from armbuild.artifact import archives
 from armbuild.errors import BuildError, CheckFailed, packages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import tarfile
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every Debian since bookworm
@@ -25,14 +25,42 @@ MERGED = ("bin", "sbin", "lib")  # these folders are links into usr/ on every De
 def control(package: Path) -> dict[str, str]:
     """Return the control fields of a .deb file by name, continuation lines included."""
     with packages_of("build"):
-        from debian.arfile import ArError  # noqa: PLC0415 - an audit does without this extra
-        from debian.debfile import DebFile  # noqa: PLC0415
+        from debian.deb822 import Deb822  # noqa: PLC0415 - an audit does without this extra
 
+    texts: list[bytes] = []
+
+    def take(tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        if member.isreg() and PurePosixPath(member.name) == PurePosixPath("control"):
+            texts.append(cast("IO[bytes]", tar.extractfile(member)).read(archives.TEXT_LIMIT))
+
+    _read(package, "--ctrl-tarfile", take)
+    if not texts:
+        raise BuildError(f"{package.name} is damaged: it has no control file")
     try:
-        with DebFile(package) as file:
-            return dict(file.debcontrol())
-    except (ArError, tarfile.TarError, OSError, ValueError) as error:
+        return dict(Deb822(texts[0]))
+    except ValueError as error:
         raise BuildError(f"{package.name} is damaged: {error}") from error
+
+
+def _read(package: Path, part: str, take: Callable[[tarfile.TarFile, tarfile.TarInfo], None]) -> None:
+    """Give each entry of a package's ``part``, an option of dpkg-deb, to ``take``, before it is too much.
+
+    Raises BuildError for a damaged package.
+    """
+    budget = archives.Budget(package, package.stat().st_size)
+    with subprocess.Popen(
+        ["dpkg-deb", part, package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        try:
+            with archives.open_tar(stream=cast("IO[bytes]", child.stdout), mode="r|") as tar:
+                for member in budget.entries(tar):
+                    take(tar, member)
+        except (*archives.BROKEN, CheckFailed) as error:
+            if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
+                raise
+            raise BuildError(f"{package.name} is damaged: {error}") from error
+    if child.returncode:
+        raise BuildError(f"dpkg-deb cannot read {package.name}: it is damaged")
 
 
 def installed(status: str) -> Iterator[dict[str, str]]:
@@ -55,21 +83,13 @@ def unpack(packages: list[Path], root: Path, *, only: frozenset[str] = frozenset
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
         if not (root / name).is_symlink():
             (root / name).symlink_to(f"usr/{name}")
+
+    def take(tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        if not only or str(merged(member.name)) in only:
+            _unpack_member(tar, member, root)
+
     for package in packages:
-        with subprocess.Popen(
-            ["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as child:
-            try:
-                with archives.open_tar(stream=cast("IO[bytes]", child.stdout), mode="r|") as tar:
-                    for member in tar:
-                        if not only or str(merged(member.name)) in only:
-                            _unpack_member(tar, member, root)
-            except (*archives.BROKEN, CheckFailed) as error:
-                if isinstance(error, OSError) and error.errno in archives.OF_THIS_MACHINE:
-                    raise
-                raise BuildError(f"{package.name} is damaged: {error}") from error
-        if child.returncode:
-            raise BuildError(f"dpkg-deb cannot read {package.name}")
+        _read(package, "--fsys-tarfile", take)
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, root: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import sys
@@ -18,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError, UsageError
 from armbuild.host import cache, process, pythons
+from armbuild.wheel import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,8 @@ else:
 
 SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 PLATFORM = "aarch64-manylinux_2_28"
+LATEST = 4354732800
+"""The first of January 2108, to which the dates of a zip archive do not reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,7 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
     """Unpack an sdist into the cache, under its own hash."""
     if not file.name.endswith(SDIST):
         raise UsageError(f"{file.name}: not an sdist ({', '.join(SDIST)})")
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = provenance.sha256(file)
     for what, expected in (("the index states", [stated] if stated else []), ("--hash asks for", wanted)):
         if expected and digest not in expected:
             raise UsageError(
@@ -176,7 +178,8 @@ def _unpacked(file: Path, uri: str, wanted: list[str], stated: str | None = None
     folder = cache.fill(cache.root() / "sdists" / digest[:24], lambda empty: _unpack(file, empty))
     (inside,) = [entry for entry in folder.iterdir() if entry.is_dir()]
     times = (int(entry.stat().st_mtime) for entry in archives.walk(inside))
-    return Located(folder=inside, origin=Origin(uri=uri, sha256=digest, epoch=max(times, default=0)))
+    epoch = min(max(times, default=0), LATEST)
+    return Located(folder=inside, origin=Origin(uri=uri, sha256=digest, epoch=epoch))
 
 
 def _unpack(file: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import armbuild
+from armbuild.artifact import archives
 from armbuild.host import process
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from armbuild.wheel.repair import RepairedWheel
 
 SUFFIX = ".provenance.json"
+MAX_DOCUMENT = 16 << 20
+"""Bytes."""
 STATEMENT, PREDICATE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
 
 
@@ -32,16 +35,45 @@ def write(repaired: RepairedWheel, folder: Path) -> Path:
     return path
 
 
+def beside(file: Path) -> Path:
+    """Return where the statement of a wheel or an image lies."""
+    return file.with_name(file.name + SUFFIX)
+
+
+def content(file: Path) -> bytes:
+    """Return what a stranger's document says; ValueError for one that no such document is as large as."""
+    with file.open("rb") as stream:
+        found = stream.read(MAX_DOCUMENT + 1)
+    if len(found) > MAX_DOCUMENT:
+        raise ValueError(f"larger than {MAX_DOCUMENT >> 20} MiB")
+    return found
+
+
+def read(file: Path) -> Any:
+    """Return a stranger's statement as a JSON value; one of ``archives.BROKEN`` for what is none.
+
+    Names that stand twice are refused: other readers may take the other one.
+    """
+    return json.loads(content(file), object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
 def revision(wheel: Path) -> str | None:
     """Return the commit that ``wheel`` was made of, with "-dirty" after it for changed sources.
 
     None where no statement about these bytes lies beside it, or its sources were in no repository.
     """
     try:
-        document = json.loads(wheel.with_name(wheel.name + SUFFIX).read_bytes())
+        document = read(beside(wheel))
         digest = document["subject"][0]["digest"]["sha256"]
         found = commit(document)
-    except (OSError, ValueError, LookupError, TypeError):
+    except archives.BROKEN:
         return None
     return found if digest == sha256(wheel) else None
 

@@ -7,6 +7,7 @@ import resource
 import struct
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -232,6 +233,10 @@ def put(content, at, form, *values):
         (lambda content, first, *_: put(content, first + 18, "<I", 1), "the header of 'b' contradicts"),
         (lambda content, first, *_: put(content, first + 8, "<H", 0), "the header of 'b' contradicts"),
         (lambda content, first, *_: put(content, first, "<I", 0), "'b' has no header"),
+        (
+            lambda content, first, *_: put(content, first + 30, "c", b"c"),
+            "'b' has another name in its header",
+        ),
     ],
 )
 def test_what_some_installers_read_otherwise_is_found(tmp_path, change, reason):
@@ -241,6 +246,21 @@ def test_what_some_installers_read_otherwise_is_found(tmp_path, change, reason):
     path.write_bytes(second_file(path.read_bytes(), change))
     with archives.open_zip(path) as archive:
         assert reason in archives.unlisted(archive)
+
+
+def test_a_second_name_and_a_folder_with_content_are_found(tmp_path):
+    """Some installers take the name of an extra field, or lay what a folder's entry holds."""
+    path = tmp_path / "a.whl"
+    for name, extra, reason in (
+        ("a", struct.pack("<HHBI", 0x7075, 6, 1, zlib.crc32(b"a")) + b"b", "'a' has a second name"),
+        ("a/", b"", "the folder 'a/' has content"),
+    ):
+        entry = zipfile.ZipInfo(name)
+        entry.extra = extra
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(entry, b"import os")
+        with archives.open_zip(path) as archive:
+            assert reason in archives.unlisted(archive)
 
 
 def test_a_file_that_the_directory_hides_is_found(tmp_path):

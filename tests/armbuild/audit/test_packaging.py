@@ -89,6 +89,13 @@ def test_record_must_list_every_file_with_its_hash(wheel, elf):
     only_error(wheel(files, record=lambda rows: rows[1:]), "not listed in RECORD")
     only_error(wheel(files, record=lambda rows: [*rows, ["gone.py", "sha256=AA", 1]]), "not in the wheel")
     only_error(wheel(files, record=lambda rows: [*rows, rows[0]]), "twice")
+    # beside RECORD only its own signatures have no hash
+    more = {**files, "demo-1.0.dist-info/RECORD.py": b"x"}
+    bare = wheel(more, record=lambda rows: [[row[0], "", ""] if "D.py" in row[0] else row for row in rows])
+    only_error(bare, "no usable hash of demo-1.0.dist-info/RECORD.py")
+    more = {**files, "demo/x.dist-info/RECORD.jws": b"x"}
+    unlisted = wheel(more, record=lambda rows: [row for row in rows if ".jws" not in row[0]])
+    only_error(unlisted, "not listed in RECORD")
 
 
 def test_alignment_for_the_largest_pages(wheel, elf):

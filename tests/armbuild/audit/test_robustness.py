@@ -71,9 +71,21 @@ def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     broken(path, "zip bomb")
 
 
-@pytest.mark.parametrize("name", ["../evil.py", "/etc/passwd", "demo/../../evil", "demo\\..\\evil", "c:evil"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../evil.py", "/etc/passwd", "demo/../../evil", "demo\\..\\evil", "c:evil",
+        "./demo/a.py", "demo//a.py", "demo/./a.py", "demo/\x1b[2J.py", "demo/a\n.py", "demo/\u202eyp.a",
+    ],
+)  # fmt: skip
 def test_names_that_lead_out_are_refused(wheel, name):
     broken(wheel({name: b"x"}), "leads out of the folder")
+
+
+def test_a_name_that_some_readers_cut_at_a_zero_is_refused(wheel):
+    path = wheel({"demo/a.py_.txt": b"x"})
+    path.write_bytes(path.read_bytes().replace(b"demo/a.py_.txt", b"demo/a.py\0.txt"))
+    broken(path, "leads out of the folder")
 
 
 def test_symbolic_links_and_doubles_are_found(tmp_path):

@@ -227,10 +227,37 @@ def layout(folder, layers, count=1):
     return blobs / ("1" * 64)
 
 
-@pytest.mark.parametrize(("layers", "count"), [(1001, 1), (60_000, 90)], ids=["layers", "documents"])
+@pytest.mark.parametrize(
+    ("layers", "count"), [(1001, 1), (60_000, 90), (1, 101)], ids=["layers", "documents", "images"]
+)
 def test_more_than_any_image_has_is_refused(tmp_path, layers, count):
     layout(tmp_path, layers, count)
     with reader.open_image(tmp_path) as image, pytest.raises(CheckFailed, match="refused: "):
+        image.manifests()
+
+
+def test_no_image_hides_behind_manifests_that_nobody_reads(tmp_path):
+    """A runtime takes the entry for its platform, wherever that stands in the index."""
+    layout(tmp_path, 1)
+    path = tmp_path / "index.json"
+    (manifest,) = json.loads(path.read_text())["manifests"]
+    nothing = b"{}"
+    digest = hashlib.sha256(nothing).hexdigest()
+    (tmp_path / "blobs/sha256" / digest).write_bytes(nothing)
+    nothings = [{"digest": f"sha256:{digest}"}] * 100
+    path.write_text(json.dumps({"manifests": [manifest, *nothings, manifest]}))
+    with reader.open_image(tmp_path) as image, pytest.raises(CheckFailed, match="more than 100 manifests"):
+        image.manifests()
+
+
+def test_a_saved_archive_of_many_images_is_refused(tmp_path):
+    (tmp_path / "config").write_text(json.dumps({"rootfs": {"diff_ids": []}}))
+    (tmp_path / "manifest.json").write_text(json.dumps([{"Config": "config", "Layers": []}] * 101))
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(tmp_path / "config", "config")
+        tar.add(tmp_path / "manifest.json", "manifest.json")
+    with reader.open_image(path) as image, pytest.raises(CheckFailed, match="101 images, more than 100"):
         image.manifests()
 
 

@@ -4,6 +4,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from armbuild.artifact import archives
 from armbuild.errors import BuildError
 from armbuild.target import deb_files
 
@@ -167,3 +168,14 @@ def test_a_hard_link_to_a_soft_one_is_that_link_and_not_what_it_leads_to(tmp_pat
     deb_files.unpack([package(tmp_path, links)], root)
     assert (root / "usr/hard").is_symlink()
     assert (tmp_path / "secret").stat().st_nlink == 1
+
+
+def test_a_package_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    path = package(tmp_path, [("./usr/a", bytes(1 << 16), tarfile.REGTYPE)])
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr(archives, "_RATIO_MATTERS_ABOVE", 0)
+    monkeypatch.setattr(archives, "_MAX_RATIO", 0)
+    with pytest.raises(BuildError, match="like a bomb"):
+        deb_files.unpack([path], tmp_path / "root")
+    with pytest.raises(BuildError, match="like a bomb"):
+        deb_files.control(path)

@@ -2,6 +2,7 @@ import hashlib
 import io
 import os
 import tarfile
+import time
 import zipfile
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_date_of_an_sdist_is_its_newest_files(tmp_path, monkeypatch):
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     found = fetch.locate(str(sdist(tmp_path)))
     assert project.source_epoch(project.read(found.folder, found.origin)) == 1600000000
+
+
+def test_a_date_that_no_wheel_can_have_is_the_last_one_that_it_can(tmp_path):
+    path = tmp_path / "thing-1.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        entry = tarfile.TarInfo("thing-1/setup.py")
+        entry.mtime = 32503680000  # in the year 3000
+        tar.addfile(entry)
+    date = time.gmtime(fetch.locate(str(path)).origin.epoch)[:6]
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("x", date), b"")
 
 
 def test_an_address_is_downloaded_and_checked_against_its_own_hash(tmp_path):

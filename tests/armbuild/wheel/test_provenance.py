@@ -127,3 +127,25 @@ def test_the_first_difference_of_two_wheels_is_named(tmp_path, files, reason):
     found = reproduce.difference(wheels.write(tmp_path / "a"), wheels.write(tmp_path / "b", files=files))
     assert reason in found
     assert bool(found) == bool(files)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "[]",
+        '{"predicate": {"buildDefinition": {"resolvedDependencies": [[]]}}, "subject": [{"digest": {}}]}',
+        "{" * 10_000,
+        '{"a": 1, "a": 2}',
+    ],
+)
+def test_nonsense_beside_a_wheel_states_no_revision(tmp_path, document):
+    path = wheels.write(tmp_path)
+    provenance.beside(path).write_text(document)
+    assert provenance.revision(path) is None
+
+
+def test_a_statement_that_says_a_thing_twice_is_refused(tmp_path):
+    """One reader would take the first subject, another the last."""
+    (tmp_path / "x").write_text('{"subject": [], "subject": [1]}')
+    with pytest.raises(ValueError, match="stands twice"):
+        provenance.read(tmp_path / "x")
