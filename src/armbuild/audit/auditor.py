@@ -83,7 +83,7 @@ class _Run:
         self.archive = archive
         self.keep = keep
         self.has_code = False
-        self.elf_files = self.uses = self.kept = 0
+        self.elf_files = self.uses = self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -235,10 +235,10 @@ class _Run:
         """Return whether a file's content goes into the report; too much of it is an error."""
         if not self.keep(name):
             return False
-        if size > _KEPT_LIMIT or self.kept + size > _ALL_KEPT_LIMIT:
+        if size > _KEPT_LIMIT or self.kept_bytes + size > _ALL_KEPT_LIMIT:
             self.errors.append(f"{name}: refused: it, or all such files together, have too many bytes")
             return False
-        self.kept += size
+        self.kept_bytes += size
         return True
 
     def _library(self, name: str, path: Path, machines: frozenset[str]) -> None:
