@@ -14,7 +14,13 @@ class ArmllmError(ValueError):
 
 
 class CheckpointError(ArmllmError):
-    """The model folder is incomplete, damaged, or of a kind that the engine does not run."""
+    """The model folder is incomplete, damaged, or of a kind that the engine does not run.
+
+    Its message may quote the folder's files: what a terminal would obey, such as colours, is shown as text.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(one if one.isprintable() else ascii(one)[1:-1] for one in message))
 
 
 class HubUnreachableError(CheckpointError):

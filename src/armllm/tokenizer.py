@@ -42,6 +42,7 @@ class Tokenizer:
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.longest_token = max(map(len, vocabulary), default=1)
         self.folder = folder
+        self._spelled: dict[int, str] = {}  # at most the whole vocabulary
         self.bos_token_id = self._special("bos_token")
         self.eos_token_id = self._special("eos_token")
 
@@ -96,6 +97,13 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def spell(self, token_id: int) -> str:
+        """The text of one token, special or not; kept, since likely tokens are likely again."""
+        text = self._spelled.get(token_id)
+        if text is None:
+            text = self._spelled[token_id] = self.decode([token_id], skip_special_tokens=False)
         return text
 
     def token_id(self, text: str) -> int | None:

@@ -54,6 +54,10 @@ def check_tokenizer(tokenizer: Any, path: Path) -> dict[str, int]:
                 f"{path}: its {name} may make {min(times, 10**9):,} characters of one; no more than"
                 f" {MOST_GROWTH} are taken"
             )
+    if (unknown := _unknown_piece(_state(tokenizer.post_processor))) is not None:
+        raise CheckpointError(
+            f"{path}: its post_processor puts {unknown!r:.80} around a prompt, which its special_tokens lack"
+        )
     try:
         around = tokenizer.encode("").ids
     except BaseException as error:
@@ -74,15 +78,31 @@ def check_tokenizer(tokenizer: Any, path: Path) -> dict[str, int]:
     return vocabulary
 
 
+def _state(part: Any) -> Any:
+    """What tokenizer.json says of a part; empty for one that it has not."""
+    return {} if part is None else json.loads(part.__getstate__())
+
+
 def _part_growth(part: Any) -> int:
-    """Of one of a tokenizer's parts, None for one that it has not."""
-    return 1 if part is None else _growth(json.loads(part.__getstate__()))
+    """Of one of a tokenizer's parts."""
+    return 1 if part is None else _growth(_state(part))
+
+
+def _unknown_piece(step: dict[str, Any]) -> str | None:
+    """The first special token that a template does not define: the library would panic, and write a trace."""
+    known = step.get("special_tokens") or {}
+    if step.get("type") == "TemplateProcessing":
+        pieces = [*step["single"], *step["pair"]]
+        names = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+        return next((name for name in names if name not in known), None)
+    found = map(_unknown_piece, step.get("processors", ()))
+    return next((name for name in found if name is not None), None)
 
 
 def _check_patterns(tokenizer: Any, path: Path) -> None:
     """Refuse a pattern whose time doubles with each character of a text."""
     for part in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
-        for pattern in [] if part is None else _patterns(json.loads(part.__getstate__())):
+        for pattern in _patterns(_state(part)):
             if repeats_groups(pattern):
                 raise CheckpointError(
                     f"{path}: the pattern {pattern!r:.200} repeats a group that varies, which may take"

@@ -39,7 +39,7 @@ def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer |
         token: Logprob(
             logprob=value,
             rank=rank,
-            decoded_token=tokenizer.decode([token], skip_special_tokens=False) if tokenizer else None,
+            decoded_token=tokenizer.spell(token) if tokenizer else None,
         )
         for token, (value, rank) in ranked.items()
     }

@@ -204,6 +204,8 @@ class EngineProcess:
     def _ended(self) -> str:
         """How the process ended, which it has, or is about to."""
         status = self._process.wait()
+        if status == -signal.SIGBUS:  # pages of a mapped file that are no longer there
+            return "its process was ended by signal 7: a file of the model became shorter while it was in use"
         if status < 0:
             return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
         return f"its process ended with status {status}"

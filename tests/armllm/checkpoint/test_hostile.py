@@ -86,6 +86,20 @@ def test_a_nested_header_of_safetensors(folder, depth):
     refused(folder, "can't be read as safetensors")
 
 
+def test_names_do_not_reach_a_terminal_as_commands(folder):
+    """A tensor's name could clear the screen, or write a line that looks like ours."""
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    extra = {"\x1b[2J\n\u202e\ud800": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
+    write_header(path, json.loads(content[8 : 8 + length]) | extra)
+    with path.open("ab") as file:
+        file.write(content[8 + length :])
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(folder)
+    assert str(caught.value).isprintable()
+
+
 def test_a_header_that_is_too_long_is_not_read(folder, monkeypatch):
     monkeypatch.setattr(safetensors_file, "MAX_HEADER", 100)
     refused(folder, "its header has 3,072 bytes; one of more than 100 is not read")
@@ -151,6 +165,19 @@ def test_a_post_processor_that_adds_tokens_that_are_not(folder, ids):
     token["ids"], token["tokens"] = [0] * 1000, ["<|begin|>"] * 1000
     tokenizer_with(folder, post_processor=template | {"special_tokens": {"<|begin|>": token}})
     refused(folder, "puts 1,000 tokens around a prompt; no more than 64 are taken")
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_post_processor_of_an_undefined_token(folder, capfd, within):
+    """The library would panic, and write a trace to the terminal."""
+    pieces = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    pair = [*pieces, {"Sequence": {"id": "B", "type_id": 1}}]
+    step = {"type": "TemplateProcessing", "single": pieces, "pair": pair, "special_tokens": {}}
+    if within:
+        step = {"type": "Sequence", "processors": [step]}
+    tokenizer_with(folder, post_processor=step)
+    refused(folder, "its post_processor puts '<s>' around a prompt, which its special_tokens lack")
+    assert "panicked" not in capfd.readouterr().err
 
 
 def replace(content, **pattern):

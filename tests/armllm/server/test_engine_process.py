@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -115,6 +117,21 @@ def test_an_answer_that_cannot_be_read_ends_all_requests(folder, monkeypatch):
     engine = EngineProcess(str(folder), dtype="float32")
     monkeypatch.setattr(engine, "_hand_out_all", fail)
     asyncio.run(wait(engine))
+    engine.shutdown()
+
+
+def test_a_model_that_becomes_shorter_is_named(folder, tmp_path):
+    """Weights are mapped: who may write to the file can end the engine, and must find out why."""
+    model = shutil.copytree(folder, tmp_path / "model")
+
+    async def shorten(engine):
+        await engine.connect()
+        os.truncate(model / "model.safetensors", 100)
+        with pytest.raises(EngineError, match="a file of the model became shorter while it was in use"):
+            await ask(engine, PARAMS[0])
+
+    engine = EngineProcess(str(model), dtype="bfloat16")
+    asyncio.run(shorten(engine))
     engine.shutdown()
 
 

@@ -47,6 +47,11 @@ CASES = {
     "choices": ("completions", {"prompt": "x", "guided_choice": ["a"] * MANY}, "guided_choice"),
     "unknown fields": ("completions", {"prompt": "x", **{f"f{i}": 1 for i in range(MANY)}}, None),
     "messages": ("chat/completions", {"messages": [{}] * 4096}, "messages[0].role"),
+    "variables": (
+        "chat/completions",
+        {"messages": HELLO, "chat_template_kwargs": {str(i): 1 for i in range(1025)}},
+        "chat_template_kwargs",
+    ),
     "many messages": ("chat/completions", {"messages": HELLO * 5000}, "messages"),
     "parts": (
         "chat/completions",

@@ -60,7 +60,7 @@ class TemplateOptions(Strict):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(check_size)] | None = None
     documents: Annotated[list[Document], FIRST_ERROR] | None = None
     reasoning_effort: Effort | None = None
 
