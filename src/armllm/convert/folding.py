@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
 # families whose layers are left alone, by a tensor that only they have
 UNKNOWN = {"self_attention.query_key_value.weight": "Falcon", "layer_scalar": "Gemma 4"}
+UNKNOWN |= {"shared_mlp.input_linear.weight": "Granite 4"}
 GATES = ("gate_proj", "w1")
 UPS = ("up_proj", "w3")
 DOWNS = ("down_proj", "w2")
@@ -95,7 +96,7 @@ class _Layer:
         if unknown is not None:
             for name in sorted(self.names):
                 if (
-                    not name.endswith(("bias", "scale", "scalar"))
+                    not name.endswith(("bias", "scale", "scalar", "A_log", ".D"))
                     and "ln_" not in name
                     and "norm" not in name
                 ):

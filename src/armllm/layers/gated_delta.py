@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from armllm.layers.recurrent import scan
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-CHUNK = 64
 
 
 def gated_delta_rule(  # noqa: PLR0917 - the order is the field's
@@ -42,20 +42,7 @@ def gated_delta_rule(  # noqa: PLR0917 - the order is the field's
     key = _unit(key).repeat_interleave(share, dim=1)
     value = value.float()
     out = torch.empty(value.shape, dtype=torch.float32)
-    starts = query_start_loc.tolist()
-    singles = [row for row in range(len(slots)) if starts[row + 1] - starts[row] == 1]
-    if singles:
-        rows = query_start_loc[:-1][singles].long()
-        parts = [x[rows] for x in (query, key, value, log_decay, strength)]
-        own = slots[singles]
-        out[rows], states[own] = _step(parts, states[own])
-    for row, slot in enumerate(slots.tolist()):
-        first, last = starts[row], starts[row + 1]
-        for begin in range(first, last if last - first > 1 else first, CHUNK):
-            chunk = slice(begin, min(begin + CHUNK, last))
-            parts = [x[chunk].transpose(0, 1) for x in (query, key, value, log_decay, strength)]
-            found, states[slot] = _chunk(parts, states[slot])
-            out[chunk] = found.transpose(0, 1)
+    scan(out, [query, key, value, log_decay, strength], states, slots, query_start_loc, (_step, _chunk))
     return out
 
 

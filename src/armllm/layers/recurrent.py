@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from armllm.layers.attention import AttentionMetadata
+
+    # inputs and state(s) to what is found, and the state(s) after that
+    Advance = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
+
+CHUNK = 64
 
 
 class StateShape(NamedTuple):
@@ -57,3 +64,31 @@ def slots_of(metadata: AttentionMetadata) -> Tensor:
     if metadata.state_slots is None:
         raise ValueError("a layer with a state needs the slots of the sequences")
     return metadata.state_slots
+
+
+def scan(  # noqa: PLR0917 - what a rule has, then how it goes on
+    out: Tensor,
+    parts: list[Tensor],
+    states: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor,
+    rule: tuple[Advance, Advance],
+) -> None:
+    """Fill ``out[T, heads, size]`` from ``parts``, each ``[T, heads, ...]``; the states of the slots move on.
+
+    rule: of one token for each of S sequences, ``[S, heads, ...]``; and of up to `CHUNK` tokens of one
+    sequence, heads first.
+    """
+    step, chunk = rule
+    starts = query_start_loc.tolist()
+    singles = [row for row in range(len(slots)) if starts[row + 1] - starts[row] == 1]
+    if singles:
+        rows = query_start_loc[:-1][singles].long()
+        own = slots[singles]
+        out[rows], states[own] = step([part[rows] for part in parts], states[own])
+    for row, slot in enumerate(slots.tolist()):
+        first, last = starts[row], starts[row + 1]
+        for begin in range(first, last if last - first > 1 else first, CHUNK):
+            piece = slice(begin, min(begin + CHUNK, last))
+            found, states[slot] = chunk([part[piece].transpose(0, 1) for part in parts], states[slot])
+            out[piece] = found.transpose(0, 1)

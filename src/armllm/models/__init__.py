@@ -54,6 +54,7 @@ FAMILIES = {
     "Glm4MoeForCausalLM": Family("glm4_moe", "glm4_moe"),
     "GlmForCausalLM": Family("glm", "glm"),
     "GraniteForCausalLM": Family("granite", "granite"),
+    "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "granitemoehybrid"),
     "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
     "GptOssForCausalLM": Family("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Family("llama", "llama"),

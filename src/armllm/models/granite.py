@@ -97,14 +97,16 @@ class GraniteForCausalLM(LlamaForCausalLM):
         )
 
 
-def granite_fields(reader: ConfigReader, architecture: str) -> dict[str, Any]:
-    """What the dense and the sparse models share."""
+def granite_fields(reader: ConfigReader, architecture: str, *, kinds_known: bool = False) -> dict[str, Any]:
+    """What the dense and the sparse models share; ``kinds_known``: layer_types were read already."""
     bias = reader.boolean("attention_bias", default=False)
     common = reader.common(architecture, default_eos=2, default_positions=2048)
     return {
         **llama_fields(reader, common),
         **{name: reader.number(name, 1.0) for name in FACTORS},
-        "windows": same_everywhere(reader, common["num_layers"], None),
+        "windows": (None,) * common["num_layers"]
+        if kinds_known
+        else same_everywhere(reader, common["num_layers"], None),
         "qkv_bias": bias,
         "output_bias": bias,
     }

@@ -590,6 +590,35 @@ def granite_moe(rng: random.Random) -> Config:
     return config | experts(rng, "num_local_experts")
 
 
+def granite_hybrid(rng: random.Random) -> Config:
+    config = granite(rng)
+    for name in ("mlp_bias", "hidden_act"):
+        del config[name]
+    heads = rng.choice([1, 2, 4])
+    kinds = [rng.choice([FULL, LINEAR]) for _ in range(config["num_hidden_layers"])]
+    extra: Config = {
+        "model_type": "granitemoehybrid",
+        "rms_norm_eps": rng.choice([1e-3, 1e-2]),  # as for delta nets
+        "intermediate_size": rng.choice([24, 64]),
+        "shared_intermediate_size": rng.choice([16, 40]),
+        "position_embedding_type": rng.choice([None, "rope"]),
+        "layer_types": kinds,
+        "mamba_expand": rng.choice([1, 2]),
+        "mamba_n_heads": 2 * heads,
+        "mamba_n_groups": rng.choice([1, heads]),
+        "mamba_d_state": rng.choice([8, 24]),
+        "mamba_d_conv": rng.choice([2, 4]),
+        "mamba_conv_bias": rng.random() < 0.7,
+        "mamba_proj_bias": rng.random() < 0.3,
+    }
+    config["hidden_size"] = 8 * config["hidden_size"] // 8
+    return (
+        config
+        | extra
+        | (experts(rng, "num_local_experts") if rng.random() < 0.6 else {"num_local_experts": 0})
+    )
+
+
 def grouped_experts(rng: random.Random, layers: int) -> Config:
     """Groups of experts, from some of which each token's come, behind some dense layers."""
     groups, size = rng.choice([(1, 5), (2, 3), (4, 2)])
@@ -676,10 +705,16 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Exaone4ForCausalLM": exaone4,
     "FalconForCausalLM": falcon,
     "GraniteMoeForCausalLM": granite_moe,
+    "GraniteMoeHybridForCausalLM": granite_hybrid,
     "Glm4MoeForCausalLM": glm4_moe,
     "DeepseekV2ForCausalLM": deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek_v3,
     "GptOssForCausalLM": gpt_oss,
 }
 
-RECURRENT = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+RECURRENT = {
+    "GraniteMoeHybridForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+}
