@@ -154,7 +154,7 @@ def random_model(config: dict[str, Any], seed: int = 0):
             elif name.endswith("bias") or "embed_tokens" in name:
                 parameter.normal_(std=0.5)
             else:
-                parameter.normal_(std=2.0 * parameter.shape[1] ** -0.5)
+                parameter.normal_(std=2.0 * parameter.shape[min(1, parameter.ndim - 1)] ** -0.5)
     return model
 
 

@@ -24,6 +24,17 @@ OPT = {
     "do_layer_norm_before": True,
     "drop": ("rope_theta", "num_key_value_heads"),
 }
+HYBRID = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 16,
+    "rms_norm_eps": 1e-2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 CASES = {
@@ -45,6 +56,7 @@ CASES = {
     "all-linear": ({}, ALL, {"target_modules": "all-linear"}),
     "fused matrices": (PHI3, ("qkv_proj", "gate_up_proj"), {}),
     "OPT": (OPT, ("q_proj", "out_proj", "fc1", "fc2"), {}),
+    "gated delta nets": (HYBRID, ("q_proj", "v_proj", "in_proj_qkv", "in_proj_b", "out_proj", "up_proj"), {}),
     "tied head": ({"tie_word_embeddings": True}, ALL, {}),
 }
 
