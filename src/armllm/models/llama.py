@@ -178,7 +178,8 @@ class LlamaForCausalLM:
         self.norm = self.layer_class.load_norm(config, model, norm)
         self.lm_head = self.load_head(weights)
         mixers = [layer.self_attn for layer in self.layers]
-        self.attention_layers = [mixer.attention for mixer in mixers if isinstance(mixer, LlamaAttention)]
+        caching = [getattr(mixer, "attention", None) for mixer in mixers]
+        self.attention_layers = [one for one in caching if isinstance(one, Attention)]
         self.recurrent_layers = [mixer for mixer in mixers if isinstance(mixer, RecurrentLayer)]
 
     @staticmethod

@@ -233,5 +233,5 @@ def test_a_weight_that_is_no_number_is_named(make_checkpoint, tmp_path):
 def test_the_commands_take_the_option(capsys):
     options = ["--quantization", "int4-g64", "--max-tokens", "3", "--temperature", "0", "--dtype", "float32"]
     assert main(["run", str(MODEL), "The", *options]) == 0
-    assert main(["run", str(MODEL), "The", "--quantization", "fp8"]) == 2
-    assert "quantization 'fp8' is not supported, only int8" in capsys.readouterr().err
+    assert main(["run", str(MODEL), "The", "--quantization", "fp6"]) == 2
+    assert "quantization 'fp6' is not supported, only int8" in capsys.readouterr().err
