@@ -27,12 +27,17 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
         axes.plot(x, y, marker="o")
         for result, across, up in zip(points, x, y, strict=True):
             axes.annotate(
-                _rate(result["request_rate"]), (across, up), xytext=(5, -11), textcoords="offset points"
+                _rate(result["request_rate"]),
+                (across, up),
+                xytext=(8, 0),
+                textcoords="offset points",
+                va="center",
+                bbox={"color": "white", "alpha": 0.8, "pad": 1},  # the line may go through it
             )
         axes.set_xlabel(label)
         axes.set_ylabel("output tokens/s")
         axes.set_xlim(0, 1.25 * max(x))  # with room for the last label
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(y) or None)
         axes.set_title(title)
         axes.grid(alpha=0.3)
         for ending in ("png", "svg"):
@@ -43,4 +48,6 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
 
 
 def _rate(rate: float | str) -> str:
-    return "all at once" if rate == "inf" else f"{rate:g} requests/s"
+    if rate == "inf":
+        return "all at once"
+    return "1 request/s" if rate == 1 else f"{rate:g} requests/s"

@@ -84,7 +84,7 @@ def test_curves_are_written_as_png_and_svg_with_a_point_per_rate(tmp_path):
         if path.suffix == ".svg":
             assert all(
                 f"<!-- {rate} -->".encode() in content
-                for rate in ("1 requests/s", "4 requests/s", "all at once")
+                for rate in ("1 request/s", "4 requests/s", "all at once")
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import re
 import shutil
 import threading
@@ -89,7 +90,9 @@ def test_a_phone_is_recited_to(served, phone):
     look = phone(served.url)
     look.shows("model", "smoke")
     look.complete(PASSAGE.prompt)
-    expect(look.answer.locator(".note")).to_contain_text(f"{len(PASSAGE.token_ids)} tokens, first after")
+    expect(look.answer.locator(".note")).to_contain_text(
+        f"{len(PASSAGE.token_ids)} tokens, first after", timeout=1000 * SECONDS
+    )
     assert look.answer.locator(".text").inner_text() == PASSAGE.text.strip()
     assert look.page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
     look.shows("running", "0")
@@ -240,6 +243,25 @@ def test_what_a_hostile_model_writes_is_text(served, phone):
     assert look.page.evaluate("window.hit") is None
     assert look.logged == []
     assert all(url.startswith(f"{served.url}/") or url == "data:," for url in look.fetched)
+
+
+def test_a_long_answer_is_drawn_while_it_comes_and_whole_at_its_end(served, phone):
+    """It would catch a page that draws every piece anew, and one that leaves out what came last."""
+    look = phone(served.url)
+    row = "| 1 | **2** |\n"
+    pieces = ["| a | b |\n| - | - |\n", *[row] * 3000, "\nThe end"]
+    events = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    look.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body),
+    )
+    look.chat("Write")
+    text = look.answer.locator(".text")
+    assert text.locator("tbody tr").count() == 3000
+    assert text.locator("p").last.inner_text() == "The end"
+    assert look.page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
+    assert look.logged == []
 
 
 def test_the_policy_holds_if_the_sanitizer_fails(served, phone):

@@ -130,9 +130,22 @@ async function answer() {
 async function read(message, [path, body], signal, timing) {
   let remark = "";
   let waiting = false;
+  let more = false; // has come since the last drawing began
   const draw = () => {
-    waiting = false;
+    const started = performance.now();
+    more = false;
     follow(() => message.draw());
+    // A long answer takes long to draw. It is drawn less often then: most of the time is left to the rest.
+    setTimeout(() => {
+      waiting = false;
+      if (more) schedule();
+    }, 3 * (performance.now() - started));
+  };
+  const schedule = () => {
+    more = true;
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(draw);
   };
   for await (const event of stream(path, body, key(), signal)) {
     timing.usage = event.usage ?? timing.usage;
@@ -143,10 +156,7 @@ async function read(message, [path, body], signal, timing) {
     if (piece || thought) timing.first ??= performance.now();
     if (thought) follow(() => message.addReasoning(thought));
     message.content += piece ?? "";
-    if (piece && !waiting) {
-      waiting = true;
-      requestAnimationFrame(draw);
-    }
+    if (piece) schedule();
     if (choice.finish_reason === "length") remark = " · cut at the token limit";
   }
   return remark;
