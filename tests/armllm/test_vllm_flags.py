@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from armllm.cli import ClickException, app
+from armllm.cli import ClickException, app, main
 from armllm.errors import RequestError
 from armllm.smoke.passages import MODEL
 
@@ -71,3 +71,45 @@ def test_both_ways_to_write_no_mean_the_same():
         assert "--enable-chunked-prefill can only be True here, not False" in answer("serve", flag)
     assert "--disable-sliding-window can only be False" in answer("serve", "--disable-sliding-window")
     assert "No such option: --disable-florp" in answer("serve", "--disable-florp")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("serve", ["--dtype=bfloat16"]),
+        ("serve", ["-tp=2", "--distributed-executor-backend", "mp"]),
+        ("serve", ["--tensor-parallel-size", "2", "-dp=1", "-pp=1", "--block-size", "128", "-O3"]),
+        ("serve", ["--max-num-batched-tokens", "2k", "--max-num-seqs=128", "--max-model-len", "auto"]),
+        ("serve", ["--trust-remote-code", "--disable-log-requests", "--enforce-eager", "--swap-space=4"]),
+        ("latency", ["--load-format", "dummy", "--input-len=32", "--output-len", "4", "--batch-size=1"]),
+        ("throughput", ["--backend", "vllm", "--dataset-name=random", "--num-prompts", "10"]),
+        ("bench-serve", ["--backend=vllm", "--endpoint", "/v1/completions", "--request-rate", "inf"]),
+        ("run-batch", ["--enable-lora", "--lora-modules", "a=b", "c=d", "--max-loras", "2"]),
+    ],
+)
+def test_command_lines_of_vllms_guides_are_taken(command, arguments):
+    assert not answer(command, *arguments)
+
+
+def test_values_of_short_flags_arrive():
+    """It would catch ``-tp=2`` that is read as 1."""
+    with click_command("serve").make_context("serve", ["model", "-tp=2", "-dp=3"]) as context:
+        assert context.params["tensor_parallel_size"] == 2
+        assert context.params["data_parallel_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["launch", "render"], "`armllm serve` has all parts"),
+        (["snapshot", "create"], "an engine is not stored"),
+        (["bench", "sweep", "serve"], "`armllm bench suite` runs a file of cases"),
+        (["bench", "startup"], "armllm:load_seconds"),
+        (["florp"], "No such command"),
+    ],
+)
+def test_commands_that_only_vllm_has_say_why(capsys, line, words):
+    assert main(line) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1

@@ -31,6 +31,7 @@ from armllm.cli import (
     run_batch,
     serve,
 )
+from armllm.cli.commands import CommandsWithReasons
 from armllm.cli.options import Quiet  # noqa: TC001 - typer evaluates annotations
 from armllm.errors import ArmllmError
 from armllm.progress import progress
@@ -55,6 +56,7 @@ EXTRAS = {
 
 app = typer.Typer(
     name="armllm",
+    cls=CommandsWithReasons,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes [brackets] for markup, and cuts names to fit its tables
@@ -71,7 +73,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", "-v", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -10,7 +10,15 @@ import typer
 from armllm.cli import bench_runs
 from armllm.cli.bench_data import BATCH_OUTPUT_LEN, DataSet, InputLen, OutputLen, tell, write
 from armllm.cli.bench_serve import serve_command
-from armllm.cli.options import AsJson, EngineCommand, Verbose, only, takes, takes_engine_options
+from armllm.cli.commands import CommandsWithReasons
+from armllm.cli.options import (
+    AsJson,
+    EngineCommand,
+    Verbose,
+    only,
+    takes,
+    takes_engine_options,
+)
 
 if TYPE_CHECKING:
     from armllm.foregone import Foregone
@@ -36,7 +44,10 @@ class ClientCommand(BenchCommand):
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     bench = typer.Typer(
-        help="Measure the engine, or a server under load.", no_args_is_help=True, rich_markup_mode=None
+        cls=CommandsWithReasons,
+        help="Measure the engine, or a server under load.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
     )
     for command in (latency, throughput):
         bench.command(cls=BenchCommand)(command)
