@@ -173,22 +173,31 @@ def product():
     k.linear(out, x, w)
     return out.numpy().tobytes(), torch.softmax(many, -1).sum().item()
 
-def child(pipe):
+def child(pipe, further):
     pipe.send((k.thread_backend(), product() == want))
+    if further:  # as a server that forks its workers from one that has the model
+        process = context.Process(target=child, args=(pipe, False))
+        process.start()
+        process.join(60)
 
+k.use_own_threads({own})
 want = product()
 context = multiprocessing.get_context("fork")
 receiver, sender = context.Pipe()
-process = context.Process(target=child, args=(sender,), daemon=True)
+process = context.Process(target=child, args=(sender, True))
 process.start()
-process.join(60)
-print(k.thread_backend(), process.exitcode, *receiver.recv() if receiver.poll() else ())
+process.join(120)
+print(k.thread_backend(), process.exitcode)
+while receiver.poll():
+    print(*receiver.recv())
 """
 
 
-def test_a_forked_child_computes_on_threads_of_its_own():
-    """Catches a child that waits for the threads of its parent's OpenMP team, in a kernel or in torch."""
-    assert python(FORK).stdout.split() == ["libgomp", "0", "pool", "True"]
+@pytest.mark.parametrize(("own", "backend"), [(False, "libgomp"), (True, "pool")])
+def test_a_forked_child_and_its_child_compute_on_threads_of_their_own(own, backend):
+    """Catches a child that waits for the threads of its parent's team or pool, in a kernel or in torch."""
+    done = python(FORK.replace("{own}", str(own)))
+    assert done.stdout.splitlines() == [f"{backend} 0", "pool True", "pool True"], done.stderr
 
 
 def test_kernels_toml_and_the_extension_agree_on_the_ops_there_are():
