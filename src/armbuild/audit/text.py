@@ -52,7 +52,7 @@ def _packaging(report: AuditReport) -> Iterator[str]:
             yield from _wrapped("  outside:    ", f"expects {', '.join(report.policy.outside)} on the system")
     for item in report.files[:8]:
         alignment = f", segments aligned to {item.alignment >> 10} KiB" if item.alignment else ""
-        yield f"  ELF:        {item.name}: {item.machine}, {_bytes(item.size)}{alignment}"
+        yield from _wrapped("  ELF:        ", f"{item.name}: {item.machine}, {_bytes(item.size)}{alignment}")
         if item.needed:
             yield from _wrapped("              ", f"needs {', '.join(item.needed)}")
     if len(report.files) > 8:

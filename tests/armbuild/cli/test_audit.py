@@ -269,6 +269,7 @@ def test_text_is_wrapped_at_the_terminals_width_and_in_a_pipe_at_110_columns(
     _, out, _ = run(capsys, wheel)
     cores = [line for line in out.splitlines() if line.startswith(("  yes:", "  no:", "              "))]
     assert widest - 30 < max(map(len, cores)) <= widest
+    assert all(len(line) <= widest for line in out.splitlines() if line.startswith("  ELF:") and "," in line)
 
 
 def test_a_name_does_not_write_to_the_terminal(capsys, tmp_path):
