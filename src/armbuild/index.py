@@ -346,6 +346,8 @@ def _replace(path: Path, fill: Callable[[BinaryIO], object]) -> None:
             fill(sink)
         os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp's 0600 no web server can read
         os.replace(name, path)  # noqa: PTH105
-    except BaseException:
+    except BaseException as error:
         os.unlink(name)  # noqa: PTH108
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -7,7 +7,10 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import traceback
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +32,7 @@ from armbuild.cli import (
 from armbuild.cli.options import Quiet
 from armbuild.cli.progress import Progress
 from armbuild.errors import ArmbuildError, one_line
+from armbuild.host import process
 from armisa.errors import IsaError
 
 try:  # typer carries its own click since 0.26
@@ -138,8 +142,19 @@ def _explain_usage(error: ClickException) -> str:
     return f"{message.rstrip('.')} (`{context.command_path} --help` shows what there is)"
 
 
+def _full_folder() -> str:
+    """Return which of the folders that commands write to is full, for an error that names no file."""
+    from armbuild.host.cache import root  # noqa: PLC0415 - a good end needs it not
+
+    folders = [tempfile.gettempdir(), os.curdir]
+    with suppress(ArmbuildError):
+        folders.insert(1, str(root()))
+    left = {shutil.disk_usage(folder).free: str(Path(folder).absolute()) for folder in reversed(folders)}
+    return f"a file in {left[min(left)]}" if min(left) < process.FULL else "a file"
+
+
 def _explain_system(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "a file"
+        where = error.filename2 or error.filename or _full_folder()  # of a copy, the second is written
         return f"no space left on the device while writing {where}: `armbuild cache` tells what is kept"
     return f"{error.filename or 'system'}: {error.strerror or error}"

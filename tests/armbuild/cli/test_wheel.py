@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_an_error_is_one_json_document_when_asked(capsys, tmp_path):
     [
         (OSError(errno.ENOSPC, "x"), "while writing a file: `armbuild cache`"),
         (OSError(errno.EDQUOT, "x", "/a/b"), "while writing /a/b: `armbuild cache`"),
+        (OSError(errno.ENOSPC, "x", "/from", None, "/to"), "while writing /to: `armbuild cache`"),
     ],
 )
 def test_a_full_disk_is_something_missing_here_and_not_a_fault_of_the_project(error, said):
@@ -84,6 +86,15 @@ def test_a_full_disk_is_something_missing_here_and_not_a_fault_of_the_project(er
     assert status == 3
     assert message.startswith("no space left on the device")
     assert said in message
+
+
+def test_a_full_disk_is_named_though_the_error_names_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    full = usage._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full if folder == str(tmp_path) else usage)
+    message, _ = cli.explain(OSError(errno.ENOSPC, "x"))
+    assert f"while writing a file in {tmp_path}: " in message
 
 
 def test_the_plan_builds_nothing_and_prints_one_document(capsys, tmp_path):
