@@ -62,7 +62,7 @@ def write(folder, **changes):
         ({"architectures": ..., "model_type": ...}, "neither architectures nor model_type"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
         ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not supported"),
-        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not supported"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope_type 'axial' is not supported"),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type ['yarn'] is not supported"),
         ({"rope_scaling": {"type": "dynamic", "alpha": 4.0}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 2, "alpha": 4.0}}, "rope_scaling.alpha is not"),
