@@ -14,9 +14,16 @@
 #include "armllm/kernels.h"
 #include "armllm/layouts.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+// A sanitizer's checks in every copy take the compiler minutes.
+#define ARMLLM_INLINE static inline
+#define ARMLLM_MEMBER inline
+#define ARMLLM_LAMBDA
+#else
 #define ARMLLM_INLINE static inline __attribute__((always_inline))
 #define ARMLLM_MEMBER inline __attribute__((always_inline))
 #define ARMLLM_LAMBDA __attribute__((always_inline))
+#endif
 #define ARMLLM_ENTRY __attribute__((section(ARMLLM_SECTION), noinline))
 // Names an inner loop for tools/cycles.py and count_instructions.py, by a label: once per `n` vectors of
 // elements, or with the number of rows. Nothing in a build for use.

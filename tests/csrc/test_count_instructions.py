@@ -107,13 +107,19 @@ def test_a_log_that_lacks_something_is_refused(log, problem):
 
 
 @pytest.mark.slow
-def test_less_than_a_quarter_is_outside_the_loops():
-    done = subprocess.run(
-        [sys.executable, TOOLS / "count_instructions.py", "--rows", "64", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    heading = 2
-    assert done.stdout.count("\n") == heading + len(tool.TARGETS) * len(tool.SCHEMES)
+def test_less_than_a_quarter_is_outside_the_loops(tmp_path):
+    """Those of each target that have the most there: decoded panels, or loops with little to do."""
+    for target, schemes in (("i8mm", ("int8", "int4-g32-bf16", "int4")), ("dotprod", ("int4",))):
+        options = [word for scheme in schemes for word in ("--scheme", scheme)]
+        done = subprocess.run(
+            [
+                *(sys.executable, TOOLS / "count_instructions.py", "--rows", "64", "--check"),
+                *("--keep", tmp_path, "--target", target, *options),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        heading = 2
+        assert done.stdout.count("\n") == heading + len(schemes)
