@@ -3,9 +3,7 @@
 
 #pragma once
 
-#include "simd/primitives.h"
-
-inline constexpr int64_t kBlock = 16;  // rows of a tile
+#include "kernels/avx512_lanes.h"
 
 // As LDTILECFG reads it.
 struct alignas(64) TileShapes {
@@ -17,8 +15,4 @@ ARMLLM_INLINE void load_shapes(const TileShapes& shapes) {
   // GCC 12 doesn't know that LDTILECFG and TILELOADD read memory.
   __asm__ volatile("" : : "r"(&shapes) : "memory");
   _tile_loadconfig(&shapes);
-}
-
-ARMLLM_INLINE __mmask16 first_lanes(int64_t n) {
-  return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << n) - 1);
 }

@@ -15,7 +15,7 @@ namespace armllm::amx {
 #include "simd/scalar.h"
 #include "kernels/fma.h"
 //
-#include "kernels/attention_amx.h"
+#include "kernels/attention_avx512.h"
 #include "kernels/dense_amx.h"
 
 ARMLLM_ATTENTION_ENTRIES(bfloat16, bf16, tiles::kv_cache_layout, tiles::write_kv_cache, tiles::scratch_bytes,

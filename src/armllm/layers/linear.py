@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Kernels that are faster than torch's products for any number of rows, with the weights as they are.
 FAST_TARGETS = ("amx",)
 # And those with the weights in panels.
-FAST_PANEL_TARGETS = ("bf16",)
+FAST_PANEL_TARGETS = ("bf16", "avx512_bf16")
 # On AArch64 oneDNN's own order leads to its portable code, not to that of Arm Compute Library.
 PACKING_MACHINES = ("x86_64",)
 # A table that is both embedding and head is kept twice when it is packed: only a small one is.

@@ -1,10 +1,15 @@
-// Attention on a bfloat16 cache with the tiles of AMX (amx_products.h). Keys lie in the cache in panels,
-// [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size / 2][value_dim][2]: both
-// are loaded as they lie. The softmax is in float, its result is rounded to bfloat16 before it multiplies.
+// Attention on a bfloat16 cache by the tiles of AMX or, where a target lacks them, by VDPBF16PS. Keys lie in
+// the cache in panels, [block_size / 16][head_dim / 2][16][2], and values as pairs of tokens, [block_size /
+// 2][value_dim][2]: both are loaded as they lie. The softmax is in float, its result is rounded to bfloat16
+// before it multiplies.
 
 #pragma once
 
+#if defined(__AMX_BF16__)
 #include "kernels/amx_products.h"
+#else
+#include "kernels/avx512_products.h"
+#endif
 #include "kernels/kv_slots.h"
 #include "kernels/softmax.h"
 
@@ -80,14 +85,14 @@ ARMLLM_INLINE Scratch scratch(const KvCacheShape& shape, void* memory) {
 // logits of all rows and the keys of n panels, from `steps` times `depth` elements of the head from d on.
 ARMLLM_INLINE void tile_logits(const Scratch& s, int64_t rows, const bfloat16* const* panels, int64_t n,
                                int64_t d, int64_t steps, int64_t depth) {
-  configure(rows < kBlock ? rows : kBlock, depth);
-  by_blocks(rows, n, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
+  const Products products(rows, depth);
+  products.by_blocks(n, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
     const auto query = [&](int64_t i, int64_t block)
                            ARMLLM_LAMBDA { return s.query + block * kBlock * s.query_dim + d + i * depth; };
     const auto keys = [&](int64_t i, int64_t block)
                           ARMLLM_LAMBDA { return panels[first + block] + (d + i * depth) * kBlock; };
-    products<decltype(r)::value, decltype(c)::value>(s.logits + first * kBlock, kChunk, d > 0, steps, query,
-                                                     2 * s.query_dim, keys, 4 * kBlock);
+    products.sum<decltype(r)::value, decltype(c)::value>(s.logits + first * kBlock, kChunk, d > 0, steps,
+                                                         query, 2 * s.query_dim, keys, 4 * kBlock);
   });
 }
 
@@ -143,15 +148,15 @@ ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile&
     }
     return;
   }
-  configure(rows < kBlock ? rows : kBlock, group);
-  by_blocks(rows, s.value_dim / kBlock, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
+  const Products products(rows, group);
+  products.by_blocks(s.value_dim / kBlock, [&](auto r, auto c, int64_t first) ARMLLM_LAMBDA {
     const auto weights = [&](int64_t i, int64_t block)
                              ARMLLM_LAMBDA { return s.weights + block * kBlock * kChunk + i * group; };
     const auto values = [&](int64_t i, int64_t block)
                             ARMLLM_LAMBDA { return groups[i] + 2 * (first + block) * kBlock; };
-    products<decltype(r)::value, decltype(c)::value>(s.values + first * kBlock, s.value_dim, false,
-                                                     num_groups, weights, 2 * kChunk, values,
-                                                     4 * s.value_dim);
+    products.sum<decltype(r)::value, decltype(c)::value>(s.values + first * kBlock, s.value_dim, false,
+                                                         num_groups, weights, 2 * kChunk, values,
+                                                         4 * s.value_dim);
   });
 }
 
@@ -213,7 +218,6 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
     tile_values(a, tile, s, groups, group, begin, n);
   };
   online_softmax<kChunk, kDepth>(a, tile, split, state, s.logits, s.factor, fill, add);
-  _tile_release();
 
   for (int64_t r = 0; r < rows; ++r) {
     memcpy(state.values + r * head_dim, s.values + r * s.value_dim,
