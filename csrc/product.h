@@ -33,7 +33,9 @@ class ProductItems {
         panels_(ceil_div(shape.out_features, kernel.panel)),
         tiles_(kernel.tiles(shape, rows)) {
     constexpr int64_t kBlockBytes = 256 * 1024, kRowsBytes = 1536 * 1024;
-    const int64_t most = kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
+    // A single tile reads every panel once.
+    const int64_t most =
+        tiles_ == 1 ? panels_ : kBlockBytes / std::max<int64_t>(1, kernel.panel_bytes(shape));
     block_ = std::max<int64_t>(1, std::min(most, ceil_div(panels_, wanted)));
     blocks_ = ceil_div(panels_, block_);
     const int64_t for_threads = ceil_div(wanted, std::max<int64_t>(1, blocks_));
