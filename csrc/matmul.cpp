@@ -45,6 +45,13 @@ const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage st
                    : *ARMLLM_OF_STORAGE(table, matmul_w8a8, storage);
 }
 
+const MatmulKernel& matmul_kernel(const KernelTable& table, WeightForm form, Storage storage) {
+  const int bits = bits_of(form);
+  if (bits != 0) return matmul_kernel(table, bits, storage);
+  return form == WeightForm::panels ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
+                                    : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
+}
+
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape) {
   return packed_bytes(*matmul_kernel(table, bits, Storage::f32).layout, bits, shape);
 }
@@ -58,10 +65,7 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
   const int bits = bits_of(form);
   const bool quantized = bits != 0;
   if (quantized) check_weight(bits, request.shape);
-  const MatmulKernel& kernel = quantized ? matmul_kernel(table, bits, storage)
-                               : form == WeightForm::panels
-                                   ? *ARMLLM_OF_STORAGE(table, panel_matmul, storage)
-                                   : *ARMLLM_OF_STORAGE(table, dense_matmul, storage);
+  const MatmulKernel& kernel = matmul_kernel(table, form, storage);
   if (request.rows == 0 || request.shape.out_features == 0) return;
 
   thread_local Workspace workspace;

@@ -196,15 +196,13 @@ void clamp(float* row, int64_t width, float alpha, float limit) {
 }  // namespace
 
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
-  if (form == WeightForm::panels) throw std::invalid_argument("experts' weights do not come in panels");
   const int bits = bits_of(form);
   if (bits != 0) {
     check_weight(bits, args.gate_up_shape);
     check_weight(bits, args.down_shape);
   }
   const int64_t hidden = args.gate_up_shape.in_features, width = args.down_shape.in_features;
-  const MatmulKernel& kernel =
-      bits == 0 ? *ARMLLM_OF_STORAGE(table, dense_matmul, storage) : matmul_kernel(table, bits, Storage::f32);
+  const MatmulKernel& kernel = matmul_kernel(table, form, bits == 0 ? storage : Storage::f32);
   const bool clamped = args.alpha != 0;
   Activation* activate = clamped ? table.silu_and_mul_f32 : gated(table, function);
   const Routing routing = sort_by_expert(args);

@@ -22,19 +22,20 @@ Function function_of(PyObject* activation) {
 
 // alpha and limit in place of an activation: gates and ups are clamped, see MoeArgs. `weights` is "4 bits",
 // "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, width, how many there are, and
-// (group_size, zero_points, scales) of both products.
+// (group_size, zero_points, scales) of both products, and whether they are in panels.
 void py_moe(PyObject* const* a) {
   const std::string_view weights = text("weights", a[0]);
-  const Description experts("experts", a[6], 10);
+  const Description experts("experts", a[6], 11);
   if (experts.text(0) != weights) {
     throw std::invalid_argument("experts have weights of " + std::string(experts.text(0)) +
                                 "; this op takes " + std::string(weights));
   }
-  const WeightForm form = weights == "4 bits"   ? WeightForm::int4
-                          : weights == "8 bits" ? WeightForm::int8
-                                                : WeightForm::dense;
+  const WeightForm form = weights == "4 bits"       ? WeightForm::int4
+                          : weights == "8 bits"     ? WeightForm::int8
+                          : experts.number(10) != 0 ? WeightForm::panels
+                                                    : WeightForm::dense;
   StorageType type;
-  if (form == WeightForm::dense) type = StorageType(storage_of("weights", weights));
+  if (bits_of(form) == 0) type = StorageType(storage_of("weights", weights));
   Size tokens("tokens"), per_token("per_token"), hidden(experts.number(1)), both(2), count(experts.number(3));
   const int64_t width = experts.number(2);
   const Tensor x = TensorMatcher({tokens, hidden}).of(type).match("x", a[2]);

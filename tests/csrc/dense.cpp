@@ -14,13 +14,6 @@ namespace {
 
 constexpr int64_t kMostRows = 70;
 
-// Where an element stands in panels (armllm/kernels.h).
-int64_t place(int64_t n, int64_t k, int64_t in_features, int64_t together) {
-  constexpr int64_t kColumns = armllm::kPanelColumns;
-  const int64_t first = n / kColumns * kColumns * ((in_features + 3) / 4 * 4), column = n % kColumns;
-  return first + k / together * together * kColumns + together * column + k % together;
-}
-
 template <class T>
 struct Operands {
   int64_t out_features, in_features, x_stride;
@@ -33,15 +26,14 @@ struct Operands {
         x_stride(k + random.integer(0, 3)),
         x(kMostRows * x_stride - (x_stride - k)),
         weight(n * k),
-        panels((n + armllm::kPanelColumns - 1) / armllm::kPanelColumns * armllm::kPanelColumns *
-               ((k + 3) / 4 * 4)),
+        panels(panels_elements(n, k)),
         bias(n) {
     random.fill(x.data(), x.size(), size);
     random.fill(weight.data(), weight.size(), 1);
     random.fill(bias.data(), bias.size(), 2 * size);
     std::fill(panels.data(), panels.data() + panels.size(), T{});
     for (int64_t c = 0; c < n; ++c) {
-      for (int64_t i = 0; i < k; ++i) panels.data()[place(c, i, k, together)] = weight[c * k + i];
+      for (int64_t i = 0; i < k; ++i) panels.data()[place_in_panels(c, i, k, together)] = weight[c * k + i];
     }
     for (int64_t r = 0; r < kMostRows; ++r) {
       for (int64_t c = 0; c < n; ++c) {

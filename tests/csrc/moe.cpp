@@ -12,7 +12,9 @@ namespace conformance {
 
 namespace {
 
+using armllm::bits_of;
 using armllm::Function;
+using armllm::WeightForm;
 
 double of_gate(Function function, double g) {
   switch (function) {
@@ -37,20 +39,36 @@ struct Weight {
   std::vector<double> values, sizes;
   Array<char> stored;
 
-  Weight(const Context& context, int bits, const armllm::WeightShape& s, Random& random)
+  static int64_t stored_bytes(const Context& context, WeightForm form, const armllm::WeightShape& s) {
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+    if (form == WeightForm::dense) return s.out_features * s.in_features * kBytes;
+    if (form == WeightForm::panels) return panels_elements(s.out_features, s.in_features) * kBytes;
+    return (armllm::packed_bytes(context.table, bits_of(form), s) + 63) / 64 * 64;
+  }
+
+  Weight(const Context& context, WeightForm form, const armllm::WeightShape& s, Random& random)
       : shape(s),
         values(static_cast<size_t>(s.out_features * s.in_features)),
         sizes(values.size()),
-        stored(bits == 0 ? s.out_features * s.in_features * static_cast<int64_t>(sizeof(T))
-                         : (armllm::packed_bytes(context.table, bits, s) + 63) / 64 * 64) {
+        stored(stored_bytes(context, form, s)) {
     const int64_t n = s.out_features, k = s.in_features;
+    const int bits = bits_of(form);
     const float size = 1.5f / sqrtf(static_cast<float>(k));
     if (bits == 0) {
-      T* p = reinterpret_cast<T*>(stored.data());
-      random.fill(p, n * k, size);
+      const Array<T> weight(n * k);
+      random.fill(weight.data(), n * k, size);
       for (size_t i = 0; i < values.size(); ++i) {
-        values[i] = to_double(p[i]);
+        values[i] = to_double(weight.data()[i]);
         sizes[i] = fabs(values[i]);
+      }
+      T* to = reinterpret_cast<T*>(stored.data());
+      if (form == WeightForm::dense) {
+        std::copy(weight.data(), weight.data() + n * k, to);
+      } else {
+        std::fill(to, to + panels_elements(n, k), T{});
+        const int64_t together =
+            ARMLLM_OF_STORAGE(context.table, panel_matmul, Type<T>::kStorage)->features_together;
+        for (int64_t i = 0; i < n * k; ++i) to[place_in_panels(i / k, i % k, k, together)] = weight[i];
       }
       return;
     }
@@ -98,19 +116,20 @@ void product(const Weight<T>& weight, const std::vector<double>& x, const std::v
 
 template <class T>
 struct Model {
+  WeightForm form;
   int bits;
   Size size;
   Function function;
   std::vector<Weight<T>> gate_up, down;
   std::vector<const void*> gate_up_stored, down_stored;
 
-  Model(const Context& context, int bits_, const Size& s, bool zero_points, Function function_,
+  Model(const Context& context, WeightForm form_, const Size& s, bool zero_points, Function function_,
         int64_t experts, Random& random)
-      : bits(bits_), size(s), function(function_) {
+      : form(form_), bits(bits_of(form)), size(s), function(function_) {
     for (int64_t e = 0; e < experts; ++e) {
-      gate_up.emplace_back(context, bits,
+      gate_up.emplace_back(context, form,
                            armllm::WeightShape{2 * s.width, s.hidden, s.group_size, zero_points}, random);
-      down.emplace_back(context, bits, armllm::WeightShape{s.hidden, s.width, s.group_size, false}, random);
+      down.emplace_back(context, form, armllm::WeightShape{s.hidden, s.width, s.group_size, false}, random);
     }
     for (int64_t e = 0; e < experts; ++e) {
       gate_up_stored.push_back(gate_up[static_cast<size_t>(e)].stored.data());
@@ -123,12 +142,12 @@ struct Model {
     const auto e = static_cast<size_t>(expert);
     const Array<float> wide(size.hidden), products(2 * size.width), activated(size.width), out(size.hidden);
     for (int64_t i = 0; i < size.hidden; ++i) wide[i] = to_float(x[i]);
-    armllm::matmul(context.table, form_of(bits), Storage::f32,
+    armllm::matmul(context.table, form, Storage::f32,
                    {products.data(), wide.data(), nullptr, gate_up_stored[e], nullptr, gate_up[e].shape, 1,
                     2 * size.width, size.hidden});
     armllm::activation(context.table, function, Storage::f32,
                        {activated.data(), products.data(), 1, size.width, size.width, 2 * size.width});
-    armllm::matmul(context.table, form_of(bits), Storage::f32,
+    armllm::matmul(context.table, form, Storage::f32,
                    {out.data(), activated.data(), nullptr, down_stored[e], nullptr, down[e].shape, 1,
                     size.hidden, size.width});
     return std::vector<float>(out.data(), out.data() + size.hidden);
@@ -193,7 +212,7 @@ void check(Result& result, const Context& context, const Model<T>& model, int64_
   const Array<float> weights(tokens * per_token);
   std::copy(routing.ids.begin(), routing.ids.end(), ids.data());
   std::copy(routing.weights.begin(), routing.weights.end(), weights.data());
-  armllm::moe(context.table, form_of(model.bits), Type<T>::kStorage, model.function,
+  armllm::moe(context.table, model.form, Type<T>::kStorage, model.function,
               {out.data(), x.data(), ids.data(), weights.data(), model.gate_up_stored.data(),
                model.down_stored.data(), model.gate_up[0].shape, model.down[0].shape, tokens, per_token,
                experts, stride, stride});
@@ -262,8 +281,9 @@ Routing one_expert(int64_t tokens, int64_t expert) {
 }
 
 template <class T>
-Result test_moe(const Context& context, int bits) {
+Result test_moe(const Context& context, WeightForm form) {
   Result result;
+  const int bits = bits_of(form);
   Random random(context.seed);
   std::vector<Size> sizes = {{77, 50, 0}, {1, 3, 0}, {33, 160, 0}};
   if (bits != 0) sizes.insert(sizes.end(), {{64, 96, 32}, {192, 64, 64}, {128, 128, 128}});
@@ -274,7 +294,7 @@ Result test_moe(const Context& context, int bits) {
   for (const Size& size : sizes) {
     for (const bool zero_points : {false, true}) {
       if (zero_points && bits == 0) continue;
-      const Model<T> model(context, bits, size, zero_points, kFunctions[number++ % 3], kExperts, random);
+      const Model<T> model(context, form, size, zero_points, kFunctions[number++ % 3], kExperts, random);
       for (const int64_t tokens : {0, 1, 2, 9, 33}) {
         check(result, context, model, tokens, 3, random_routing(tokens, 3, kExperts, random), random);
       }
@@ -292,15 +312,19 @@ Result test_moe(const Context& context, int bits) {
 
 template <class T>
 Result test_w4a8(const Context& context) {
-  return test_moe<T>(context, 4);
+  return test_moe<T>(context, WeightForm::int4);
 }
 template <class T>
 Result test_w8a8(const Context& context) {
-  return test_moe<T>(context, 8);
+  return test_moe<T>(context, WeightForm::int8);
 }
 template <class T>
 Result test_dense(const Context& context) {
-  return test_moe<T>(context, 0);
+  return test_moe<T>(context, WeightForm::dense);
+}
+template <class T>
+Result test_panels(const Context& context) {
+  return test_moe<T>(context, WeightForm::panels);
 }
 
 template <class T>
@@ -351,6 +375,9 @@ const std::vector<NamedTest>& moe_tests() {
   static const std::vector<NamedTest> tests = {
       CONFORMANCE_STORAGES(weighted_sum, test_weighted_sum),
       CONFORMANCE_STORAGES(dense_matmul, test_dense),
+      {"panel_matmul_f32", test_panels<float>, "moe_panels_f32"},
+      {"panel_matmul_f16", test_panels<float16>, "moe_panels_f16"},
+      {"panel_matmul_bf16", test_panels<bfloat16>, "moe_panels_bf16"},
       // Whatever tokens are stored as, the products are those for float.
       {"matmul_w8a8_f32", test_w8a8<float>, "moe_w8a8_f32"},
       {"matmul_w8a8_f32", test_w8a8<float16>, "moe_w8a8_f16"},

@@ -22,6 +22,17 @@ inline armllm::WeightForm form_of(int bits) {
                      : armllm::WeightForm::dense;
 }
 
+// Where a weight stands in panels, and how many elements these have (armllm/kernels.h).
+inline int64_t place_in_panels(int64_t n, int64_t k, int64_t in_features, int64_t together) {
+  constexpr int64_t kColumns = armllm::kPanelColumns;
+  const int64_t first = n / kColumns * armllm::panel_elements(in_features), column = n % kColumns;
+  return first + k / together * together * kColumns + together * column + k % together;
+}
+inline int64_t panels_elements(int64_t out_features, int64_t in_features) {
+  constexpr int64_t kColumns = armllm::kPanelColumns;
+  return (out_features + kColumns - 1) / kColumns * armllm::panel_elements(in_features);
+}
+
 using armllm::bfloat16;
 using armllm::float16;
 using armllm::Storage;

@@ -98,6 +98,7 @@ enum class WeightForm : int { dense, panels, int4, int8 };
 constexpr int bits_of(WeightForm form) {  // of a packed weight, else 0
   return form == WeightForm::int4 ? 4 : form == WeightForm::int8 ? 8 : 0;
 }
+const MatmulKernel& matmul_kernel(const KernelTable& table, WeightForm form, Storage storage);
 // Ops in the region of a product, to the bits of calls of their own: a norm that makes the rows of x, and an
 // activation of what the product has written. Null: none.
 struct Beside {
@@ -128,7 +129,7 @@ struct MoeArgs {
   // u is up from -limit to `limit`.
   float alpha = 0, limit = 0;
 };
-// Weights are in any form but panels. The function is a gated one.
+// The function is a gated one.
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args);
 
 }  // namespace armllm

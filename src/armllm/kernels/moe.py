@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from armllm.kernels._extension import extension
+from armllm.kernels.dense import PANEL_COLUMNS, PanelWeight
 from armllm.kernels.matmul import PackedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Weight = PackedWeight | PanelWeight | Tensor
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 
 
@@ -36,13 +38,12 @@ class Experts:
     for floating-point weights. They have the dtype ``dtype``.
     """
 
-    gate_up: tuple[PackedWeight | Tensor, ...]
-    down: tuple[PackedWeight | Tensor, ...]
+    gate_up: tuple[Weight, ...]
+    down: tuple[Weight, ...]
     hidden: int
     width: int
     bits: int
     dtype: torch.dtype | None
-    layout: str
     addresses: Tensor  # int64 [2, experts]
     gate_up_bias: Tensor | None = None  # float32 [experts, 2 width]
     down_bias: Tensor | None = None  # float32 [experts, hidden]
@@ -62,12 +63,13 @@ class Experts:
             else (0, 0, "torch.float32")
             for weight in (self.gate_up[0], self.down[0])
         ]
-        return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1])
+        in_panels = int(isinstance(self.gate_up[0], PanelWeight))
+        return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1], in_panels)
 
 
 def join_experts(
-    gate_up: Sequence[PackedWeight | Tensor],
-    down: Sequence[PackedWeight | Tensor],
+    gate_up: Sequence[Weight],
+    down: Sequence[Weight],
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Experts:
@@ -77,7 +79,8 @@ def join_experts(
 
     - packed weights of `pack_weight`, all with the same bits. The weights of one list have the same groups,
       the same dtype of scales, and all or none have zero points.
-    - or contiguous tensors, all float32, all float16 or all bfloat16.
+    - or contiguous tensors, all float32, all float16 or all bfloat16; or all of these in panels of
+      `pack_panels`.
 
     The biases are contiguous float32 tensors [experts, 2 width] and [experts, hidden].
 
@@ -88,19 +91,19 @@ def join_experts(
             f"gate_up has {len(gate_up)} experts and down {len(down)}, expected as many, at least one"
         )
     first = gate_up[0]
-    if isinstance(first, PackedWeight):
-        bits, dtype, layout = first.bits, None, first.layout
-        rows, hidden = first.out_features, first.in_features
-    else:
-        bits, dtype, layout = 0, first.dtype, "rows"
+    if isinstance(first, Tensor):
         extension.check_matrix("gate_up[0]", first, None, None, None, True)
         rows, hidden = first.shape
+    else:
+        rows, hidden = first.out_features, first.in_features
     if rows % 2 != 0:
         raise ValueError(f"gate_up[0] has {rows} rows, expected an even number: gate, then up")
     width = rows // 2
-    kind = down[0].bits if isinstance(down[0], PackedWeight) else down[0].dtype
-    if kind != (bits or dtype):
-        raise ValueError(f"down[0] has weights of {kind}, gate_up[0] of {bits or dtype} (a number: of bits)")
+    kind, other = _kind(first), _kind(down[0])
+    if other != kind:
+        raise ValueError(f"down[0] has weights of {other}, gate_up[0] of {kind} (a number: of bits)")
+    if type(down[0]) is not type(first):
+        raise ValueError("down[0] is stored otherwise than gate_up[0]: one in panels, the other not")
     addresses = torch.tensor(
         [
             [_address(f"{name}[{i}]", weight, weights[0], shape) for i, weight in enumerate(weights)]
@@ -115,26 +118,34 @@ def join_experts(
         down=tuple(down),
         hidden=hidden,
         width=width,
-        bits=bits,
-        dtype=dtype,
-        layout=layout,
+        bits=kind if isinstance(kind, int) else 0,
+        dtype=None if isinstance(kind, int) else kind,
         addresses=addresses,
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
     )
 
 
-def _address(
-    name: str, weight: PackedWeight | Tensor, first: PackedWeight | Tensor, shape: tuple[int, int]
-) -> int:
-    if isinstance(weight, Tensor) and isinstance(first, Tensor):
-        extension.check_matrix(name, weight, str(first.dtype), *shape, True)
+def _kind(weight: Weight) -> int | torch.dtype:
+    """The bits of a packed weight, the dtype of another."""
+    if isinstance(weight, PackedWeight):
+        return weight.bits
+    return weight.data.dtype if isinstance(weight, PanelWeight) else weight.dtype
+
+
+def _address(name: str, weight: Weight, first: Weight, shape: tuple[int, int]) -> int:
+    if type(weight) is not type(first):
+        raise ValueError(f"{name} is stored otherwise than that of expert 0")
+    if isinstance(weight, Tensor):
+        extension.check_matrix(name, weight, str(_kind(first)), *shape, True)
         return weight.data_ptr()
-    if isinstance(weight, Tensor) or isinstance(first, Tensor):
-        raise ValueError(f"{name} is stored otherwise than that of expert 0")  # noqa: TRY004 - as all of these
     actual = (weight.out_features, weight.in_features)
     if actual != shape:
         raise ValueError(f"{name} is {list(actual)}, expected {list(shape)}")
+    if isinstance(weight, PanelWeight):
+        panels = (-(-shape[0] // PANEL_COLUMNS), -(-shape[1] // 4) * 4 * PANEL_COLUMNS)
+        extension.check_matrix(name, weight.data, str(_kind(first)), *panels, True)
+        return weight.data.data_ptr()
     for field in ("bits", "group_size", "zero_points", "scales", "layout"):
         value, expected = getattr(weight, field), getattr(first, field)
         if value != expected:

@@ -11,7 +11,15 @@ from torch import Tensor
 from armllm import kernels
 from armllm.errors import RequestError
 from armllm.layers.activation import gated, gated_kernel
-from armllm.layers.linear import Linear, QuantizedLinear, as_float32, dense, load_linear
+from armllm.layers.linear import (
+    Linear,
+    QuantizedLinear,
+    as_float32,
+    dense,
+    has_fast_kernel,
+    has_fast_panels,
+    load_linear,
+)
 from armllm.layers.lora import building_with
 from armllm.layers.ranks import current_ranks
 from armllm.quant.round_to_nearest import rounded
@@ -201,7 +209,7 @@ def load_experts(
     """Experts from ``experts.N.<name>.weight``, or from one of the pairs of `STACKED` tensors.
 
     Those, ``[E, 2 size, hidden_size]`` and ``[E, hidden_size, size]``, stay mapped, unless they are rounded
-    while loading. RequestError where several ranks compute the model.
+    while loading or the kernels want panels. RequestError where several ranks compute the model.
     """
     refuse_ranks()
     experts = weights.scope("experts")
@@ -281,10 +289,12 @@ def _product(matrix: Tensor | Linear) -> Linear:
     return dense(matrix) if isinstance(matrix, Tensor) else matrix
 
 
-def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedWeight] | None:
+def _alike(
+    matrices: Sequence[Tensor | Linear],
+) -> Sequence[Tensor | kernels.PanelWeight | kernels.PackedWeight] | None:
     """What the kernels join: tensors only, or packed weights of the same form; None for anything else.
 
-    None too for what has no data.
+    None too for what has no data. Tensors come in panels where those are faster.
 
     Columns in an order of their own (act-order) and given scales of inputs are not the kernels'.
     """
@@ -292,7 +302,10 @@ def _alike(matrices: Sequence[Tensor | Linear]) -> list[Tensor | kernels.PackedW
     if not all(tensor.device.type == "cpu" for tensor in tensors):
         return None
     if matrices and len(tensors) == len(matrices):
-        return list(tensors)
+        types = {tensor.dtype for tensor in tensors}
+        if len(types) == 1 and has_fast_panels(*types) and not has_fast_kernel(*types):
+            return [kernels.pack_panels(tensor) for tensor in tensors]
+        return tensors
     packed = [
         matrix.weight
         for matrix in matrices

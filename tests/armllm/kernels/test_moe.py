@@ -39,10 +39,12 @@ def quantised(ops, bits, *, group=0, zero_points=False, experts=EXPERTS):
     return ops.join_experts(*map(list, zip(*pairs, strict=True)))
 
 
-def floating(ops, dtype):
+def floating(ops, dtype, *, panels=False):
     generator = torch.Generator().manual_seed(3)
     gate_up = (torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator) / HIDDEN**0.5).to(dtype)
     down = (torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator) / WIDTH**0.5).to(dtype)
+    if panels:
+        return ops.join_experts(list(map(ops.pack_panels, gate_up)), list(map(ops.pack_panels, down)))
     return ops.join_experts(list(gate_up), list(down))
 
 
@@ -81,14 +83,14 @@ def test_fused_experts_are_the_products_one_after_the_other(bits, group, zero_po
         assert torch.equal(got[token], expected[0])
 
 
+@pytest.mark.parametrize("panels", [False, True], ids=["rows", "panels"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_floating_point_experts_are_those_of_the_reference(dtype, activation):
+def test_floating_point_experts_are_those_of_the_reference(dtype, activation, panels):
     x = torch.randn(19, HIDDEN).to(dtype)
     ids, weights = route(19, missing=True)
-    got = mixed(
-        getattr(kernels, FLOATING[dtype]), x, ids, weights, floating(kernels, dtype), activation=activation
-    )
+    experts = floating(kernels, dtype, panels=panels)
+    got = mixed(getattr(kernels, FLOATING[dtype]), x, ids, weights, experts, activation=activation)
     expected = mixed(reference.moe_f32, x, ids, weights, floating(reference, dtype), activation=activation)
     step = torch.finfo(dtype).eps
     assert_close(got, expected, rtol=2 * step, atol=2 * step + 1e-6)
@@ -249,8 +251,8 @@ def test_arguments_that_do_not_fit_are_refused_by_name():
 
 def test_experts_that_are_not_alike_are_refused_by_name():
     four, grouped, eight = quantised(kernels, 4), quantised(kernels, 4, group=32), quantised(kernels, 8)
-    dense = floating(kernels, torch.float32)
-    up, down = four.gate_up, four.down
+    dense, panels = floating(kernels, torch.float32), floating(kernels, torch.float32, panels=True)
+    up, down, cut = four.gate_up, four.down, panels.gate_up[0]
     for gate_up, downs, message in (
         ([], [], "gate_up has 0 experts and down 0"),
         (up[:2], down[:1], "gate_up has 2 experts and down 1"),
@@ -264,6 +266,9 @@ def test_experts_that_are_not_alike_are_refused_by_name():
         ((dense.gate_up[0].double(),), dense.down[:1], "has dtype torch.float64"),
         ((dataclasses.replace(up[0], layout="other", target="warp9"),), down[:1], "packed for target warp9"),
         ((dataclasses.replace(up[0], data=up[0].data[1:]),), down[:1], r"gate_up\[0\].data has shape"),
+        ((panels.gate_up[0], dense.gate_up[1]), panels.down[:2], r"gate_up\[1\] is stored otherwise"),
+        ((dataclasses.replace(cut, data=cut.data[1:]),), panels.down[:1], r"gate_up\[0\] has shape"),
+        (panels.gate_up[:1], dense.down[:1], r"down\[0\] is stored otherwise than gate_up\[0\]"),
     ):
         with pytest.raises(ValueError, match=message):
             kernels.join_experts(gate_up, downs)
