@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.archives import TEXT_LIMIT
-from armbuild.audit import code, stable_abi, wheel
+from armbuild.audit import allocator, code, stable_abi, wheel
 from armbuild.audit.archive import ELF, LIBRARY, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
@@ -277,6 +277,9 @@ class _Run:
         self.warnings.extend((*warnings, *abi_warnings))
         found = code.Code()
         if elf.machine == "aarch64":
+            page_errors, page_warnings = allocator.check(name, path, elf)
+            self.errors.extend(page_errors)
+            self.warnings.extend(page_warnings)
             found = code.scan(path, elf)
             self.uses += sum(len(function.uses) for function in found.functions)
         self.files.append(

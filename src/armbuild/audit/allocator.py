@@ -1,0 +1,93 @@
+"""For which pages an allocator inside of a file was built: jemalloc takes no larger ones than it was told of.
+
+It compares the system's page size with its own, and complains with a sentence of its own. The comparison
+before that sentence has the size in its instruction.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from armbuild.audit.elf import LARGEST_PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from armbuild.audit.elf import Elf
+
+SENTENCE = b"<jemalloc>: Unsupported system page size"
+PAGES = frozenset(1 << bits for bits in range(12, 17))
+_NEAR, _JUST_BEFORE = 1024, 6
+"""How many words away the branch to the complaint is searched, and the comparison before it."""
+
+
+def check(name: str, path: Path, elf: Elf) -> tuple[list[str], list[str]]:
+    """Return errors and warnings about jemalloc in the file ``name``."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        place = content.find(SENTENCE)
+        if place < 0:
+            return [], []
+        found = _page(content, elf, place)
+    if found is None:
+        return [], [f"{name}: jemalloc is inside, and for which pages it was built is not seen"]
+    if found >= LARGEST_PAGE:
+        return [], []
+    reason = f"jemalloc inside was built for pages of {found >> 10} KiB, and fails where they are larger"
+    return [f"{name}: {reason} (JEMALLOC_SYS_WITH_LG_PAGE=16, --with-lg-page=16)"], []
+
+
+def _page(content: mmap.mmap, elf: Elf, place: int) -> int | None:
+    """Return the page size that is compared before the sentence at ``place``, None where that is not seen."""
+    holder = next(
+        (item for item in elf.sections if item.offset <= place < item.offset + item.size and item.address),
+        None,
+    )
+    if holder is None:
+        return None
+    sentence = holder.address + place - holder.offset
+    for address, offset, size in elf.code:
+        words = np.frombuffer(content[offset : offset + size // 4 * 4], "<u4").astype(np.int64)
+        for index in _users(words, address, sentence):
+            for branch in _branches(words, index):
+                if page := _compared(words, branch):
+                    return page
+    return None
+
+
+def _users(words: NDArray[np.int64], address: int, sentence: int) -> Iterator[int]:
+    """Give where code makes the address ``sentence``: by ADR, or by ADRP and ADD."""
+    near, far = ((words & 0x9F000000) == code for code in (0x10000000, 0x90000000))
+    distance = (words >> 5 & 0x7FFFF) << 2 | (words >> 29 & 3)
+    distance = np.where(distance >> 20, distance - (1 << 21), distance)
+    own = address + 4 * np.arange(len(words))
+    yield from np.flatnonzero(near & (own + distance == sentence)).tolist()
+    for place in np.flatnonzero(far & ((own >> 12) + distance == sentence >> 12)).tolist():
+        register = int(words[place]) & 31
+        for word in words[place + 1 : place + 9].tolist():
+            if word & 0xFFC003E0 == 0x91000000 | register << 5 and word >> 10 & 0xFFF == sentence & 0xFFF:
+                yield place
+
+
+def _branches(words: NDArray[np.int64], index: int) -> Iterator[int]:
+    """Give the conditional branches to the code at ``index``, and one just before it that leads past it."""
+    for place in range(max(0, index - _NEAR), min(len(words), index + _NEAR)):
+        word = int(words[place])
+        if word & 0xFF000010 == 0x54000000:
+            distance = (word >> 5 & 0x7FFFF) - (word >> 4 & 1 << 19)
+            if index - 2 <= place + distance <= index or index - 3 <= place < index:
+                yield place
+
+
+def _compared(words: NDArray[np.int64], branch: int) -> int | None:
+    """Return the page size that the last comparison (SUBS with a number) before ``branch`` has."""
+    for word in reversed(words[max(0, branch - _JUST_BEFORE) : branch].tolist()):
+        if word & 0xFF800000 == 0xF1000000:
+            value = (word >> 10 & 0xFFF) << (12 if word >> 22 & 1 else 0)
+            return value if value in PAGES else None
+    return None
