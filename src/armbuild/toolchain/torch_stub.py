@@ -6,6 +6,7 @@ own build scripts ask; its path is the AArch64 package's.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -26,6 +27,32 @@ LAST_CPU_ONLY = "<2.11"
 BUILD_TIME = ("filelock", "typing-extensions")
 """What torch.utils.cpp_extension imports from elsewhere."""
 
+CONFIG = """\
+# torch's CPU part, for a build on a machine without CUDA: a CUDA build's own file stops there.
+set(TORCH_INSTALL_PREFIX "{package}")
+set(TORCH_INCLUDE_DIRS "{package}/include" "{package}/include/torch/csrc/api/include")
+set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=1")
+set(TORCH_LIBRARY "{package}/lib/libtorch.so")
+foreach(name c10 torch_cpu torch)
+  if(NOT TARGET ${{name}})
+    add_library(${{name}} SHARED IMPORTED GLOBAL)
+    set_target_properties(${{name}} PROPERTIES
+      IMPORTED_LOCATION "{package}/lib/lib${{name}}.so"
+      INTERFACE_INCLUDE_DIRECTORIES "${{TORCH_INCLUDE_DIRS}}"
+      INTERFACE_COMPILE_DEFINITIONS "_GLIBCXX_USE_CXX11_ABI=1"
+      INTERFACE_COMPILE_FEATURES cxx_std_17)
+  endif()
+endforeach()
+set_property(TARGET torch_cpu PROPERTY INTERFACE_LINK_LIBRARIES c10)
+set_property(TARGET torch PROPERTY INTERFACE_LINK_LIBRARIES torch_cpu c10)
+if(NOT TARGET torch_library)
+  add_library(torch_library INTERFACE IMPORTED GLOBAL)
+  set_property(TARGET torch_library PROPERTY INTERFACE_LINK_LIBRARIES torch)
+endif()
+set(TORCH_LIBRARIES torch)
+set(TORCH_FOUND TRUE)
+set(Torch_VERSION "{version}")
+"""
 STUB = '''\
 """Stands for torch while something is built for another machine: only what building asks for is here."""
 
@@ -68,7 +95,7 @@ def _module(name, **values):
 
 
 _folder = __path__[0]
-utils = _module("torch.utils", __path__=[_folder + "/utils"], cmake_prefix_path=_folder + "/share/cmake")
+utils = _module("torch.utils", __path__=[_folder + "/utils"], cmake_prefix_path={cmake!r})
 # PyTorch's packages for Linux on Arm are built with OpenMP.
 _parallel = "ATen parallel backend: OpenMP"
 _C = _module("torch._C", _GLIBCXX_USE_CXX11_ABI=True, _parallel_info=lambda: _parallel)
@@ -101,8 +128,10 @@ def split(requires: Iterable[str]) -> tuple[list[str], str | None]:
     return others + list(BUILD_TIME), named[0] if len(named) == 1 else str(first)
 
 
-def make(requirement: str, python: HostPython, *, log: Path) -> tuple[Path, Path]:
-    """Return a folder to import the stand-in from, and the folder of the AArch64 packages it speaks for.
+def make(requirement: str, python: HostPython, *, log: Path) -> tuple[Path, Path, Path]:
+    """Return a folder to import the stand-in from, that of the AArch64 packages it speaks for, and CMake's.
+
+    CMake's has Torch/TorchConfig.cmake: torch's own, but for a CUDA build one of ours, for its CPU part.
 
     Raises MissingError when no AArch64 package fits ``requirement``.
     """
@@ -114,13 +143,22 @@ def make(requirement: str, python: HostPython, *, log: Path) -> tuple[Path, Path
         site = _install(str(cpu_only), python, log)
     except MissingError:
         site = _install(str(wanted), python, log)
-    text = STUB.format(package=str(site / "torch"))
+    package = site / "torch"
+    config = ""
+    if (package / "lib/libtorch_cuda.so").exists():
+        release = re.search(r"__version__ = '(\d[\d.]*)", (package / "version.py").read_text())
+        config = CONFIG.format(package=package, version=release[1] if release else "")
+    place = cache.root() / "torch-stubs" / cache.digest([STUB, config, str(package)])
+    cmake = place / "cmake" if config else package / "share/cmake"
 
     def fill(folder: Path) -> None:
         (folder / "torch").mkdir()
-        (folder / "torch/__init__.py").write_text(text)
+        (folder / "torch/__init__.py").write_text(STUB.format(package=str(package), cmake=str(cmake)))
+        if config:
+            (folder / "cmake/Torch").mkdir(parents=True)
+            (folder / "cmake/Torch/TorchConfig.cmake").write_text(config)
 
-    return cache.fill(cache.root() / "torch-stubs" / cache.digest(text), fill), site
+    return cache.fill(place, fill), site, cmake
 
 
 def _install(requirement: str, python: HostPython, log: Path) -> Path:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -28,7 +29,9 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
         (folder / "torch/utils/cpp_extension.py").write_text("import torch\nhome = __file__\n")
 
     monkeypatch.setattr(torch_stub.target_packages, "install", install)
-    stub, site = torch_stub.make("torch>=2; python_version > '3'", pythons.find(), log=tmp_path / "log")
+    stub, site, cmake = torch_stub.make(
+        "torch>=2; python_version > '3'", pythons.find(), log=tmp_path / "log"
+    )
     assert asked == ["torch<2.11,>=2"]
     code = (
         "import torch, torch.utils.cpp_extension as e\n"
@@ -45,6 +48,7 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
         check=False,
     )
     home = site / "torch"
+    assert cmake == home / "share/cmake"
     assert done.stdout.split() == [
         "2.10.0",
         f"{home}/utils/cpp_extension.py",
@@ -55,3 +59,38 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
         "True",
     ]
     assert "torch.cuda.synchronize: this torch is the target's" in done.stderr
+
+
+def test_a_cuda_build_of_torch_gets_a_cmake_package_of_its_cpu_part(tmp_path, monkeypatch):
+    """The build's own file looks for CUDA, and stops."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+
+    def install(_packages, _python, folder, **_others):
+        (folder / "torch/lib").mkdir(parents=True)
+        (folder / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\ncuda = '13.0'\n")
+        for name in ("torch_cuda", "torch", "torch_cpu", "c10"):
+            (folder / f"torch/lib/lib{name}.so").touch()
+        (folder / "torch/share/cmake/Torch").mkdir(parents=True)
+        (folder / "torch/share/cmake/Torch/TorchConfig.cmake").write_text('message(FATAL_ERROR "no CUDA")\n')
+
+    monkeypatch.setattr(torch_stub.target_packages, "install", install)
+    _, site, cmake = torch_stub.make("torch>=2.11", pythons.find(), log=tmp_path / "log")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(user LANGUAGES NONE)\n"
+        "find_package(Torch CONFIG REQUIRED)\n"
+        "get_target_property(place torch_cpu IMPORTED_LOCATION)\n"
+        "get_target_property(links torch INTERFACE_LINK_LIBRARIES)\n"
+        'message(STATUS "found ${Torch_VERSION} ${place} ${links} ${TORCH_LIBRARIES}")\n'
+    )
+    done = subprocess.run(
+        ["cmake", "-S", tmp_path, "-B", tmp_path / "build"],
+        env={
+            "PATH": os.environ["PATH"],
+            "Torch_DIR": str(cmake / "Torch"),
+            "CMAKE_PREFIX_PATH": f"{cmake}:{site / 'torch'}",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"found 2.11.0 {site}/torch/lib/libtorch_cpu.so torch_cpu;c10 torch" in done.stdout, done.stderr

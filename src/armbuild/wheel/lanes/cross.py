@@ -228,10 +228,11 @@ def _with_torch(
 ) -> dict[str, str]:
     """Let the back end find the target's torch: from Python, and as a package of CMake's."""
     folder.mkdir(parents=True, exist_ok=True)
-    stub, site = torch_stub.make(requirement, python, log=folder / "torch.log")
+    stub, site, cmake = torch_stub.make(requirement, python, log=folder / "torch.log")
     return environment | {
         "PYTHONPATH": os.pathsep.join((environment["PYTHONPATH"], str(stub))),
-        "CMAKE_PREFIX_PATH": str(site / "torch"),
+        "CMAKE_PREFIX_PATH": os.pathsep.join((str(cmake), str(site / "torch"))),
+        "Torch_DIR": str(cmake / "Torch"),
         crossenv.TARGET_SITE: str(site),
     }
 
