@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SENTENCE = b"<jemalloc>: Unsupported system page size"
 PAGES = frozenset(1 << bits for bits in range(12, 17))
 _NEAR, _JUST_BEFORE = 1024, 6
-"""How many words away the branch to the complaint is searched, and the comparison before it."""
+"""How many instructions away the branch to the complaint is searched, and the comparison before it."""
 
 
 def check(name: str, path: Path, elf: Elf) -> tuple[list[str], list[str]]:
@@ -52,41 +52,41 @@ def _page(content: mmap.mmap, elf: Elf, place: int) -> int | None:
         return None
     sentence = holder.address + place - holder.offset
     for address, offset, size in elf.code:
-        words = np.frombuffer(content[offset : offset + size // 4 * 4], "<u4").astype(np.int64)
-        for index in _users(words, address, sentence):
-            for branch in _branches(words, index):
-                if page := _compared(words, branch):
+        instructions = np.frombuffer(content[offset : offset + size // 4 * 4], "<u4").astype(np.int64)
+        for index in _users(instructions, address, sentence):
+            for branch in _branches(instructions, index):
+                if page := _compared(instructions, branch):
                     return page
     return None
 
 
-def _users(words: NDArray[np.int64], address: int, sentence: int) -> Iterator[int]:
+def _users(instructions: NDArray[np.int64], address: int, sentence: int) -> Iterator[int]:
     """Give where code makes the address ``sentence``: by ADR, or by ADRP and ADD."""
-    near, far = ((words & 0x9F000000) == code for code in (0x10000000, 0x90000000))
-    distance = (words >> 5 & 0x7FFFF) << 2 | (words >> 29 & 3)
+    near, far = ((instructions & 0x9F000000) == code for code in (0x10000000, 0x90000000))
+    distance = (instructions >> 5 & 0x7FFFF) << 2 | (instructions >> 29 & 3)
     distance = np.where(distance >> 20, distance - (1 << 21), distance)
-    own = address + 4 * np.arange(len(words))
+    own = address + 4 * np.arange(len(instructions))
     yield from np.flatnonzero(near & (own + distance == sentence)).tolist()
     for place in np.flatnonzero(far & ((own >> 12) + distance == sentence >> 12)).tolist():
-        register = int(words[place]) & 31
-        for word in words[place + 1 : place + 9].tolist():
+        register = int(instructions[place]) & 31
+        for word in instructions[place + 1 : place + 9].tolist():
             if word & 0xFFC003E0 == 0x91000000 | register << 5 and word >> 10 & 0xFFF == sentence & 0xFFF:
                 yield place
 
 
-def _branches(words: NDArray[np.int64], index: int) -> Iterator[int]:
+def _branches(instructions: NDArray[np.int64], index: int) -> Iterator[int]:
     """Give the conditional branches to the code at ``index``, and one just before it that leads past it."""
-    for place in range(max(0, index - _NEAR), min(len(words), index + _NEAR)):
-        word = int(words[place])
+    for place in range(max(0, index - _NEAR), min(len(instructions), index + _NEAR)):
+        word = int(instructions[place])
         if word & 0xFF000010 == 0x54000000:
             distance = (word >> 5 & 0x7FFFF) - (word >> 4 & 1 << 19)
             if index - 2 <= place + distance <= index or index - 3 <= place < index:
                 yield place
 
 
-def _compared(words: NDArray[np.int64], branch: int) -> int | None:
+def _compared(instructions: NDArray[np.int64], branch: int) -> int | None:
     """Return the page size that the last comparison (SUBS with a number) before ``branch`` has."""
-    for word in reversed(words[max(0, branch - _JUST_BEFORE) : branch].tolist()):
+    for word in reversed(instructions[max(0, branch - _JUST_BEFORE) : branch].tolist()):
         if word & 0xFF800000 == 0xF1000000:
             value = (word >> 10 & 0xFFF) << (12 if word >> 22 & 1 else 0)
             return value if value in PAGES else None

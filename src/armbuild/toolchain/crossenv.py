@@ -43,6 +43,10 @@ set(CMAKE_FIND_ROOT_PATH "{root}")
 if(DEFINED ENV{{ARMBUILD_TARGET_SITE}})
   list(APPEND CMAKE_FIND_ROOT_PATH "$ENV{{ARMBUILD_TARGET_SITE}}")
 endif()
+# below a root folder CMake finds torch's own file first
+if(DEFINED ENV{{Torch_DIR}})
+  set(Torch_DIR "$ENV{{Torch_DIR}}" CACHE PATH "" FORCE)
+endif()
 # what the project itself has, or makes, is for the target
 list(APPEND CMAKE_FIND_ROOT_PATH "${{CMAKE_SOURCE_DIR}}" "${{CMAKE_BINARY_DIR}}")
 {sources}set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
