@@ -195,6 +195,7 @@ void clamp(float* row, int64_t width, float alpha, float limit) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(readability-function-size) - its steps share the memory that it divides at the start
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
   const int bits = bits_of(form);
   if (bits != 0) {

@@ -2,20 +2,23 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
 PACKAGES = ("armbuild", "armisa", "armllm")
 MAX_LINES, MAX_PARAMETERS = 60, 8
 VAGUE = frozenset({"choices", "kit", "words", "kept", "told", "given", "chosen", "said", "made"})
 
 
 def trees():
-    for package in PACKAGES:
-        for path in sorted((SOURCES / package).rglob("*.py")):
-            yield path.relative_to(SOURCES).as_posix(), ast.parse(path.read_text())
+    """Names from the package on, of tools from the root on."""
+    folders = [*(ROOT / "src" / package for package in PACKAGES), ROOT / "tools", ROOT / "cmake"]
+    for path in [*sorted(path for folder in folders for path in folder.rglob("*.py")), ROOT / "noxfile.py"]:
+        name = path.relative_to(ROOT).as_posix().removeprefix("src/")
+        yield name, ast.parse(path.read_text())
 
 
 def functions():
@@ -97,6 +100,20 @@ def test_a_function_is_no_longer_and_takes_no_more_than_it_may(measure, most, ex
     assert {name for name, node in functions() if measure(node) > most} <= set(exceptions)
 
 
+def test_clang_tidy_refuses_the_same_in_cpp(tmp_path):
+    """It runs over csrc in `nox -s lint`. A longer function has its reason in place."""
+    body = "".join(f"  x += {line};\n" for line in range(MAX_LINES + 1))
+    parameters = ", ".join(f"int p{number}" for number in range(MAX_PARAMETERS + 1))
+    source = tmp_path / "long.cpp"
+    source.write_text(f"int tall(int x) {{\n{body}  return x;\n}}\nint wide({parameters}) {{ return p0; }}\n")
+    command = ["clang-tidy", f"--config-file={ROOT / '.clang-tidy'}", "--quiet", source, "--"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert re.findall(r"function '(\w+)' exceeds", found) == ["tall", "wide"]
+    for path in (ROOT / "csrc").rglob("*.[ch]*"):
+        for reason in re.findall(r"NOLINT(?!END)\w*\(readability-function-size\)(.*)", path.read_text()):
+            assert len(reason) > 20, path
+
+
 def test_no_function_has_the_name_of_its_module():
     """A package that exports such a function hides the module, which then cannot be imported by its name."""
     found = set()
@@ -108,17 +125,18 @@ def test_no_function_has_the_name_of_its_module():
 
 def test_names_are_the_fields_terms_and_not_vague():
     for path, tree in trees():
+        if not path.startswith(PACKAGES):
+            continue
         assert VAGUE & {Path(path).stem, *bound(tree)} <= STILL_VAGUE.get(path, set()), path
 
 
 def test_names_in_cpp_are_the_fields_terms_and_not_vague():
     """Every word of the code counts, but not those of comments and texts."""
     prose = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-    root = SOURCES.parent
     sources = [
         path
         for folder in ("csrc", "tests/csrc")
-        for path in (root / folder).rglob("*")
+        for path in (ROOT / folder).rglob("*")
         if path.suffix in (".cpp", ".h")
     ]
     assert len(sources) > 50

@@ -160,17 +160,22 @@ ARMLLM_INLINE void tile_values(const PagedAttentionArgs& a, const AttentionTile&
   });
 }
 
+// The rows of a tile side by side, as tile loads want them.
+ARMLLM_INLINE void copy_queries(const PagedAttentionArgs& a, const AttentionTile& tile, const Scratch& s) {
+  for (int64_t r = 0; r < tile.row_end - tile.row_begin; ++r) {
+    const bfloat16* query =
+        static_cast<const bfloat16*>(a.query) +
+        row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
+    memcpy(s.query + r * s.query_dim, query, static_cast<size_t>(a.shape.head_dim) * sizeof(bfloat16));
+  }
+}
+
 ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
                                    const AttentionState& state, void* memory) {
   const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
   const int64_t rows = tile.row_end - tile.row_begin;
   const Scratch s = scratch(a.shape, memory);
-  for (int64_t r = 0; r < rows; ++r) {
-    const bfloat16* query =
-        static_cast<const bfloat16*>(a.query) +
-        row_offset(a, tile, tile.row_begin + r, a.query_token_stride, a.query_head_stride);
-    memcpy(s.query + r * s.query_dim, query, static_cast<size_t>(head_dim) * sizeof(bfloat16));
-  }
+  copy_queries(a, tile, s);
   const bfloat16* groups[kChunk / kBlock];
   int64_t group = 0;
 

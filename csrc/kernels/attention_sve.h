@@ -34,6 +34,7 @@ inline constexpr int kPhases = M <= 2   ? 4
                                : M <= 4 ? 2
                                         : 1;
 
+// NOLINTBEGIN(readability-function-size): SVE vectors have no size, so no array or struct can hold eight.
 template <int lane, int m, int M>
 ARMLLM_INLINE void multiply_row(Vf k, Vf q, ARMLLM_EIGHT(Vf& x)) {
   if constexpr (m < M) {
@@ -151,6 +152,8 @@ ARMLLM_INLINE void add_token(svbool_t first, svbool_t second, const K* x, ARMLLM
   multiply_lane<lane, M>(load_lanes(first, x), ARMLLM_EIGHT(q), ARMLLM_EIGHT(a));
   multiply_lane<lane, M>(load_lanes(second, x + kLanes), ARMLLM_EIGHT(q), ARMLLM_EIGHT(b));
 }
+
+// NOLINTEND(readability-function-size)
 
 // values[m] = values[m] * factor[m] + P[m, 0..n) V[0..n], for two vectors of a head's elements at a time,
 // values in panels of 16 tokens. What lies behind the last token is never read: 0 * NaN is not 0.

@@ -55,6 +55,7 @@ class Products {
 
  private:
   template <int M, int C, class Rows, class Columns>
+  // NOLINTNEXTLINE(readability-function-size) - both operands are a function and its stride
   ARMLLM_MEMBER void some_rows(int64_t first, float* sums, int64_t stride, bool add, int64_t steps,
                                const Rows& rows, int64_t row_elements, const Columns& columns,
                                int64_t column_elements) const {

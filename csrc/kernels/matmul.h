@@ -153,6 +153,7 @@ ARMLLM_INLINE int64_t block_of(int64_t rows, int64_t features) {
 
 // `unit` is what a product of integers counts: 1/16 where nibbles stand in the high half of a byte.
 template <int bits, class T>
+// NOLINTNEXTLINE(readability-function-size) - nested loops over the same dozen counts
 ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
                             int64_t panel_end, float unit, void (*tile_by_panel)(const Product&),
                             const Decoder& decoder) {

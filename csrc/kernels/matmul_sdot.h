@@ -26,22 +26,23 @@ ARMLLM_INLINE void tile_of(const Product& p) {
 }
 
 template <int bits>
+ARMLLM_INLINE void row_tile(const Product& p) {
+  if (p.panels == 4) return tile_of<bits, 1, 4>(p);
+  Product one = p;
+  for (int64_t j = 0; j < p.panels; ++j) {
+    tile_of<bits, 1>(one);
+    one.weights += p.panel_bytes;
+    one.scales = of_panel(one.scales, p, 1);
+    one.out += kColumnsOfPanel<bits>;
+  }
+}
+
+template <int bits>
 ARMLLM_INLINE void any_tile(const Product& p) {
   switch (p.rows) {
-    case 1: {
-      if (p.panels == 4) {
-        tile_of<bits, 1, 4>(p);
-      } else {
-        Product one = p;
-        for (int64_t j = 0; j < p.panels; ++j) {
-          tile_of<bits, 1>(one);
-          one.weights += p.panel_bytes;
-          one.scales = of_panel(one.scales, p, 1);
-          one.out += kColumnsOfPanel<bits>;
-        }
-      }
+    case 1:
+      row_tile<bits>(p);
       break;
-    }
     case 2:
       tile_of<bits, 2>(p);
       break;

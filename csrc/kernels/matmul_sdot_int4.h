@@ -95,6 +95,7 @@ ARMLLM_INLINE void add_products_of_pairs(int32x4_t (&sums)[2], const int8x16_t (
 
 // length 0: one group of all features.
 template <int rows, int panels, int length>
+// NOLINTNEXTLINE(readability-function-size) - its steps share the same registers
 ARMLLM_INLINE void pairs_tile(const Product& p) {
   constexpr bool kCrowded = rows > 4;
   constexpr int kAside = kMaskedAside<rows, length>;

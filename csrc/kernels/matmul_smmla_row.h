@@ -69,6 +69,7 @@ ARMLLM_INLINE void single_row_w8(const Product& p) {
 
 // See order_single_row. length 0: one group of all features.
 template <int panels, int length>
+// NOLINTNEXTLINE(readability-function-size) - its steps share the same registers
 ARMLLM_INLINE void single_row_w4(const Product& p) {
   // Several panels and groups overlap, so that SMMLA need not wait for itself; else it takes more sums.
   constexpr int kParts = length == 0 ? 4 : length == 128 ? 2 : 1;
