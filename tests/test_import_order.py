@@ -32,7 +32,7 @@ FLOORS = (
     ("layers",),
     ("models", "vllm_plugin"),
     ("engine",),
-    ("convert",),
+    ("convert", "openvino"),
     ("api",),
     ("",),  # armllm/__init__.py, which offers the classes of api
     ("doctor", "bench"),

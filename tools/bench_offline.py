@@ -52,7 +52,7 @@ def transformers(folder: str, threads: int) -> Generate:
 
 
 def openvino(folder: str, threads: int) -> Generate:
-    import openvino  # type: ignore[import-not-found]  # noqa: PLC0415
+    import openvino  # noqa: PLC0415
     import openvino_genai  # type: ignore[import-not-found]  # noqa: PLC0415
 
     scheduler = openvino_genai.SchedulerConfig()

@@ -14,10 +14,13 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from armllm import LLM, SamplingParams
 from armllm.layers.ranks import Gather
+
+if TYPE_CHECKING:
+    from armllm.engine.model_runner import ModelRunner
 
 NANOSECONDS = 1e9
 
@@ -84,7 +87,9 @@ def main() -> int:
             max_model_len=arguments.tokens + 16,
             skip_tokenizer_init=True,
         )
-        llm.llm_engine.runner.decode.most_sequences = 0  # a replay has no Python between its ops
+        cast(
+            "ModelRunner", llm.llm_engine.runner
+        ).decode.most_sequences = 0  # a replay has no Python between its ops
         found[size] = [profile(llm, gathers, count, arguments.tokens) for count in arguments.sequences]
         del llm
     print("| sequences | one process, ms | each rank, ms | of one process | gathers |")

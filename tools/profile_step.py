@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from armllm import LLM, RequestOutputKind, SamplingParams, kernels  # isort: skip - tells torch how to wait
 import torch
@@ -36,6 +36,8 @@ from armllm.layers import linear, moe, norm, rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from armllm.engine.model_runner import ModelRunner
 
 ROUNDS = 7
 PRODUCTS, ATTENTION, SMALL = "products", "attention", "norms, rotary embedding, cache, activation"
@@ -141,7 +143,7 @@ def profile(
     with counting(shares):
         # without prefix caching, since the second run must do the work again
         llm = LLM(model, enable_prefix_caching=False, **options)
-        llm.llm_engine.runner.decode.most_sequences = 0
+        cast("ModelRunner", llm.llm_engine.runner).decode.most_sequences = 0
         torch.set_num_threads(threads)  # the engine may have decided otherwise
         kernels.set_num_threads(threads)
         llm.llm_engine._stopwatch = shares  # type: ignore[assignment]  # noqa: SLF001 - phases by our clock
@@ -161,7 +163,7 @@ def compare(
     clock = time.thread_time if threads == 1 else time.perf_counter
     torch.set_num_threads(threads)
     llm = LLM(model, enable_prefix_caching=False, **options)
-    decode = llm.llm_engine.runner.decode
+    decode = cast("ModelRunner", llm.llm_engine.runner).decode
     for load in loads:
         rounds: list[list[float]] = []
         for _ in range(ROUNDS + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import logging
 import math
 import os
@@ -34,7 +35,7 @@ from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from armllm.engine.config import EngineConfig
     from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
+    from armllm.engine.runner import Runner
     from armllm.engine.sequence import Request, Sequence
     from armllm.lora.request import LoRARequest
     from armllm.models import Model
@@ -58,7 +60,7 @@ class LLMEngine(WithReasons):
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        architecture, model_config = read_model_config(config.model_folder)
+        load, model_config = self._back_end()
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(config.tokenizer_folder)
         if self.tokenizer is not None and self.tokenizer.vocab_size > model_config.vocab_size:
             raise CheckpointError(
@@ -77,7 +79,8 @@ class LLMEngine(WithReasons):
             unconfine()
             self.followers = Followers(config.tensor_parallel_size)
         try:
-            self.runner = self._load(architecture, model_config)
+            self.placement = place(0, config.tensor_parallel_size)
+            self.runner = load()
         except BaseException:
             if self.followers is not None:
                 self.followers.close()
@@ -98,7 +101,7 @@ class LLMEngine(WithReasons):
         )
         self.blocks = BlockManager(
             self.runner.num_blocks,
-            config.block_size,
+            self.runner.block_size,
             enable_prefix_caching=config.enable_prefix_caching and not model_config.is_encoder,
             switch_length=model_config.rope_switch_length,
             states=StateSlots(self.runner.num_states) if self.runner.num_states else None,
@@ -114,9 +117,23 @@ class LLMEngine(WithReasons):
         self._stopwatch = Stopwatch()
         self._num_prompt_tokens = self._num_generation_tokens = self._num_steps = 0
 
+    def _back_end(self) -> tuple[Callable[[], Runner], ModelConfig]:
+        """What loads the model once there is a placement, and what config.json says."""
+        config = self.config
+        if config.backend == "openvino":
+            if importlib.util.find_spec("openvino") is None:
+                raise RequestError(
+                    "backend openvino: OpenVINO is not installed: pip install 'armllm[openvino]'"
+                )
+            from armllm.openvino.runner import OpenVINORunner, read_config  # noqa: PLC0415 - an extra
+
+            model_config = read_config(config.model_folder)
+            return lambda: OpenVINORunner(config, model_config, self.placement), model_config
+        architecture, model_config = read_model_config(config.model_folder)
+        return functools.partial(self._load, architecture, model_config), model_config
+
     def _load(self, architecture: type[Model], model_config: ModelConfig) -> ModelRunner:
         config, followers = self.config, self.followers
-        self.placement = place(0, config.tensor_parallel_size)
         source = source_of(config, model_config.quantization)
         runner = functools.partial(
             ModelRunner, config, architecture, model_config, source, self.placement.node

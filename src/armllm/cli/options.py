@@ -99,7 +99,9 @@ class _EngineOptions:
         str,
         typer.Option(help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory."),
     ] = "auto"
-    block_size: Annotated[int, typer.Option(help="Tokens per block of the KV cache.")] = 16
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens per block of the KV cache; default: 16, with OpenVINO 32.")
+    ] = None
     num_gpu_blocks_override: Annotated[
         int | None,
         typer.Option(
@@ -125,6 +127,7 @@ class _EngineOptions:
     skip_tokenizer_init: Annotated[
         bool, typer.Option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
     ] = False
+    backend: Annotated[str, typer.Option(help="What computes: armllm, or openvino.")] = "armllm"
     tensor_parallel_size: Annotated[
         int,
         typer.Option(

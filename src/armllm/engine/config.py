@@ -38,7 +38,9 @@ USAGES = {
     "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},  # `LLMEngine` without `LLM`
 }
 MOST_RANKS = 64  # kMostRanks of the kernels
+OPENVINO_BLOCK_SIZE = 32  # of its paged attention on CPUs
 ALLOWED = {
+    "backend": ("armllm", "openvino"),
     "scheduling_policy": ("fcfs", "priority"),
     "kv_cache_dtype": ("auto", "int8"),
     "load_format": ("auto", "safetensors", "hf", "dummy"),
@@ -69,12 +71,15 @@ class EngineConfig:
       num_gpu_blocks_override can hold if it is set. "auto" or -1: as many of these as the KV cache holds.
     - kv_cache_dtype: "auto" stores keys and values in ``dtype``, "int8" in half of the memory or a quarter.
     - block_size: tokens per block of the KV cache.
+      Default: 16, and 32 with OpenVINO, which has no other.
     - num_gpu_blocks_override: the number of blocks.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step; default: 256 and 4096
       for `LLM`, 128 and 2048 for `AsyncLLM` and the server, times tensor_parallel_size.
     - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
     - max_logprobs: the most log-probabilities per token that a request may ask for; default: 20 for
       `AsyncLLM` and the server, for `LLM` -1, which is no limit.
+    - backend: "armllm" computes with our kernels, "openvino" with OpenVINO: an IR, or a checkpoint that is
+      converted first.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
     - generation_config: "auto" takes defaults of sampling from generation_config.json, "vllm" neutral ones.
@@ -105,6 +110,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
+    backend: str = "armllm"
     tensor_parallel_size: int = 1
     max_logprobs: int = -1
     generation_config: str = "auto"
@@ -153,6 +159,8 @@ class EngineConfig:
             raise RequestError("calibration needs weights, and load_format dummy reads none: use one of them")
         if self.enable_lora:
             self._check_lora()
+        if self.backend == "openvino":
+            self._check_openvino()
         self._check_dtype()
 
     def _check_lora(self) -> None:
@@ -167,6 +175,24 @@ class EngineConfig:
         if self.calibration is not None:
             raise RequestError(
                 "enable_lora with calibration is not supported: it scales the inputs that adapters know"
+            )
+
+    def _check_openvino(self) -> None:
+        """RequestError names an option that only our own back end has."""
+        others = {"tensor_parallel_size": 1, "enable_lora": False, "calibration": None}
+        for name, neutral in others.items():
+            if getattr(self, name) != neutral:
+                raise RequestError(f"backend openvino does not take {name}: use backend armllm for it")
+        if self.load_format == "dummy":
+            raise RequestError("backend openvino has no load_format dummy: use backend armllm for it")
+        if self.block_size != OPENVINO_BLOCK_SIZE:
+            raise RequestError(
+                f"block_size {self.block_size}: OpenVINO's attention has blocks of {OPENVINO_BLOCK_SIZE}"
+            )
+        if self.quantization is not None and self.quantization not in SCHEMES:
+            raise RequestError(
+                f"quantization {self.quantization!r}: backend openvino takes int8, int4, int4-g32, int4-g64,"
+                " int4-g128 and int4-channelwise"
             )
 
     def _check_numbers(self) -> None:
@@ -261,6 +287,8 @@ def _defaults(usage: str, options: dict[str, Any]) -> dict[str, int]:
     tokens = options.get("max_num_batched_tokens")
     if isinstance(tokens, int) and 0 < tokens < defaults["max_num_seqs"]:  # each sequence has a token
         defaults["max_num_seqs"] = tokens
+    if options.get("backend") == "openvino":
+        defaults["block_size"] = OPENVINO_BLOCK_SIZE
     return defaults
 
 

@@ -42,7 +42,7 @@ class Pooling:
     classify: Callable[[Tensor], Tensor] | None
 
     @classmethod
-    def of(cls, folder: Path, config: ModelConfig, model: Model, dtype: torch.dtype) -> Pooling:
+    def of(cls, folder: Path, config: ModelConfig, model: Model | None, dtype: torch.dtype) -> Pooling:
         """As the checkpoint's authors pool, by the files of sentence-transformers.
 
         Without these it is the mean for encoders, as in sentence-transformers, and else the last token's

@@ -24,10 +24,9 @@ def engine_lines(engine: LLMEngine) -> list[str]:
     held = f"KV cache: {cache}, {tokens} tokens"
     if config.is_encoder:
         held = f"encoder: no KV cache, texts of at most {runner.max_model_len} tokens"
-    targets = sorted({entry["target"] for entry in kernels.report().values()})
     return [
         f"armllm {armllm.__version__}: {config.architecture} from {engine.config.model}, {dtype}",
         f"  threads: {describe_placement(engine.placement)}, {kernels.thread_backend()}",
-        f"  kernels: {', '.join(targets)}",
+        f"  kernels: {runner.computed_by()}",
         f"  {held}; {engine.config.max_num_seqs} requests at a time",
     ]

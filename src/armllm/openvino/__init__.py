@@ -1,0 +1,1 @@
+"""OpenVINO as the back end of the engine: its graph, its attention and its KV cache, under our scheduler."""

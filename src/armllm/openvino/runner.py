@@ -1,0 +1,120 @@
+"""The engine's runner over a graph of OpenVINO: the same scheduler, blocks, sampler and grammars."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import openvino
+import torch
+from torch import Tensor
+
+from armllm.checkpoint.config import ConfigReader, ModelConfig
+from armllm.engine.runner import Runner
+from armllm.engine.stats import LoadReport
+from armllm.errors import CheckpointError, RequestError
+from armllm.openvino.conversion import IR, convert, is_ir, weight_options
+from armllm.openvino.graph import Graph, Precision
+from armllm.progress import progress
+
+if TYPE_CHECKING:
+    from armllm.engine.config import EngineConfig
+    from armllm.engine.placement import Placement
+    from armllm.engine.runner import StepInput
+
+logger = logging.getLogger(__name__)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """What config.json says of a model that OpenVINO computes; the graph knows what the rest means.
+
+    Only LongRoPE concerns the engine: a graph has one set of frequencies for all sequences of a step, so
+    sequences end where the other set begins.
+    """
+    reader = ConfigReader.open(folder)
+    named = reader.get("architectures", None)
+    architecture = named[0] if isinstance(named, list) and named else reader.get("model_type", "unknown")
+    fields = reader.common(str(architecture), default_positions=reader.integer("n_positions", 2048))
+    rope = reader.get("rope_parameters", None) or reader.get("rope_scaling", None)
+    if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        original = rope.get("original_max_position_embeddings")
+        fields["max_model_len"] = reader.integer("original_max_position_embeddings", original)
+    return ModelConfig(**fields, windows=(None,) * fields["num_layers"])
+
+
+class OpenVINORunner(Runner):
+    """Runs steps by OpenVINO. A checkpoint without an IR is converted first, at every start."""
+
+    own_products = False
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, placement: Placement) -> None:
+        self._node = placement.node
+        self.model_config = model_config
+        self._limit_length(config)
+        self.block_size = config.block_size
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="armllm-openvino-") as converted:
+            folder = self._ir(config, Path(converted))
+            weight_bytes = (folder / IR).with_suffix(".bin").stat().st_size
+            left = self._left_beside(weight_bytes)
+            with progress.step(f"compiling {model_config.num_layers} layers for OpenVINO"):
+                self._graph = Graph(folder, _precision(config), placement.num_threads)
+        self._compare(model_config, folder)
+        self.dtype, self.cache_dtype = self._graph.dtype, self._graph.cache_dtype
+        self.num_blocks = self._count_blocks(config, self._graph.block_bytes, left)
+        self.cache_bytes = self.num_blocks * self._graph.block_bytes
+        self._graph.allocate(self.num_blocks)
+        self.load_report = LoadReport(
+            seconds=time.perf_counter() - started,
+            weight_bytes=weight_bytes,
+            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+    @staticmethod
+    def _ir(config: EngineConfig, target: Path) -> Path:
+        """The folder of the IR, which is made in ``target`` where the model is none."""
+        folder = config.model_folder
+        if folder.is_file():
+            raise CheckpointError(f"{folder}: backend openvino takes a folder with {IR} or a checkpoint")
+        if is_ir(folder):
+            if config.quantization is not None:
+                raise RequestError(
+                    f"quantization {config.quantization!r}: {folder / IR} has its weights already; take the"
+                    " checkpoint that it was made from"
+                )
+            return folder
+        options = weight_options(config.quantization, str(config.dtype).removeprefix("torch."))
+        convert(folder, target, options)
+        logger.warning(
+            "converted %s for this start only; to start sooner: optimum-cli export openvino --model %s %s",
+            folder,
+            folder,
+            " ".join(["--task", "text-generation-with-past", *options, "FOLDER"]),
+        )
+        return target
+
+    def _compare(self, config: ModelConfig, folder: Path) -> None:
+        """CheckpointError where config.json is not that of the graph."""
+        for name in ("vocab_size", "hidden_size", "num_layers"):
+            stated, found = getattr(config, name), getattr(self._graph, name)
+            if stated != found:
+                raise CheckpointError(f"{folder}: config.json has {name} {stated}, and {IR} has {found}")
+
+    def computed_by(self) -> str:
+        """OpenVINO and its version."""
+        return f"OpenVINO {openvino.__version__}"
+
+    def _compute(self, x: StepInput | Tensor) -> Tensor:
+        return self._graph.logits(x) if isinstance(x, Tensor) else self._graph.states(x)
+
+
+def _precision(config: EngineConfig) -> Precision:
+    """What the options ask for; the cache has the dtype of the computation, or 8 bits."""
+    dtype = None if config.dtype == "auto" else config.torch_dtype
+    if config.kv_cache_dtype == "int8":
+        return Precision(dtype=dtype, cache=torch.uint8)
+    return Precision(dtype=dtype, cache=dtype)

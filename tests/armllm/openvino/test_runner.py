@@ -1,0 +1,127 @@
+"""The engine over a graph of OpenVINO.
+
+``llama`` was made from a random Llama by ``optimum-cli export openvino --task text-generation-with-past``
+(optimum-intel 2.2), and ``expected.json`` by `transformers` from the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from armllm import LLM, SamplingParams
+from armllm.errors import CheckpointError, RequestError
+
+IR = Path(__file__).parent / "llama"
+CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
+OPTIONS = {"backend": "openvino", "dtype": "float32", "skip_tokenizer_init": True}
+GREEDY = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+
+
+def prompts(*cases):
+    return [{"prompt_token_ids": case["prompt"]} for case in cases]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM(str(IR), max_num_batched_tokens=32, num_gpu_blocks_override=32, **OPTIONS)
+
+
+def test_tokens_are_those_of_transformers(llm):
+    """Chunks of prompts beside decodes: it would catch a block or a position that is another sequence's."""
+    answers = llm.generate(prompts(*CASES), SamplingParams(max_tokens=24, **GREEDY), use_tqdm=False)
+    assert [list(answer.outputs[0].token_ids) for answer in answers] == [case["tokens"] for case in CASES]
+
+
+def test_a_cache_that_is_too_small_for_all_changes_no_token():
+    """Sequences give their blocks back and are computed again."""
+    llm = LLM(str(IR), max_model_len=64, num_gpu_blocks_override=4, enable_prefix_caching=False, **OPTIONS)
+    answers = llm.generate(prompts(*CASES[:1] * 3), SamplingParams(max_tokens=40, **GREEDY), use_tqdm=False)
+    assert all(list(answer.outputs[0].token_ids)[:24] == CASES[0]["tokens"] for answer in answers)
+    assert llm.llm_engine.stats().num_preemptions
+
+
+def test_a_prompt_that_came_before_is_taken_from_the_cache(llm):
+    params = SamplingParams(max_tokens=24, **GREEDY)
+    answers = [llm.generate(prompts(CASES[-1]), params, use_tqdm=False)[0] for _ in range(2)]
+    assert answers[1].num_cached_tokens == 64
+    assert all(list(answer.outputs[0].token_ids) == CASES[-1]["tokens"] for answer in answers)
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_transformers(llm):
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, **GREEDY)
+    [answer] = llm.generate(prompts(CASES[2]), params, use_tqdm=False)
+    tokens = CASES[2]["prompt"][1:]
+    found = [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens, strict=True)]
+    torch.testing.assert_close(found, CASES[2]["prompt_logprobs"], rtol=0, atol=1e-4)
+
+
+def test_several_choices_and_seeds(llm):
+    params = SamplingParams(n=3, temperature=1, seed=7, max_tokens=40, ignore_eos=True, detokenize=False)
+    first, second = (llm.generate(prompts(CASES[1]), params, use_tqdm=False)[0] for _ in range(2))
+    tokens = [choice.token_ids for choice in first.outputs]
+    assert len(set(map(tuple, tokens))) == 3
+    assert [choice.token_ids for choice in second.outputs] == tokens
+
+
+def test_embeddings_come_from_the_graph_s_states(llm):
+    [answer] = llm.embed(prompts(CASES[0]), use_tqdm=False)
+    assert len(answer.outputs.embedding) == 64
+
+
+def test_a_cache_of_8_bits(llm):
+    """It would catch scales of another block: measured 0.22 at most, where a wrong one is beyond 2."""
+    small = LLM(str(IR), kv_cache_dtype="int8", num_gpu_blocks_override=32, **OPTIONS)
+    assert small.llm_engine.runner.cache_dtype is torch.uint8
+    assert small.llm_engine.runner.cache_bytes < llm.llm_engine.runner.cache_bytes / 3
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, **GREEDY)
+    [answer] = small.generate(prompts(CASES[2]), params, use_tqdm=False)
+    tokens = CASES[2]["prompt"][1:]
+    found = [entry[token].logprob for entry, token in zip(answer.prompt_logprobs[1:], tokens, strict=True)]
+    torch.testing.assert_close(found, CASES[2]["prompt_logprobs"], rtol=0, atol=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tensor_parallel_size": 2}, "does not take tensor_parallel_size"),
+        ({"enable_lora": True}, "does not take enable_lora"),
+        ({"load_format": "dummy"}, "no load_format dummy"),
+        ({"block_size": 16}, "block_size 16: OpenVINO's attention has blocks of 32"),
+        ({"quantization": "gptq"}, "takes int8, int4"),
+        ({"quantization": "int8"}, "has its weights already"),
+        ({"backend": "tensorrt"}, "backend must be 'armllm' or 'openvino'"),
+        ({"max_model_len": 1000}, "max_model_len 1000 is above 256"),
+    ],
+)
+def test_what_this_back_end_does_not_do_is_named(options, message):
+    with pytest.raises(RequestError, match=message):
+        LLM(str(IR), **(OPTIONS | options))
+
+
+def test_another_config_than_the_graph_s_is_refused(tmp_path):
+    folder = shutil.copytree(IR, tmp_path / "ir")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 256}))
+    with pytest.raises(CheckpointError, match=r"vocab_size 256, and openvino_model.xml has 128"):
+        LLM(str(folder), **OPTIONS)
+
+
+def test_a_broken_graph_is_one_line(tmp_path):
+    folder = shutil.copytree(IR, tmp_path / "ir")
+    text = (folder / "openvino_model.xml").read_text()
+    (folder / "openvino_model.xml").write_text(text[: len(text) // 2])
+    with pytest.raises(CheckpointError, match="OpenVINO does not take it") as caught:
+        LLM(str(folder), **OPTIONS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_without_the_converter_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text((IR / "config.json").read_text())
+    monkeypatch.setitem(__import__("sys").modules, "optimum", None)
+    with pytest.raises(RequestError, match=r"optimum-intel is not here .*armllm\[openvino\]"):
+        LLM(str(tmp_path), **OPTIONS)
