@@ -45,7 +45,7 @@ also passed on the core.
 FAILED = """
 ## What did not build
 
-| project | what stopped it | what to do |
+| project | what stopped it | what to try |
 | --- | --- | --- |
 """
 
