@@ -156,7 +156,8 @@ def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world)
     ],
 )
 def test_a_wheel_for_another_c_library_than_the_images_is_refused(tmp_path, world, platform, reason):
-    wheel = a_wheel(tmp_path / "1", name=NAME.replace("manylinux_2_28_aarch64", platform))
+    name = NAME.replace("manylinux_2_28_aarch64", platform)
+    wheel = a_wheel(tmp_path / "1", name=name, **{"thing/_core.cpython-311-aarch64-linux-gnu.so": None})
     with pytest.raises(UsageError, match=reason):
         a_build(tmp_path, wheel)
     assert not (tmp_path / "x.tar").exists()

@@ -80,7 +80,7 @@ def test_greedy_tokens_depend_on_nothing_else(  # noqa: PLR0917 - hypothesis nam
                 repetition_penalty=1.0 if steady else 1.2,
             )
             priority = rng.randrange(3) if policy == "priority" else 0
-            llm.llm_engine.add_request(str(number), prompt, params, priority)
+            llm.llm_engine.add_request(str(number), prompt, params, priority=priority)
             said[number] = []
         if not llm.llm_engine.has_unfinished_requests():
             continue

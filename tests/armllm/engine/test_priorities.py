@@ -18,7 +18,7 @@ def greedy(count):
 def finish_order(llm, prompts, priorities, count=4):
     """Request numbers in the order in which they finish."""
     for number, (prompt, priority) in enumerate(zip(prompts, priorities, strict=True)):
-        llm.llm_engine.add_request(str(number), prompt, greedy(count), priority)
+        llm.llm_engine.add_request(str(number), prompt, greedy(count), priority=priority)
     order = []
     while llm.llm_engine.has_unfinished_requests():
         order += [int(output.request_id) for output in llm.llm_engine.step() if output.finished]
