@@ -157,7 +157,10 @@ def test_the_entry_point_is_told_the_floor_that_the_audit_found(tmp_path, world)
 )
 def test_a_wheel_for_another_c_library_than_the_images_is_refused(tmp_path, world, platform, reason):
     name = NAME.replace("manylinux_2_28_aarch64", platform)
-    wheel = a_wheel(tmp_path / "1", name=name, **{"thing/_core.cpython-311-aarch64-linux-gnu.so": None})
+    libc = "musl" if "musl" in platform else "gnu"
+    files = {"thing/_core.cpython-311-aarch64-linux-gnu.so": None}
+    files[f"thing/_core.cpython-311-aarch64-linux-{libc}.so"] = wheels.elf()
+    wheel = a_wheel(tmp_path / "1", name=name, **files)
     with pytest.raises(UsageError, match=reason):
         a_build(tmp_path, wheel)
     assert not (tmp_path / "x.tar").exists()
