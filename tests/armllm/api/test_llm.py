@@ -245,7 +245,7 @@ def test_kv_cache_space_is_honoured(folder, monkeypatch):
 
 
 def test_a_model_larger_than_memory_is_refused_before_loading(folder, monkeypatch):
-    monkeypatch.setattr("armllm.engine.model_runner.available_memory", lambda node, **_: 1000)
+    monkeypatch.setattr("armllm.engine.runner.available_memory", lambda node, **_: 1000)
     with pytest.raises(MemoryLimitError, match="the weights take"):
         LLM(folder, dtype="float32")
 
