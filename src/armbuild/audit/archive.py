@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Literal
 
-from armbuild.artifact.archives import BROKEN
-from armbuild.errors import one_line
+from armbuild.artifact.archives import BROKEN, OF_THIS_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from hashlib import _Hash as Hash
+    from pathlib import Path
 
     from typing_extensions import Self
 
@@ -41,6 +39,14 @@ class Member:
     open: Callable[[], IO[bytes]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What was read of a member: its true size in bytes, and its first 8 bytes."""
+
+    size: int
+    head: bytes
+
+
 @dataclass(kw_only=True)
 class Archive:
     """An opened input; ``problems`` are what is wrong with the container itself."""
@@ -62,47 +68,34 @@ class Archive:
         self._close.close()
 
 
-def unsafe(name: str) -> bool:
-    """Return whether unpacking a file of this name could write outside of its folder, or over another file.
+def copy(
+    archive: Archive, member: Member, target: Path, hashing: Hash | None, *, whole: bool
+) -> Copied | None:
+    """Write ``member`` to ``target`` if it is ELF, a static library or ``whole``; else nothing is written.
 
-    So could another name of the same place (``./a``, ``b//c``). One that a terminal or a page shows as
-    another is refused, too.
+    ``hashing`` gets its content. Returns None when it can't be read, which becomes a problem of the archive.
     """
-    parts = PurePosixPath(name).parts
-    return (
-        not name
-        or str(PurePosixPath(name)) != name.removesuffix("/")
-        or one_line(name) != name
-        or name.startswith("/")
-        or ".." in parts
-        or "\\" in name
-        or "\0" in name
-        or (len(name) > 1 and name[1] == ":")
-    )
-
-
-def copy(archive: Archive, member: Member, target: Path, hashing: Hash | None, *, whole: bool) -> int | None:
-    """Write ``member`` to ``target`` if it is ELF, a static library or ``whole``, else leave that empty.
-
-    ``hashing`` gets its content. Returns its true size in bytes; None when it can't be read, which becomes a
-    problem of the archive.
-    """
-    size = 0
+    size, head = 0, b""
     try:
-        with member.open() as stream, target.open("wb") as file:
+        with ExitStack() as stack:
+            stream = stack.enter_context(member.open())
+            file = stack.enter_context(target.open("wb")) if whole else None
             while block := stream.read(_BLOCK):
-                whole |= size == 0 and block.startswith((ELF, LIBRARY))
+                if not size:
+                    head = block[:8]
+                    if file is None and head.startswith((ELF, LIBRARY)):
+                        file = stack.enter_context(target.open("wb"))
                 size += len(block)
                 if hashing:
                     hashing.update(block)
-                if whole:
+                if file:
                     file.write(block)
     except BrokenArchive as error:
         archive.problems.append(str(error))
         return None
     except BROKEN as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in OF_THIS_MACHINE:
             raise
         archive.problems.append(f"{member.name}: can't be read: {error}".splitlines()[0])
         return None
-    return size
+    return Copied(size=size, head=head)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _RECORD_LIMIT = 64 << 20  # a row for each of 200,000 files
 _KEPT_LIMIT, _ALL_KEPT_LIMIT = 16 << 20, 64 << 20
 """Bytes of a document that the caller wants, and of all of them: of JSON, Python makes 25 times as many."""
-_MAX_ELF_FILES = 10_000
+_MAX_ELF_FILES, _MAX_SECTIONS = 10_000, 500_000
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
@@ -83,7 +83,7 @@ class _Run:
         self.archive = archive
         self.keep = keep
         self.has_code = False
-        self.elf_files = self.uses = self.kept_bytes = 0
+        self.elf_files = self.sections = self.uses = self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -108,9 +108,10 @@ class _Run:
             folder = Path(name)
             # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
             elves = folder / variant.split(self.archive.path.with_suffix(".whl").name)[0]
+            temporary = folder / "member.elf"
             with zipfile.ZipFile(elves, "w") as elf_wheel:
                 for member in self.archive.members:
-                    self._member(member, folder / "member.elf", elf_wheel)
+                    self._member(member, temporary, elf_wheel)
                 records = csv.writer(buffer := io.StringIO())
                 records.writerows((item.filename, "", "") for item in elf_wheel.infolist())
                 elf_wheel.writestr("elves-0.dist-info/RECORD", buffer.getvalue())
@@ -207,9 +208,10 @@ class _Run:
         name = member.name
         hashing = self.contents.hasher(name) if self.archive.kind == "wheel" else None
         keep = self._may_keep(name, member.size)
-        size = copy(self.archive, member, temporary, hashing, whole=keep)
-        if size is None:
+        copied = copy(self.archive, member, temporary, hashing, whole=keep)
+        if copied is None:
             return
+        size = copied.size
         self.contents.sizes[name] = size
         if hashing:
             self.contents.digests[name] = wheel.encoded(hashing.digest())
@@ -221,14 +223,12 @@ class _Run:
             self.warnings.append(f"{name}: set-user or set-group bit")
         if keep:
             self.requested[name] = temporary.read_bytes()
-        with temporary.open("rb") as file:
-            head = file.read(8)
-        if head.startswith(ELF):
+        if copied.head.startswith(ELF):
             self.has_code = True
             self._elf(name, temporary, size)
             if self.wheel:
                 elf_wheel.write(temporary, name)
-        elif self.wheel and head == LIBRARY:
+        elif self.wheel and copied.head == LIBRARY:
             self._library(name, temporary, self.wheel.machines)
 
     def _may_keep(self, name: str, size: int) -> bool:
@@ -261,11 +261,14 @@ class _Run:
         self.elf_files += 1
         if self.elf_files > _MAX_ELF_FILES:
             raise BrokenArchive(f"refused: it has more than {_MAX_ELF_FILES} ELF files")
+        if self.sections > _MAX_SECTIONS:
+            raise BrokenArchive(f"refused: its ELF files have more than {_MAX_SECTIONS} sections")
         if self.uses > code.MAX_USES:
             raise BrokenArchive(f"refused: its functions use extensions in more than {code.MAX_USES} ways")
 
     def _read_elf(self, name: str, path: Path, size: int) -> None:
         elf = read_elf(path)
+        self.sections += len(elf.sections)
         if elf.bits != 64 or not elf.little_endian:
             kind = f"{elf.bits}-bit {'little' if elf.little_endian else 'big'}-endian"
             self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")

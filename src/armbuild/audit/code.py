@@ -141,9 +141,11 @@ class _Scanner:
         undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
         hits = hits[rows[hits] != UNDEFINED]
         hits = hits[_needing()[rows[hits]]]
+        if not len(hits):
+            return
         if marks is not None:
             hits = hits[marks.is_code(_addresses(base, hits))]
-        elif len(hits):
+        else:
             hits = hits[~np.isin(hits, bounds.literals(words))]
         helpers = _outline_atomics(words, hits, rows)
         self.code.self_checked += int(helpers.sum())

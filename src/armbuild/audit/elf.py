@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 LARGEST_PAGE = 0x10000
 # No user-space address comes near; sums with one stay below 64 bits.
 _END = 1 << 63
-# Linux loads no program with more than 64 KiB of program headers (load_elf_phdrs).
-_MAX_SEGMENTS, _MAX_SECTIONS = 1170, 4096
+# Linux loads no program with more than 64 KiB of program headers (load_elf_phdrs). Objects of
+# -ffunction-sections have a section or two for each function; above 65,279 they are counted elsewhere.
+_MAX_SEGMENTS, _MAX_SECTIONS = 1170, 100_000
 
 
 class BrokenElf(Exception):  # noqa: N818 - becomes an error of the report

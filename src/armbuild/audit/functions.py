@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
+_WIDE = np.dtype([(name, "<u4" if name == "section" else _SYMBOL[name]) for name in _SYMBOL.names or ()])
 _NOTYPE, _FUNC, _IFUNC = 0, 2, 10
+# Section numbers from the first on are none; the second says that a table beside the symbols has the number.
+_RESERVED, _ELSEWHERE, _NOWHERE = 0xFF00, 0xFFFF, 0xFFFFFFFF
 # DWARF exception header encodings (LSB, "Exception Frames"): sdata4 relative to the header, and udata4
 _HDR_TABLE, _HDR_COUNT, _PC_SDATA4 = 0x3B, 0x03, 0x1B
 
@@ -65,11 +68,21 @@ class Mapping:
 def symbols(data: Bytes, elf: Elf, table: str) -> tuple[npt.NDArray[Any], bytes]:
     """Return the entries and the strings of ``.symtab`` or ``.dynsym``; empty when the file has none."""
     kind = {".symtab": "SHT_SYMTAB", ".dynsym": "SHT_DYNSYM"}[table]
-    section = next((item for item in elf.sections if item.type == kind), None)
+    number, section = next(
+        ((at, item) for at, item in enumerate(elf.sections) if item.type == kind), (0, None)
+    )
     if section is None or section.link >= len(elf.sections):
-        return np.empty(0, _SYMBOL), b""
+        return np.empty(0, _WIDE), b""
     strings = elf.sections[section.link]
-    return _array(data, section, _SYMBOL), data[strings.offset : strings.offset + strings.size].tobytes()
+    entries = _array(data, section, _SYMBOL).astype(_WIDE)
+    reserved, elsewhere = entries["section"] >= _RESERVED, entries["section"] == _ELSEWHERE
+    entries["section"][reserved] = _NOWHERE
+    if elsewhere.any():
+        beside = [item for item in elf.sections if item.type == "SHT_SYMTAB_SHNDX" and item.link == number]
+        numbers = _array(data, beside[0], np.dtype("<u4")) if beside else np.empty(0, np.uint32)
+        at = np.flatnonzero(elsewhere[: len(numbers)])
+        entries["section"][at] = numbers[at]
+    return entries, data[strings.offset : strings.offset + strings.size].tobytes()
 
 
 def find_functions(data: Bytes, elf: Elf) -> Functions:

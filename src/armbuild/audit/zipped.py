@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING
 
 from armbuild.artifact import archives
-from armbuild.audit.archive import Archive, BrokenArchive, Member, unsafe
+from armbuild.audit.archive import Archive, BrokenArchive, Member
+from armbuild.audit.names import Places, refusal
 from armbuild.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -26,14 +27,12 @@ def open_zip(path: Path) -> Archive:
     hidden = archives.unlisted(archive)
     problems = [f"not as installers read it: {hidden}"] if hidden else []
     members = []
+    places = Places()
     seen: set[str] = set()
     for entry in archive.infolist():
         mode = entry.external_attr >> 16
-        if unsafe(entry.filename) or entry.filename != entry.orig_filename:
-            problems.append(
-                f"{entry.orig_filename!r:.200}: the name leads out of the folder that it is unpacked to,"
-                " or is not what it seems"
-            )
+        if reason := refusal(entry.orig_filename):
+            problems.append(f"{entry.orig_filename!r:.200}: {reason}")
         elif entry.flag_bits & 1:
             problems.append(f"{entry.filename}: encrypted")
         elif stat.S_ISLNK(mode):
@@ -41,6 +40,10 @@ def open_zip(path: Path) -> Archive:
         elif entry.filename in seen:
             problems.append(f"{entry.filename}: stands in the archive more than once")
         elif not entry.is_dir():
+            if other := places.clash(entry.filename):
+                problems.append(
+                    f"{entry.filename}: macOS, Windows or a volume that ignores case writes it over {other}"
+                )
             members.append(
                 Member(
                     name=entry.filename,

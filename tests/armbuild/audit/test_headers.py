@@ -8,6 +8,7 @@ import pytest
 
 from armbuild.artifact import elffile
 from armbuild.audit import audit, auditor, code
+from armbuild.audit.elf import read_elf
 
 SVE, RET = 0x04E0E3E0, 0xD65F03C0
 NOTHING, PROGBITS, STRINGS = 0, 1, 3
@@ -46,10 +47,9 @@ def test_thousands_of_names_in_one_long_run_of_letters_are_not_all_read(tmp_path
 
 
 def test_more_sections_and_segments_than_any_file_has_are_refused(tmp_path):
-    sections = header(sections=60_000, sections_at=64) + section(0, NOTHING) * 60_000
-    assert "implausible number" in refusal(tmp_path / "x.so", sections)
-    beyond = header(sections_at=64) + section(0, NOTHING, size=1 << 32)
-    assert "implausible number" in refusal(tmp_path / "x.so", beyond)
+    for count in (100_001, 1 << 32):
+        beyond = header(sections_at=64) + section(0, NOTHING, size=count)
+        assert "implausible number" in refusal(tmp_path / "x.so", beyond)
     segments = header(segments=60_000, segments_at=64) + segment(LOADED, 0, 0) * 60_000
     assert "implausible number" in refusal(tmp_path / "x.so", segments)
 
@@ -76,9 +76,14 @@ def test_functions_that_use_extensions_are_counted_over_all_files(tmp_path, usin
     assert "more than 7 uses of extensions" in audit(tmp_path).errors[0]
 
 
-def test_elf_files_are_counted(tmp_path, elf, monkeypatch):
+def test_elf_files_and_their_sections_are_counted(tmp_path, elf, monkeypatch):
     for name in ("a.so", "b.so", "c.so"):
         (tmp_path / name).write_bytes(elf())
+    sections = len(read_elf(tmp_path / "a.so").sections)
+    monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections)
+    assert audit(tmp_path).ok
+    monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections - 1)
+    assert "its ELF files have more than" in audit(tmp_path).errors[0]
     monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 2)
     assert audit(tmp_path).errors == ("refused: it has more than 2 ELF files",)
 
