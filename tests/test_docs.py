@@ -122,6 +122,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page, names in {
         "reference/armbuild.html": ["armbuild wheel", "--baseline", "armbuild settings"],
         "reference/armllm.html": ["armllm serve", "--max-num-seqs"],
+        "reference/settings.html": [setting.option for setting in settings.ALL],
         "reference/api.html": ["SamplingParams", "temperature", "paged_attention", "from_target"],
     }.items():
         text = re.sub(r"<[^>]*>", "", (tmp_path / page).read_text())

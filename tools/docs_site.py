@@ -1,4 +1,4 @@
-"""What mkdocs needs beyond its plugins: the pages of both programs, and links that leave docs/.
+"""What mkdocs needs beyond its plugins: generated reference pages, and links that leave docs/.
 
 mkdocs.yml names this file as a hook, and mkdocs calls the ``on_`` functions. A link to a file of the
 repository works where the repository is browsed. The site has no such file, so it shows the path instead.
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
 
+from armbuild.wheel import settings_reference
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<path>(?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
+
+SETTINGS = "<!-- armbuild settings -->"
 
 log = logging.getLogger(
     "mkdocs.hooks.docs_site"
@@ -51,7 +55,10 @@ def command_page(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Replace links that leave docs/ by the path of their file; warn where there is no such file."""
+    """Replace links that leave docs/ by the path of their file, and a placeholder by generated tables.
+
+    Warn where a link has no file.
+    """
 
     def path_of(link: re.Match[str]) -> str:
         target = posixpath.normpath(
@@ -64,4 +71,4 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         text = link["text"].strip("`")
         return f"`{target}`" if target.endswith(text) else f"{link['text']} (`{target}`)"
 
-    return LINK.sub(path_of, markdown)
+    return LINK.sub(path_of, markdown.replace(SETTINGS, settings_reference.reference()))

@@ -29,46 +29,49 @@ def register(app: typer.Typer) -> None:
 
 def audit_command(  # noqa: PLR0917 - the options of the command line
     paths: Annotated[
-        list[Path], typer.Argument(metavar="WHEEL...", help="Wheels, ELF files, folders or OCI archives.")
+        list[Path], typer.Argument(metavar="WHEEL", help="Wheels, ELF files, folders or images.")
     ],
     floors: Annotated[
         list[str] | None,
         typer.Option(
             "--floor",
             metavar="TARGET",
-            help="Fail on unguarded instructions above armv8.2-a+dotprod, neoverse-n1, ...",
+            help="Fail if unguarded code needs more than this, such as neoverse-n1 or armv8.2-a+dotprod.",
         ),
     ] = None,
     guard: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN=FEATURES", help="Functions or sections that may use FEATURES above the floor."
+            metavar="PATTERN=FEATURES",
+            help="Functions or sections that may use FEATURES above the floor. May be repeated.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read [tool.armbuild.audit] here, not in ./pyproject.toml."),
+        typer.Option(metavar="FILE", help="The file with [tool.armbuild.audit]; default: ./pyproject.toml."),
     ] = None,
     sarif: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the findings for code-scanning pages.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the findings as SARIF 2.1.0, for code-scanning pages."),
     ] = None,
     platform: Annotated[
         str, typer.Option("--platform", metavar="MACHINE", help="The machine that the code must be for.")
     ] = "aarch64",
     show: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many offending functions to print.")
+        int, typer.Option(metavar="N", min=0, help="How many functions to print of those that need too much.")
     ] = 10,
     as_json: AsJson = False,
     indent: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Write the JSON document indented.")
+        int | None, typer.Option(metavar="N", min=1, help="Indent the JSON document by N spaces.")
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="List every function in --json, and show where errors arise.")
+        bool,
+        typer.Option("--verbose", help="List every function in --json, and print the traceback of an error."),
     ] = False,
 ) -> int:
     """Check wheels: packaging, symbol versions, and the CPU features that their instructions need.
 
-    Packaging errors always fail; instructions fail only against a floor.
+    Packaging errors always fail. Instructions fail only with --floor.
     """
     from armbuild import audit as api  # noqa: PLC0415 - numpy and auditwheel load only when the command runs
     from armbuild.audit.sarif import sarif_document  # noqa: PLC0415

@@ -17,12 +17,12 @@ def cache_command(
     *,
     clear: Annotated[
         list[str] | None,
-        typer.Option("--clear", metavar="PART|all", help="Remove this part of it; may be repeated."),
+        typer.Option("--clear", metavar="PART|all", help="Remove this part of the cache. May be repeated."),
     ] = None,
     as_json: AsJson = False,
     verbose: Traceback = False,
 ) -> int:
-    """Show what the cache holds, or remove parts of it. A part that a build is using waits for it."""
+    """Show what the cache holds, or remove parts of it. --clear waits for builds that use the part."""
     from armbuild.host import cache as caching  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # cli.main looks for it

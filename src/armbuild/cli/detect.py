@@ -21,29 +21,30 @@ def detect_command(  # noqa: PLR0917 - the options of the command line
     listing: Annotated[bool, typer.Option("--list", help="List the names that --target takes.")] = False,
     cpuinfo: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Describe a captured /proc/cpuinfo; - reads standard input."),
+        typer.Option(metavar="FILE", help="Describe a copy of /proc/cpuinfo; - reads standard input."),
     ] = None,
     hwcap: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP of the captured machine.")
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP of the machine of --cpuinfo.")
     ] = None,
     hwcap2: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP2 of the captured machine.")
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP2 of the machine of --cpuinfo.")
     ] = None,
     hwcap3: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP3 of the captured machine.")
+        str | None, typer.Option(metavar="HEX", help="AT_HWCAP3 of the machine of --cpuinfo.")
     ] = None,
     flags: Annotated[
         str | None,
-        typer.Option(metavar="COMPILER", help="Print flags for gcc, clang, zig or cmake, nothing else."),
+        typer.Option(metavar="COMPILER", help="Print only the flags for gcc, clang, zig or cmake."),
     ] = None,
     as_json: AsJson = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Name every op and feature, and show where errors arise.")
+        bool,
+        typer.Option("--verbose", help="List every op and feature, and print the traceback of an error."),
     ] = False,
 ) -> int:
-    """Say what an Arm CPU can do: features, kernels, threads, compiler flags.
+    """Describe an Arm CPU: features, kernels, threads, compiler flags.
 
-    Without options it describes this machine.
+    Without options the command describes this machine.
     """
     import armisa  # noqa: PLC0415 - only when the command runs
     from armisa.explanation import explain  # noqa: PLC0415

@@ -25,49 +25,74 @@ def register(app: typer.Typer) -> None:
 @with_settings("baseline", *KERNELS, "cpu", "require_proof")
 def docker_command(
     project: Annotated[
-        Path, typer.Argument(metavar="[PROJECT]", help="The engine's source folder, without --wheel.")
+        Path, typer.Argument(metavar="PROJECT", help="The engine's source folder, if there is no --wheel.")
     ] = Path(),
     *,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="OS/ARCH,...", help="linux/arm64, linux/amd64, or both.")
+        str,
+        typer.Option(
+            "--platform",
+            metavar="OS/ARCH,...",
+            help="The platforms of the image: linux/arm64, linux/amd64, or both.",
+        ),
     ] = "linux/arm64",
     wheel: Annotated[
         list[Path] | None,
-        typer.Option("--wheel", metavar="FILE", help="A wheel of armllm instead; one for each platform."),
+        typer.Option(
+            "--wheel", metavar="FILE", help="A wheel of armllm instead of the sources; one for each platform."
+        ),
     ] = None,
     python: Annotated[
-        str | None, typer.Option("--python", metavar="X.Y", help="The image's Python: one that Debian has.")
+        str | None,
+        typer.Option(
+            "--python", metavar="X.Y", help="The image's Python: one of a Debian release, or that of --base."
+        ),
     ] = None,
     torch: Annotated[
-        str | None, typer.Option("--torch", metavar="VERSION", help="Another torch than the wheel asks for.")
+        str | None,
+        typer.Option(
+            "--torch", metavar="VERSION", help="The version of torch; default: what the wheel requires."
+        ),
     ] = None,
     torch_index: Annotated[
         str | None,
         typer.Option(
-            "--torch-index", metavar="URL|DIR", help="A further index, or a folder, with CPU builds of torch."
+            "--torch-index",
+            metavar="URL|DIR",
+            help="A further package index, or a folder, with CPU builds of torch.",
         ),
     ] = None,
     with_model: Annotated[
-        Path | None, typer.Option("--with-model", metavar="DIR", help="Put this model into the image.")
+        Path | None, typer.Option("--with-model", metavar="DIR", help="A checkpoint to put into the image.")
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="IMAGE", help="Stand on this archive, OCI layout or registry image."),
+        typer.Option(
+            "--base",
+            metavar="IMAGE",
+            help="The image to build on: an archive, an OCI layout or an image of a registry.",
+        ),
     ] = None,
     options: Options,
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="The name of the image.")
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="A label; may be repeated.")
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="A label of the image. May be repeated."),
     ] = None,
     builder: Annotated[
-        str, typer.Option("--builder", metavar="oci|docker|podman|buildah", help="oci needs no engine.")
+        str,
+        typer.Option(
+            "--builder",
+            metavar="oci|docker|podman|buildah",
+            help="What builds the image; oci needs no container engine.",
+        ),
     ] = "oci",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
     ] = None,
-    push: Annotated[bool, typer.Option("--push", help="Send it to the registry that --tag names.")] = False,
+    push: Annotated[bool, typer.Option("--push", help="Push the image to the registry in --tag.")] = False,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,
     as_json: AsJson = False,

@@ -22,7 +22,7 @@ def doctor_command(
     as_json: AsJson = False,
     verbose: Traceback = False,
 ) -> int:
-    """Say what is missing on this machine, and the one command that installs it."""
+    """Show what this machine lacks, and the command that installs it."""
     from armbuild.host.doctor import diagnose  # noqa: PLC0415 - heavy modules load when the command runs
 
     del verbose  # read by the command line's error handler

@@ -15,9 +15,11 @@ def register(app: typer.Typer) -> None:
 
 
 def index_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The index; made when it is not there.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder of the index; it need not exist.")
+    ],
     wheels: Annotated[
-        list[Path] | None, typer.Argument(metavar="[WHEEL]...", help="Wheels to add; default: DIR/*.whl.")
+        list[Path] | None, typer.Argument(metavar="WHEEL", help="Wheels to add; default: DIR/*.whl.")
     ] = None,
     *,
     commit: Annotated[
@@ -26,7 +28,9 @@ def index_command(
     channel: Annotated[
         list[str] | None,
         typer.Option(
-            "--channel", metavar="latest|nightly", help="Let this link point to the wheels' commit."
+            "--channel",
+            metavar="latest|nightly",
+            help="The link that will point to the commit of the wheels.",
         ),
     ] = None,
     as_json: AsJson = False,

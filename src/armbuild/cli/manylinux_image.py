@@ -23,31 +23,34 @@ def manylinux_image_command(
     *,
     python: Annotated[
         list[str] | None,
-        typer.Option("--python", metavar="X.Y", help="With this Python; may be repeated; default: all."),
+        typer.Option("--python", metavar="X.Y", help="A Python of the image; default: all. May be repeated."),
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option("--suite", metavar="NAME", help="The Debian release of compiler and glibc: bullseye."),
+        typer.Option(
+            "--suite", metavar="NAME", help="The Debian release of compiler and glibc; default: bullseye."
+        ),
     ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option("--with", metavar="DEB[,DEB]", help="Further Debian packages, such as zlib1g-dev."),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME", help="What the image is called.")
+        str | None, typer.Option("--tag", "-t", metavar="NAME", help="The name of the image.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
     ] = None,
     load: Annotated[
-        str | None, typer.Option("--load", metavar="docker|podman", help="Hand it to this engine.")
+        str | None,
+        typer.Option("--load", metavar="docker|podman", help="Load the image into this container engine."),
     ] = None,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> int:
-    """Make an AArch64 build image for `--lane container` of Debian packages, without a registry."""
+    """Make a build image for `armbuild wheel --lane container` from Debian packages, without a registry."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import manylinux  # noqa: PLC0415

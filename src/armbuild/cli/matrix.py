@@ -18,16 +18,20 @@ def register(app: typer.Typer) -> None:
 @with_settings("python", "cpu")
 def matrix_command(
     projects: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PROJECT]...", help="Projects' folders; default: here.")
+        list[Path] | None,
+        typer.Argument(metavar="PROJECT", help="Folders of projects; default: the current one."),
     ] = None,
     *,
     form: Annotated[
-        str, typer.Option("--format", metavar="github|gitlab|buildkite|json", help="For which CI system.")
+        str,
+        typer.Option(
+            "--format", metavar="github|gitlab|buildkite|json", help="The CI system that reads the output."
+        ),
     ] = "json",
     options: Options,
     verbose: Traceback = False,
 ) -> int:
-    """Print one job per project and Python, in the form that a CI system reads."""
+    """Print one job per project and Python, for a CI system."""
     from armbuild.errors import UsageError  # noqa: PLC0415
     from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel import matrix as making  # noqa: PLC0415 - heavy modules load when the command runs
@@ -50,7 +54,7 @@ def settings_command(
     ] = False,
     verbose: Traceback = False,
 ) -> int:
-    """Print every setting of a build: its key, its variable, what it means."""
+    """Print every setting of a build: option, key of [tool.armbuild], meaning."""
     import json  # noqa: PLC0415
 
     from armbuild.wheel import settings_reference as known  # noqa: PLC0415 - heavy modules load when the command runs

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 OUTPUT = "Output"
 
-Mirror = Annotated[str | None, typer.Option("--mirror", metavar="URL", help="A Debian archive.")]
+Mirror = Annotated[
+    str | None,
+    typer.Option(
+        "--mirror",
+        metavar="URL",
+        help="The Debian archive to use; default: that of this machine's apt sources, else Debian's.",
+    ),
+]
 PlanOnly = Annotated[
     bool,
     typer.Option("--plan", help="Print what would happen; build nothing.", rich_help_panel=OUTPUT),
@@ -30,7 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.",
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Show what the tools say, and where errors arise.", rich_help_panel=OUTPUT
+        "--verbose", help="Print the output of tools, and the traceback of an error.", rich_help_panel=OUTPUT
     ),
 ]
 
@@ -62,7 +69,7 @@ Quiet = Annotated[
     typer.Option(
         "--quiet",
         "-q",
-        help="Say nothing but errors, and what was asked for.",
+        help="Print only errors and the result.",
         rich_help_panel=OUTPUT,
         callback=_hide_progress,
     ),
@@ -70,7 +77,7 @@ Quiet = Annotated[
 """Every command gets this option of the program's; Progress has its value."""
 
 Traceback = Annotated[
-    bool, typer.Option("--verbose", help="Show where errors arise.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--verbose", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
 ]
 
 Command = Callable[..., int]

@@ -25,29 +25,33 @@ def smoke_command(
     wheel: Annotated[
         Path,
         typer.Argument(
-            metavar="WHEEL|IMAGE", help="An AArch64 wheel, of armllm or with a test of yours, or an image."
+            metavar="WHEEL|IMAGE",
+            help="A wheel of armllm, another AArch64 wheel with --import or --command, or an image.",
         ),
     ],
     *,
     options: Options,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long one CPU may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="The time limit for one CPU.")
     ] = 1200.0,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="docker|podman", help="Serve an image from a container of this."),
+        typer.Option(
+            "--engine", metavar="docker|podman", help="Test an image in a container of this engine."
+        ),
     ] = None,
     unsafe: Annotated[
         bool,
         typer.Option(
-            "--unsafe-no-sandbox", help="Run an image's programs as yourself, with all that you may do."
+            "--unsafe-no-sandbox",
+            help="Run the programs of an image without a sandbox, with all your rights.",
         ),
     ] = False,
     mirror: Mirror = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> int:
-    """Run a wheel on each core, natively on AArch64, under QEMU elsewhere: real inference, or your test."""
+    """Test a wheel or an image on each core: by real inference or by your test, natively or under QEMU."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
     from armbuild.target import debian  # noqa: PLC0415

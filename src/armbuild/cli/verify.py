@@ -19,23 +19,29 @@ def register(app: typer.Typer) -> None:
 
 
 def verify_command(  # noqa: PLR0917 - the options of the command line
-    paths: Annotated[list[Path], typer.Argument(metavar="WHEEL|IMAGE...", help="Wheels or OCI archives.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="WHEEL|IMAGE", help="Wheels or OCI archives.")],
     provenance: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Its provenance; default: the file beside it."),
+        typer.Option(
+            metavar="FILE",
+            help="The provenance file, which must exist; default: the one beside the wheel, if any.",
+        ),
     ] = None,
     cert_identity: Annotated[
-        str | None, typer.Option(metavar="URL", help="Who must have signed, such as a workflow's URL.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="The identity that must have signed, such as the URL of a workflow."
+        ),
     ] = None,
     cert_oidc_issuer: Annotated[
-        str | None, typer.Option(metavar="URL", help="Who vouches for that identity.")
+        str | None, typer.Option(metavar="URL", help="The issuer of that identity.")
     ] = None,
     as_json: AsJson = False,
     verbose: Traceback = False,  # noqa: ARG001
 ) -> int:
-    """Check that wheels and images are what their RECORD, bill of materials, provenance and labels say.
+    """Compare wheels and images with their documents: RECORD, bill of materials, provenance, labels.
 
-    What is not there is not checked: --provenance and --cert-identity ask for it.
+    A document that is not there is not checked. --provenance and --cert-identity require one.
     """
     from armbuild import verify  # noqa: PLC0415 - heavy modules load when the command runs
 
@@ -61,7 +67,9 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
 
 
 def sign_command(
-    wheels: Annotated[list[Path], typer.Argument(metavar="WHEEL...", help="Wheels with their provenance.")],
+    wheels: Annotated[
+        list[Path], typer.Argument(metavar="WHEEL", help="Wheels with a provenance file beside them.")
+    ],
     *,
     verbose: Traceback = False,  # noqa: ARG001
 ) -> int:

@@ -33,7 +33,7 @@ def wheel_command(
     project: Annotated[
         str,
         typer.Argument(
-            metavar="[PROJECT]",
+            metavar="PROJECT",
             help="A project's folder, an sdist file, or a requirement such as 'lz4>=4.4'.",
         ),
     ] = ".",
@@ -41,7 +41,9 @@ def wheel_command(
     options: Options,
     hashes: Annotated[
         list[str] | None,
-        typer.Option("--hash", metavar="sha256:HEX", help="The sdist must match it. May be repeated."),
+        typer.Option(
+            "--hash", metavar="sha256:HEX", help="A hash that the sdist must have. May be repeated."
+        ),
     ] = None,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,

@@ -1,7 +1,7 @@
 """The settings of a wheel build. Each is described once, as a field of ``Settings``.
 
-Command-line options, ``ARMBUILD_*`` variables, ``[tool.armbuild]``, its JSON schema and the reference in
-docs/wheel.md are derived from the fields.
+Command-line options, ``ARMBUILD_*`` variables, ``[tool.armbuild]``, its JSON schema and the reference are
+derived from the fields.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ class Settings:
     toolchain: str | None = _setting(
         None,
         "Build",
-        "The cross lane's compiler, default: `zig`; in the container lane only `clang`.",
+        "The compiler of the cross lane; default: `zig`. In the container lane only `clang`.",
         values=("zig", "gcc", "clang"),
         example="gcc",
     )
     engine: str | None = _setting(
         None,
         "Build",
-        "What runs the container lane's container.",
+        "The container engine of the container lane; default: the project's, else the one that runs.",
         metavar="docker|podman",
         example="podman",
     )
     image: str | None = _setting(
         None,
         "Build",
-        "The container lane's image; it may be a local one.",
+        "The image of the container lane, from a registry or local.",
         metavar="NAME",
         example="manylinux_2_28",
     )
     compile_cache: str | None = _setting(
         None,
         "Build",
-        "The cache of compiled objects; default: the first on PATH.",
+        "The compile cache; default: ccache if it is on PATH, else sccache.",
         metavar="ccache|sccache|none",
         example="ccache",
     )
@@ -119,14 +119,14 @@ class Settings:
     env: tuple[str, ...] = _setting(
         (),
         "Build",
-        "A variable for the back end; it stands in the provenance.",
+        "A variable for the build back end; the provenance lists it.",
         metavar="NAME=VALUE",
         example="WITH_FAST_MATH=0",
     )
     build_requires: tuple[str, ...] = _setting(
         (),
         "Build",
-        "A build requirement that the project does not name itself.",
+        "A build requirement that the project does not list.",
         metavar="REQUIREMENT",
         example="torch==2.10.0",
     )
@@ -140,18 +140,20 @@ class Settings:
     source: tuple[str, ...] = _setting(
         (),
         "Build",
-        "Sources that CMake's FetchContent takes in place of a download.",
+        "Sources that CMake's FetchContent uses instead of a download.",
         metavar="NAME=DIR|ARCHIVE",
         example="oneDNN=onednn.tar.xz",
     )
-    isolation: bool = _setting(True, "Build", "Install build requirements into a separate environment.")
+    isolation: bool = _setting(
+        True, "Build", "Install build requirements into a separate environment; on by default."
+    )
     sandbox: bool = _setting(
         False, "Build", "Run the project's code in a sandbox of bubblewrap, without a network."
     )
     lock: Path | None = _setting(  # noqa: RUF009 - a field
         None,
         "Build",
-        "The file that pins and hashes the build requirements; written when it is not there.",
+        "The file with versions and hashes of the build requirements; written if it is missing.",
         metavar="FILE",
         example="build.lock",
     )
@@ -165,14 +167,14 @@ class Settings:
     platform: str = _setting(
         "manylinux",
         "Target",
-        "The C library: GNU's, or musl for Alpine and its like; default: `manylinux`.",
+        "The C library: GNU's (`manylinux`, the default), or musl as in Alpine Linux.",
         values=("manylinux", "musllinux"),
         example="musllinux",
     )
     glibc: str | None = _setting(
         None,
         "Target",
-        "Refuse a wheel that needs a newer glibc; default: any is fine.",
+        "Refuse a wheel that needs a newer glibc; default: no limit.",
         metavar="2.N",
         example="2.28",
     )
@@ -188,7 +190,7 @@ class Settings:
         "Target",
         "Experimental: state the baseline in a wheel variant (PEP 825, a draft), not in the version.",
     )
-    bf16: bool | None = _kernel("Kernels for BF16 instructions; all kernels are in by default.")
+    bf16: bool | None = _kernel("Kernels for BF16 instructions; by default all kernels are built.")
     dotprod: bool | None = _kernel("Kernels for DotProd instructions.")
     fhm: bool | None = _kernel("Kernels for FP16 multiply-add to FP32.")
     i8mm: bool | None = _kernel("Kernels for int8 matrix products.")
@@ -211,31 +213,31 @@ class Settings:
     command: str = _setting(
         "",
         "Test",
-        "Test the wheel by running this; `{project}` is the sources' folder.",
+        "Test the wheel by this command; `{project}` is the folder of the sources.",
         metavar="TEXT",
         example="pytest {project}/tests",
     )
     requires: tuple[str, ...] = _setting(
-        (), "Test", "A package that the command needs.", metavar="REQUIREMENT", example="pytest"
+        (), "Test", "A package that `--command` needs.", metavar="REQUIREMENT", example="pytest"
     )
-    smoke: bool = _setting(True, "Test", "Run the wheel on each CPU.")
+    smoke: bool = _setting(True, "Test", "Run the wheel on each CPU; on by default.")
     require_proof: bool | None = _setting(
         None,
         "Test",
-        "Fail unless the wheel or the image ran; default: only where the variable `CI` is set.",
+        "Fail unless the wheel or the image ran; default: only if the variable `CI` is set.",
         example="true",
     )
     check_reproducible: bool = _setting(False, "Test", "Build twice, in two folders, and compare the bytes.")
     output: Path = _setting(  # noqa: RUF009 - a field
         Path("dist"),
         "Output",
-        "The folder for finished wheels; default: dist.",
+        "The folder for finished wheels; default: `dist`.",
         metavar="DIR",
         short="-o",
         former="out",
         example="dist",
     )
-    provenance: bool = _setting(True, "Output", "Write a provenance file beside each wheel.")
+    provenance: bool = _setting(True, "Output", "Write a provenance file beside each wheel; on by default.")
 
     @property
     def kernels(self) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""The settings for readers: the JSON schema of ``[tool.armbuild]``, and the reference in docs/wheel.md."""
+"""The settings for readers: the JSON schema of ``[tool.armbuild]``, and the reference on the site."""
 
 from __future__ import annotations
 

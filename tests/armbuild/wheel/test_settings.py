@@ -96,11 +96,6 @@ def test_the_schema_describes_what_is_accepted():
     assert schema["additionalProperties"] is False
 
 
-def test_the_reference_page_is_the_one_that_the_settings_give():
-    assert (ROOT / "docs/wheel.md").read_text().count(settings_reference.reference()) == 1
-    assert (ROOT / "docs/wheel.md").read_text().count("## Options") == 1
-
-
 def test_every_setting_has_a_group_and_an_example_that_it_accepts():
     for setting in settings.ALL:
         assert setting.about.group in settings.GROUPS

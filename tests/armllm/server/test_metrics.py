@@ -1,4 +1,4 @@
-"""What docs/server.md promises to dashboards is there."""
+"""What docs/reference/http.md promises to dashboards is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx2
 
-DOCS = Path(__file__).parents[3] / "docs/server.md"
+DOCS = Path(__file__).parents[3] / "docs/reference/http.md"
 
 
 def test_the_metrics_that_the_docs_name_are_there(served):
