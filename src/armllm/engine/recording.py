@@ -46,8 +46,8 @@ FUNCTIONS = frozenset(
     | {
         f"aten::{name}"
         for name in (
-            *("add", "addcmul", "amax", "amin", "cat", "chunk", "clamp", "clamp_max", "clamp_min", "detach"),
-            *("alias", "div", "eq", "expand", "flatten", "gather", "index_select", "linear"),
+            *("abs", "add", "addcmul", "amax", "amin", "cat", "chunk", "clamp", "clamp_max", "clamp_min", "detach"),
+            *("alias", "div", "eq", "expand", "flatten", "gather", "gt", "index_select", "linear"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
             *("topk", "unsqueeze", "view"),

@@ -23,7 +23,8 @@ class RopeParameters:
     2024), whose short_factor serves sequences of up to original_max_position_embeddings tokens, long_factor
     longer ones.
     "proportional": as linear, but only a ``share`` of the pairs turns (Gemma 4).
-    attention_factor multiplies both cosines and sines.
+    attention_factor multiplies both cosines and sines, long_attention_factor in its place those of sequences
+    beyond the switch.
     interleaved: pairs are neighbours, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
     """
 
@@ -40,13 +41,16 @@ class RopeParameters:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    long_attention_factor: float | None = None
     interleaved: bool = False
     share: float = 1.0
 
     @property
     def switch_length(self) -> int | None:
         """Longest sequence, in tokens, before the frequencies change for all of it; None: they never do."""
-        return None if self.short_factor == self.long_factor else self.original_max_position_embeddings
+        same = self.short_factor == self.long_factor
+        same = same and self.long_attention_factor in (None, self.attention_factor)
+        return None if same else self.original_max_position_embeddings
 
     def inverse_frequencies(self, *, long: bool = False) -> Tensor:
         """Radians per position, fp32 ``[rotary_dim / 2]``; ``long``: beyond `switch_length`.
@@ -137,4 +141,6 @@ class RotaryEmbedding:
     def _table(self, num_rows: int, *, long: bool) -> Tensor:
         positions = torch.arange(num_rows, dtype=torch.float32)
         angles = torch.outer(positions, self.rope.inverse_frequencies(long=long))
-        return torch.cat((angles.cos(), angles.sin()), dim=-1) * self.rope.attention_factor
+        factor = self.rope.long_attention_factor if long else None
+        factor = self.rope.attention_factor if factor is None else factor
+        return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor

@@ -65,6 +65,7 @@ FAMILIES = {
     "Olmo3ForCausalLM": Family("olmo3", "olmo3"),
     "OlmoeForCausalLM": Family("olmoe", "olmoe"),
     "Phi3ForCausalLM": Family("phi3", "phi3"),
+    "PhimoeForCausalLM": Family("phimoe", "phimoe"),
     "Qwen2ForCausalLM": Family("qwen2", "qwen2"),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", "qwen2_moe"),
     "Qwen3ForCausalLM": Family("qwen3", "qwen3"),

@@ -155,12 +155,16 @@ def _stretching(inner: ConfigReader, fields: dict[str, Any], positions: int) -> 
 def _longrope(inner: ConfigReader, rotary_dim: int, original: int, positions: int) -> dict[str, Any]:
     factor = inner.number("factor", positions / original)
     computed = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-    return {
+    fields = {
         "factor": factor,
         "short_factor": inner.numbers("short_factor", rotary_dim // 2),
         "long_factor": inner.numbers("long_factor", rotary_dim // 2),
         "attention_factor": inner.number("attention_factor", computed),
     }
+    if inner.get("short_mscale", None) is not None:  # Phi-3.5-MoE's, one for each length
+        fields["attention_factor"] = inner.number("short_mscale")
+        fields["long_attention_factor"] = inner.number("long_mscale")
+    return fields
 
 
 def _yarn(inner: ConfigReader, original: int, positions: int) -> dict[str, Any]:

@@ -280,6 +280,25 @@ def mixtral(rng: random.Random) -> Config:
     return config | experts(rng, "num_local_experts")
 
 
+def phimoe(rng: random.Random) -> Config:
+    # transformers wants both factors and turns long sequences by the short ones: none is beyond them here
+    config = decoder(rng) | {"intermediate_size": rng.choice([24, 64])}
+    extra: Config = {
+        "model_type": "phimoe",
+        "attention_bias": rng.random() < 0.5,
+        "sliding_window": rng.choice([None, 9]),
+        "num_local_experts": rng.choice([2, 5, 8]),
+        "router_jitter_noise": rng.choice([0.01, 0.1, 0.4]),
+    }
+    if not config["tie_word_embeddings"]:
+        extra["lm_head_bias"] = rng.random() < 0.5
+    if rng.random() < 0.6:
+        values = longrope(rng, head_dim_of(config) // 2, POSITIONS)
+        extra["rope_scaling"] = {"type": "longrope", **values, "short_mscale": 1.2, "long_mscale": 1.3}
+        extra["rope_theta"] = rng.choice([10000.0, 500.0])
+    return config | extra
+
+
 def experts(rng: random.Random, name: str) -> Config:
     number = rng.choice([2, 5, 8])
     return {name: number, "num_experts_per_tok": rng.choice([1, 2, number])}
@@ -675,6 +694,7 @@ def deepseek_v3(rng: random.Random) -> Config:
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "PhimoeForCausalLM": phimoe,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "SmolLM3ForCausalLM": smollm3,
