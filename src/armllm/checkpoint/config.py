@@ -142,6 +142,11 @@ class ConfigReader:
             raise self.error(f"{name} is larger than any model's")
         return value
 
+    def count(self, name: str, default: Any) -> int:
+        """An integer that may be 0."""
+        value = self.get(name, default)
+        return 0 if value == 0 and not isinstance(value, bool) else self.integer(name, default)
+
     def number(self, name: str, default: Any = None) -> float:
         """A positive number that kernels take; no default, as None, is an error that says what is missing."""
         value = self.get(name, _REQUIRED if default is None else default)

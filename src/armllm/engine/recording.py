@@ -46,7 +46,19 @@ FUNCTIONS = frozenset(
     | {
         f"aten::{name}"
         for name in (
-            *("abs", "add", "addcmul", "amax", "amin", "cat", "chunk", "clamp", "clamp_max", "clamp_min", "detach"),
+            *(
+                "abs",
+                "add",
+                "addcmul",
+                "amax",
+                "amin",
+                "cat",
+                "chunk",
+                "clamp",
+                "clamp_max",
+                "clamp_min",
+                "detach",
+            ),
             *("alias", "div", "eq", "expand", "flatten", "gather", "gt", "index_select", "linear"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),

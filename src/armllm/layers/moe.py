@@ -53,6 +53,13 @@ class Experts(Protocol):
         """
 
 
+class Routes(Protocol):
+    """Chooses experts."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x[T, hidden_size]`` to expert ids int64 and weights fp32, both ``[T, K]``."""
+
+
 class Router:
     """Chooses ``num_experts_per_tok`` experts by the softmax of the product ``name``, ``[num_experts, H]``.
 
@@ -323,7 +330,7 @@ def _alike(
 class MoE:
     """Router and experts."""
 
-    def __init__(self, router: Router | GroupedRouter, experts: Experts) -> None:
+    def __init__(self, router: Routes, experts: Experts) -> None:
         self.router = router
         self.experts = experts
 

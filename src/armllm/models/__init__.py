@@ -86,7 +86,10 @@ _ENCODERS = {
     "bert": ("Bert", "bert"),
     "camembert": ("Camembert", "bert"),
     "distilbert": ("DistilBert", "distilbert"),
+    "gte": ("Gte", "gte"),
     "modernbert": ("ModernBert", "modernbert"),
+    "new": ("New", "gte"),
+    "nomic_bert": ("NomicBert", "nomic_bert"),
     "roberta": ("Roberta", "bert"),
     "xlm-roberta": ("XLMRoberta", "bert"),
 }

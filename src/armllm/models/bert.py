@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class BertModel(Encoder):
     """BERT and MiniLM; the pooler is part of the classification head only."""
 
-    prefix = "bert"
+    prefixes = ("bert",)
     ignored = ("cls.*",)
     names = LayerNames(
         layer="encoder.layer",
@@ -72,7 +72,7 @@ class BertForSequenceClassification(BertModel):
 class RobertaModel(BertModel):
     """RoBERTa: BERT's layers; positions count from behind the padding token's number."""
 
-    prefix = "roberta"
+    prefixes = ("roberta",)
     ignored = ("lm_head.*",)
 
     @classmethod

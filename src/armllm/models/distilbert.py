@@ -24,7 +24,7 @@ EPS = 1e-12
 class DistilBertModel(Encoder):
     """The encoder; a sinusoidal table of positions is stored as a learned one is."""
 
-    prefix = "distilbert"
+    prefixes = ("distilbert",)
     ignored = ("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*")
     names = LayerNames(
         layer="transformer.layer",

@@ -101,7 +101,7 @@ class PostNormLayer:
 class Encoder:
     """Embeddings and layers. A family names its tensors, and adds a head for its classes."""
 
-    prefix: ClassVar[str]
+    prefixes: ClassVar[tuple[str, ...]]
     names: ClassVar[LayerNames]
     ignored: ClassVar[tuple[str, ...]] = ()
     config: EncoderConfig
@@ -111,7 +111,9 @@ class Encoder:
         self.rotaries: list[RotaryEmbedding] = []
         self.attention_layers: list[Attention] = []
         self.recurrent_layers: list[RecurrentLayer] = []
-        body = weights.scope(self.prefix, optional=True)
+        body = weights
+        for prefix in self.prefixes:
+            body = body.scope(prefix, optional=True)
         self.load_embeddings(body.scope("embeddings"), max_positions)
         self.load_layers(body)
         if config.classes is not None:
@@ -164,8 +166,8 @@ class Encoder:
         # After the last layer's attention nothing looks at the other tokens any more.
         return self.layers[-1](x, metadata, rows)
 
-    def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """What the first layer sees."""
+    def embed_words(self, token_ids: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """Words and segments, without positions."""
         x = self.word_embeddings(token_ids)
         types = self.token_type_embeddings
         if types is not None:
@@ -174,6 +176,11 @@ class Encoder:
                 if metadata.token_types is None or len(types.weight) == 1
                 else types(metadata.token_types)
             )
+        return x
+
+    def embed(self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """What the first layer sees."""
+        x = self.embed_words(token_ids, metadata)
         x += self.position_embeddings(places)
         return self.embedding_norm(x)
 

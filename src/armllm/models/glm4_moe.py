@@ -154,21 +154,15 @@ def sparse_fields(
 ) -> dict[str, Any]:
     """`GroupedMoEConfig`'s own fields; the defaults are those of the family's class."""
     size = reader.integer("moe_intermediate_size", size)
-    predicting = count(reader, "num_nextn_predict_layers", reader.get("num_mtp_layers", 1))
+    predicting = reader.count("num_nextn_predict_layers", reader.get("num_mtp_layers", 1))
     return {
         "routing": routing,
         "moe_intermediate_size": size,
         "num_experts_per_tok": routing.num_experts_per_tok,
         "shared_size": size * reader.integer("n_shared_experts", shared),
-        "first_sparse": count(reader, "first_k_dense_replace", first),
+        "first_sparse": reader.count("first_k_dense_replace", first),
         "num_predicting": min(predicting, 16),
     }
-
-
-def count(reader: ConfigReader, name: str, default: Any) -> int:
-    """A number that may be 0."""
-    value = reader.get(name, default)
-    return 0 if value == 0 and not isinstance(value, bool) else reader.integer(name, default)
 
 
 def read_routing(

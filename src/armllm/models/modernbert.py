@@ -86,7 +86,7 @@ class ModernBertLayer:
 class ModernBertModel(Encoder):
     """The encoder."""
 
-    prefix = "model"
+    prefixes = ("model",)
     ignored = ("head.*", "decoder.*")
     config: ModernBertConfig
 

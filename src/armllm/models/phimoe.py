@@ -106,7 +106,9 @@ class PhimoeForCausalLM(LlamaForCausalLM):
             default_theta=1e6,
         )
         if rope.rope_type not in ("default", "longrope"):
-            raise reader.error(f"rope_type {rope.rope_type!r} is not supported for Phi-3.5-MoE, only longrope")
+            raise reader.error(
+                f"rope_type {rope.rope_type!r} is not supported for Phi-3.5-MoE, only longrope"
+            )
         reader.only("num_experts_per_tok", 2)
         head_bias = reader.boolean("lm_head_bias", default=False)
         if head_bias and common["tie_word_embeddings"]:

@@ -15,8 +15,10 @@ from tests.armllm.models.reference import randomise
 
 from armllm import LLM, PoolingParams, SamplingParams
 from armllm.errors import CheckpointError, RequestError
-from armllm.models import ENCODERS, read_model_config
+from armllm.models import ENCODERS as ALL_ENCODERS
+from armllm.models import read_model_config
 
+ENCODERS = {name: family for name, family in ALL_ENCODERS.items() if family.model_type != "new"}  # gte's
 VOCAB_SIZE = 90
 POSITIONS = 80
 LENGTHS = (1, 7, 30, 7, 64, 2, 30)
@@ -96,11 +98,23 @@ def modernbert(rng):
     )
 
 
+def nomic_bert(rng):
+    config = bert(rng) | {"hidden_act": rng.choice(["silu", "gelu"]), "type_vocab_size": rng.choice([1, 2])}
+    thetas = [{}, {"rope_theta": 300.0}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}]
+    return config | rng.choice(thetas)
+
+
+def gte(rng):
+    return nomic_bert(rng) | {"type_vocab_size": rng.choice([0, 1])}
+
+
 CONFIGS = {
     "bert": bert,
     "camembert": roberta,
     "distilbert": distilbert,
+    "gte": gte,
     "modernbert": modernbert,
+    "nomic_bert": nomic_bert,
     "roberta": roberta,
     "xlm-roberta": roberta,
 }
@@ -250,9 +264,93 @@ def test_bert_s_first_checkpoints_call_norms_otherwise(tmp_path):
     assert after.outputs.embedding == before.outputs.embedding
 
 
+def rewritten(folder, config, prefix=None):
+    """The checkpoint with another config.json, maybe with the encoder's tensors under another prefix."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - here only
+
+    (folder / "config.json").write_text(json.dumps(config))
+    if prefix:
+        tensors = load_file(folder / "model.safetensors")
+        save_file({prefix + name: tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+NOMIC = {
+    "prenorm": False,
+    "use_rms_norm": None,
+    "causal": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_scaling_factor": None,
+    "activation_function": "swiglu",
+    "qkv_proj_bias": False,
+}
+NEW = {
+    "pack_qkv": True,
+    "position_embedding_type": "rope",
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}
+
+
+def test_the_first_form_of_nomic_s_configuration_means_the_same(tmp_path):
+    """As nomic-ai/nomic-embed-text-v1.5 had it: GPT-2's names, and a length beyond that of training."""
+    config = random_config("NomicBertModel", 0) | {"hidden_act": "silu", "rope_theta": 500.0}
+    config.pop("rope_parameters", None)
+    save_reference(tmp_path, config)
+    (before,) = load(tmp_path).embed(prompts(0)[2], use_tqdm=False)
+    first = NOMIC | {
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "n_embd": config["hidden_size"],
+        "n_head": config["num_attention_heads"],
+        "n_layer": config["num_hidden_layers"],
+        "n_inner": config["intermediate_size"],
+        "n_positions": 4 * POSITIONS,
+        "max_trained_positions": POSITIONS,
+        "layer_norm_epsilon": config["layer_norm_eps"],
+        "rotary_emb_base": 500,
+        "type_vocab_size": config["type_vocab_size"],
+        "vocab_size": VOCAB_SIZE,
+    }
+    rewritten(tmp_path, first)
+    llm = load(tmp_path)
+    (after,) = llm.embed(prompts(0)[2], use_tqdm=False)
+    assert after.outputs.embedding == before.outputs.embedding
+    assert llm.llm_engine.runner.max_model_len == POSITIONS
+
+
+@pytest.mark.parametrize(("architecture", "prefix"), [("NewModel", "new."), ("GteModel", None)])
+def test_the_first_form_of_gte_s_configuration_means_the_same(tmp_path, architecture, prefix):
+    """As Alibaba-NLP/gte-multilingual-base has it: the base times 8, and positions divided a little."""
+    head_dim = 16
+    sizes = {"hidden_size": 48, "num_attention_heads": 3, "hidden_act": "gelu", "type_vocab_size": 1}
+    config = random_config("GteModel", 0) | sizes
+    scaled = {"rope_type": "linear", "factor": 8 ** (2 / head_dim), "rope_theta": 20000.0 * 8}
+    config.pop("rope_theta", None)
+    save_reference(tmp_path, config | {"rope_parameters": scaled})
+    (before,) = load(tmp_path).embed(prompts(0)[2], use_tqdm=False)
+    first = {key: value for key, value in config.items() if key != "rope_parameters"} | NEW
+    first |= {"architectures": [architecture], "model_type": "new", "rope_theta": 20000}
+    rewritten(tmp_path, first | {"rope_scaling": {"type": "ntk", "factor": 8.0}}, prefix)
+    (after,) = load(tmp_path).embed(prompts(0)[2], use_tqdm=False)
+    torch.testing.assert_close(
+        torch.tensor(after.outputs.embedding), torch.tensor(before.outputs.embedding), rtol=0, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize(
     ("architecture", "values", "message"),
     [
+        ("NomicBertModel", NOMIC | {"n_embd": 48, "moe_every_n_layers": 2}, "moe_every_n_layers 2 is not"),
+        ("NomicBertModel", NOMIC | {"n_embd": 48, "qkv_proj_bias": True}, "qkv_proj_bias True is not"),
+        ("NomicBertModel", {"rope_parameters": DYNAMIC}, "'dynamic' is not supported"),
+        (
+            "GteModel",
+            NEW | {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 1}},
+            "only ntk with a factor",
+        ),
+        ("GteModel", NEW | {"logn_attention_scale": True}, "logn_attention_scale True is not"),
         ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish'"),
