@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("armbuild", "armisa", "armllm")
+PACKAGES = ("armbuild", "armcli", "armisa", "armllm")
 MAX_LINES, MAX_PARAMETERS = 60, 8
 VAGUE = frozenset({"choices", "kit", "words", "kept", "told", "given", "chosen", "said", "made"})
 

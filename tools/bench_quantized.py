@@ -31,7 +31,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure quantised weights beside bf16.")
     parser.add_argument("--schemes", default="int8,int4-g32,int4-g128")
     parser.add_argument("--target", default="native", help="what to pack for; decoding takes native")
-    parser.add_argument("--output", type=int, default=16, metavar="TOKENS")
+    parser.add_argument("--output-len", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--layers", type=int, default=16)
@@ -103,7 +103,7 @@ def main() -> int:
             seconds = cpu_seconds(lambda: pack_checkpoint(str(folder), packed, **options))  # noqa: B023
             llm = LLM(str(folder), quantization=scheme, **options)
             pairs = [
-                (decode(base, arguments.output), decode(llm, arguments.output))
+                (decode(base, arguments.output_len), decode(llm, arguments.output_len))
                 for _ in range(arguments.repeats)
             ]
             plain, quantised = (statistics.median(side) for side in zip(*pairs, strict=True))

@@ -361,9 +361,9 @@ def write(folder: Path, weights: Weights, passages: Passages, tokenizer: Tokeniz
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train or check a smoke model.")
     parser.add_argument("--mixture", action="store_true", help="the one with experts")
-    parser.add_argument("--check", action="store_true", help="measure the model in --out, write nothing")
+    parser.add_argument("--check", action="store_true", help="measure the model in --output, write nothing")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="model folder (default: the one in the package)"
+        "--output", type=Path, metavar="DIR", help="model folder (default: the one in the package)"
     )
     parser.add_argument("--steps", type=int, help="default: 1300, with experts 700")
     parser.add_argument("--seed", type=int, default=1)
@@ -371,7 +371,7 @@ def main() -> int:
     torch.set_num_threads(1)
     shape = MIXTURE if arguments.mixture else Shape()
     home = SMOKE / ("mixture" if arguments.mixture else "model")
-    out = arguments.out or home
+    out = arguments.output or home
     steps = arguments.steps or (700 if arguments.mixture else 1300)
     texts = json.loads((home / "passages.json").read_text(encoding="utf-8"))
     if arguments.check:

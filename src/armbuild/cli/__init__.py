@@ -34,6 +34,7 @@ from armbuild.cli.options import Quiet
 from armbuild.cli.progress import Progress
 from armbuild.errors import ArmbuildError, one_line
 from armbuild.host import process
+from armcli.groups import Program
 from armisa.errors import IsaError
 
 try:  # typer carries its own click since 0.26
@@ -45,7 +46,7 @@ INTERRUPTED = 130
 MAX_LINES = 20
 """Of an error."""
 
-app = typer.Typer(
+app = Program(
     name="armbuild",
     no_args_is_help=True,
     add_completion=True,

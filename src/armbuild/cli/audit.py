@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, coloured
+from armbuild.cli.options import AsJson, coloured, target_option
 from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError
+from armcli.groups import output_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     ],
     floors: Annotated[
         list[str] | None,
-        typer.Option(
+        target_option(
             "--floor",
             metavar="TARGET",
             help="Fail if unguarded code needs more than this, such as neoverse-n1 or armv8.2-a+dotprod.",
@@ -41,32 +42,35 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     ] = None,
     guard: Annotated[
         list[str] | None,
-        typer.Option(
+        target_option(
             metavar="PATTERN=FEATURES",
             help="Functions or sections that may use FEATURES above the floor. May be repeated.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The file with [tool.armbuild.audit]; default: ./pyproject.toml."),
+        target_option(metavar="FILE", help="The file with [tool.armbuild.audit]; default: ./pyproject.toml."),
     ] = None,
     sarif: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the findings as SARIF 2.1.0, for code-scanning pages."),
+        output_option(metavar="FILE", help="Write the findings as SARIF 2.1.0, for code-scanning pages."),
     ] = None,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="MACHINE", help="The machine that the code must be for.")
+        str, target_option("--platform", metavar="MACHINE", help="The machine that the code must be for.")
     ] = "aarch64",
     show: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many functions to print of those that need too much.")
+        int,
+        output_option(metavar="N", min=0, help="How many functions to print of those that need too much."),
     ] = 10,
     as_json: AsJson = False,
     indent: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Indent the JSON document by N spaces.")
+        int | None, output_option(metavar="N", min=1, help="Indent the JSON document by N spaces.")
     ] = None,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="List every function in --json, and print the traceback of an error."),
+        output_option(
+            "--verbose", help="List every function in --json, and print the traceback of an error."
+        ),
     ] = False,
 ) -> int:
     """Check wheels: packaging, symbol versions, and the CPU features that their instructions need.

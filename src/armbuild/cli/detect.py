@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from armbuild.cli.options import AsJson
 from armbuild.errors import UsageError
+from armcli.groups import option_of, output_option
+
+if TYPE_CHECKING:
+    import typer
+
+cpu_option = option_of("CPU")
 
 
 def register(app: typer.Typer) -> None:
@@ -17,29 +21,29 @@ def register(app: typer.Typer) -> None:
 
 
 def detect_command(  # noqa: PLR0917 - the options of the command line
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="Describe this core or product.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List the names that --target takes.")] = False,
+    target: Annotated[str | None, cpu_option(metavar="NAME", help="Describe this core or product.")] = None,
+    listing: Annotated[bool, cpu_option("--list", help="List the names that --target takes.")] = False,
     cpuinfo: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Describe a copy of /proc/cpuinfo; - reads standard input."),
+        cpu_option(metavar="FILE", help="Describe a copy of /proc/cpuinfo; - reads standard input."),
     ] = None,
     hwcap: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP of the machine of --cpuinfo.")
+        str | None, cpu_option(metavar="HEX", help="AT_HWCAP of the machine of --cpuinfo.")
     ] = None,
     hwcap2: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP2 of the machine of --cpuinfo.")
+        str | None, cpu_option(metavar="HEX", help="AT_HWCAP2 of the machine of --cpuinfo.")
     ] = None,
     hwcap3: Annotated[
-        str | None, typer.Option(metavar="HEX", help="AT_HWCAP3 of the machine of --cpuinfo.")
+        str | None, cpu_option(metavar="HEX", help="AT_HWCAP3 of the machine of --cpuinfo.")
     ] = None,
     flags: Annotated[
         str | None,
-        typer.Option(metavar="COMPILER", help="Print only the flags for gcc, clang, zig or cmake."),
+        output_option(metavar="COMPILER", help="Print only the flags for gcc, clang, zig or cmake."),
     ] = None,
     as_json: AsJson = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", help="List every op and feature, and print the traceback of an error."),
+        output_option("--verbose", help="List every op and feature, and print the traceback of an error."),
     ] = False,
 ) -> int:
     """Describe an Arm CPU: features, kernels, threads, compiler flags.

@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, with_settings
+from armbuild.cli.options import (
+    AsJson,
+    Mirror,
+    Options,
+    PlanOnly,
+    Verbose,
+    build_option,
+    target_option,
+    with_settings,
+)
 from armbuild.wheel.settings import KERNELS
+from armcli.groups import output_option
 
 if TYPE_CHECKING:
     from armbuild.cli.progress import Progress
@@ -30,7 +40,7 @@ def docker_command(
     *,
     platform: Annotated[
         str,
-        typer.Option(
+        target_option(
             "--platform",
             metavar="OS/ARCH,...",
             help="The platforms of the image: linux/arm64, linux/amd64, or both.",
@@ -38,36 +48,36 @@ def docker_command(
     ] = "linux/arm64",
     wheel: Annotated[
         list[Path] | None,
-        typer.Option(
+        build_option(
             "--wheel", metavar="FILE", help="A wheel of armllm instead of the sources; one for each platform."
         ),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(
+        target_option(
             "--python", metavar="X.Y", help="The image's Python: one of a Debian release, or that of --base."
         ),
     ] = None,
     torch: Annotated[
         str | None,
-        typer.Option(
+        build_option(
             "--torch", metavar="VERSION", help="The version of torch; default: what the wheel requires."
         ),
     ] = None,
     torch_index: Annotated[
         str | None,
-        typer.Option(
+        build_option(
             "--torch-index",
             metavar="URL|DIR",
             help="A further package index, or a folder, with CPU builds of torch.",
         ),
     ] = None,
     with_model: Annotated[
-        Path | None, typer.Option("--with-model", metavar="DIR", help="A checkpoint to put into the image.")
+        Path | None, build_option("--with-model", metavar="DIR", help="A checkpoint to put into the image.")
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
+        build_option(
             "--base",
             metavar="IMAGE",
             help="The image to build on: an archive, an OCI layout or an image of a registry.",
@@ -75,24 +85,24 @@ def docker_command(
     ] = None,
     options: Options,
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME", help="The name of the image.")
+        str | None, output_option("--tag", "-t", metavar="NAME", help="The name of the image.")
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", help="A label of the image. May be repeated."),
+        output_option("--label", metavar="KEY=VALUE", help="A label of the image. May be repeated."),
     ] = None,
     builder: Annotated[
         str,
-        typer.Option(
+        build_option(
             "--builder",
             metavar="oci|docker|podman|buildah",
             help="What builds the image; oci needs no container engine.",
         ),
     ] = "oci",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
+        Path | None, output_option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
     ] = None,
-    push: Annotated[bool, typer.Option("--push", help="Push the image to the registry in --tag.")] = False,
+    push: Annotated[bool, output_option("--push", help="Push the image to the registry in --tag.")] = False,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,
     as_json: AsJson = False,

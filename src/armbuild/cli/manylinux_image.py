@@ -5,11 +5,12 @@ import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from armbuild.cli.options import AsJson, Mirror, PlanOnly, Verbose
+from armbuild.cli.options import AsJson, Mirror, PlanOnly, Verbose, build_option, target_option
+from armcli.groups import output_option
 
 if TYPE_CHECKING:
+    import typer
+
     from armbuild.image.archive import Written
     from armbuild.image.manylinux import BuildImage
 
@@ -23,27 +24,25 @@ def manylinux_image_command(
     *,
     python: Annotated[
         list[str] | None,
-        typer.Option("--python", metavar="X.Y", help="A Python of the image; default: all. May be repeated."),
+        target_option(metavar="X.Y", help="A Python of the image; default: all. May be repeated."),
     ] = None,
     suite: Annotated[
         str | None,
-        typer.Option(
-            "--suite", metavar="NAME", help="The Debian release of compiler and glibc; default: bullseye."
-        ),
+        target_option(metavar="NAME", help="The Debian release of compiler and glibc; default: bullseye."),
     ] = None,
     packages: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="DEB[,DEB]", help="Further Debian packages, such as zlib1g-dev."),
+        build_option("--with", metavar="DEB[,DEB]", help="Further Debian packages, such as zlib1g-dev."),
     ] = None,
     tag: Annotated[
-        str | None, typer.Option("--tag", "-t", metavar="NAME", help="The name of the image.")
+        str | None, output_option("--tag", "-t", metavar="NAME", help="The name of the image.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
+        Path | None, output_option("--output", "-o", metavar="FILE.tar", help="The OCI archive to write.")
     ] = None,
     load: Annotated[
         str | None,
-        typer.Option("--load", metavar="docker|podman", help="Load the image into this container engine."),
+        output_option(metavar="docker|podman", help="Load the image into this container engine."),
     ] = None,
     mirror: Mirror = None,
     plan_only: PlanOnly = False,

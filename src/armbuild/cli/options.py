@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from armbuild.cli.progress import Progress
-from armbuild.errors import UsageError
 from armbuild.wheel import settings
+from armcli.groups import option_of, output_option
 
 if TYPE_CHECKING:
     from armbuild.wheel.settings import Setting
 
-OUTPUT = "Output"
+build_option, target_option, proof_option, _ = map(option_of, settings.GROUPS)
 
 Mirror = Annotated[
     str | None,
-    typer.Option(
+    build_option(
         "--mirror",
         metavar="URL",
         help="The Debian archive to use; default: that of this machine's apt sources, else Debian's.",
@@ -31,14 +31,12 @@ Mirror = Annotated[
 ]
 PlanOnly = Annotated[
     bool,
-    typer.Option("--plan", help="Print what would happen; build nothing.", rich_help_panel=OUTPUT),
+    output_option("--plan", help="Print what would happen; build nothing."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
+AsJson = Annotated[bool, output_option("--json", help="Print one JSON document.")]
 Verbose = Annotated[
     bool,
-    typer.Option(
-        "--verbose", help="Print the output of tools, and the traceback of an error.", rich_help_panel=OUTPUT
-    ),
+    output_option("--verbose", help="Print the output of tools, and the traceback of an error."),
 ]
 
 
@@ -66,19 +64,16 @@ def _hide_progress(quiet: bool) -> bool:
 
 Quiet = Annotated[
     bool,
-    typer.Option(
+    output_option(
         "--quiet",
         "-q",
         help="Print only errors and the result.",
-        rich_help_panel=OUTPUT,
         callback=_hide_progress,
     ),
 ]
 """Every command gets this option of the program's; Progress has its value."""
 
-Traceback = Annotated[
-    bool, typer.Option("--verbose", help="Print the traceback of an error.", rich_help_panel=OUTPUT)
-]
+Traceback = Annotated[bool, output_option("--verbose", help="Print the traceback of an error.")]
 
 Command = Callable[..., int]
 Options = Mapping[str, Any]
@@ -91,28 +86,16 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
     The command takes their values as ``options``.
     """
     found = [setting for setting in settings.ALL if not names or setting.name in names]
-    former = [setting for setting in found if setting.about.former]
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def run(*arguments: Any, **values: Any) -> int:
             options = {setting.name: values.pop(setting.name) for setting in found}
-            for setting in former:
-                value = values.pop(_former_name(setting))
-                if value is not None and options[setting.name] is not None:
-                    raise UsageError(
-                        f"--{setting.about.former} is the former name of --{setting.key}: say one"
-                    )
-                options[setting.name] = options[setting.name] if value is None else value
             return command(*arguments, options=options, **values)
 
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
-        added = [_parameter(setting.name, setting, _option(setting)) for setting in found]
-        added += [
-            _parameter(_former_name(setting), setting, typer.Option(f"--{setting.about.former}", hidden=True))
-            for setting in former
-        ]
+        added = [_parameter(setting) for setting in found]
         place = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in own)
         parameters = [*own[:place], *added, *own[place:]]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -122,17 +105,13 @@ def with_settings(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def _former_name(setting: Setting) -> str:
-    return f"former_{setting.name}"
-
-
-def _parameter(name: str, setting: Setting, option: Any) -> inspect.Parameter:
+def _parameter(setting: Setting) -> inspect.Parameter:
     kinds: dict[type, Any] = {bool: bool | None, tuple: list[str] | None, Path: Path | None, str: str | None}
     return inspect.Parameter(
-        name,
+        setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[kinds[setting.type], option],
+        annotation=Annotated[kinds[setting.type], _option(setting)],
     )
 
 
@@ -140,10 +119,9 @@ def _option(setting: Setting) -> Any:
     about = setting.about
     names = [f"--{setting.key}/--no-{setting.key}"] if setting.type is bool else [f"--{setting.key}"]
     repeated = " May be repeated." if setting.type is tuple else ""
-    return typer.Option(
+    return option_of(about.group)(
         *names,
         *([about.short] if about.short else []),
         metavar=setting.metavar.replace("|", " | ") if setting.metavar else None,  # to wrap between them
         help=about.help + repeated,
-        rich_help_panel=about.group,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from armbuild.cli import smoke_image
-from armbuild.cli.options import AsJson, Mirror, Options, Verbose, coloured, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, Verbose, coloured, proof_option, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -32,17 +32,17 @@ def smoke_command(
     *,
     options: Options,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="The time limit for one CPU.")
+        float, proof_option("--timeout", metavar="SECONDS", min=1, help="The time limit for one CPU.")
     ] = 1200.0,
     engine: Annotated[
         str | None,
-        typer.Option(
+        proof_option(
             "--engine", metavar="docker|podman", help="Test an image in a container of this engine."
         ),
     ] = None,
     unsafe: Annotated[
         bool,
-        typer.Option(
+        proof_option(
             "--unsafe-no-sandbox",
             help="Run the programs of an image without a sandbox, with all your rights.",
         ),

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Mirror, Options, PlanOnly, Verbose, coloured, with_settings
+from armbuild.cli.options import (
+    AsJson,
+    Mirror,
+    Options,
+    PlanOnly,
+    Verbose,
+    build_option,
+    coloured,
+    with_settings,
+)
 from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ def wheel_command(
     options: Options,
     hashes: Annotated[
         list[str] | None,
-        typer.Option(
+        build_option(
             "--hash", metavar="sha256:HEX", help="A hash that the sdist must have. May be repeated."
         ),
     ] = None,

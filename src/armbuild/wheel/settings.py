@@ -32,7 +32,7 @@ OTHER_VARIABLES = frozenset(
 )
 """Variables that are no settings of a build."""
 YES, NO = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
-GROUPS = ("Build", "Target", "Test", "Output")
+GROUPS = ("Build", "Target", "Proof", "Output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,6 @@ class About:
     """The name outside of Python, where the field's would be a keyword or unclear."""
     short: str = ""
     """A short option, such as ``-o``."""
-    former: str = ""
-    """A former key, still read everywhere, shown nowhere."""
     kernel: bool = False
     """Whether it switches the kernel target of its name on or off."""
 
@@ -197,14 +195,14 @@ class Settings:
     sve: bool | None = _kernel("Kernels for SVE.")
     cpu: tuple[str, ...] = _setting(
         (),
-        "Test",
+        "Proof",
         "Smoke-test on this core; default: `native` on AArch64, neoverse-n1, neoverse-v1 and max elsewhere.",
         metavar="CPU",
         example="neoverse-n1",
     )
     imports: tuple[str, ...] = _setting(
         (),
-        "Test",
+        "Proof",
         "Test the wheel by importing this module.",
         key="import",
         metavar="NAME",
@@ -212,29 +210,28 @@ class Settings:
     )
     command: str = _setting(
         "",
-        "Test",
+        "Proof",
         "Test the wheel by this command; `{project}` is the folder of the sources.",
         metavar="TEXT",
         example="pytest {project}/tests",
     )
     requires: tuple[str, ...] = _setting(
-        (), "Test", "A package that `--command` needs.", metavar="REQUIREMENT", example="pytest"
+        (), "Proof", "A package that `--command` needs.", metavar="REQUIREMENT", example="pytest"
     )
-    smoke: bool = _setting(True, "Test", "Run the wheel on each CPU; on by default.")
+    smoke: bool = _setting(True, "Proof", "Run the wheel on each CPU; on by default.")
     require_proof: bool | None = _setting(
         None,
-        "Test",
+        "Proof",
         "Fail unless the wheel or the image ran; default: only if the variable `CI` is set.",
         example="true",
     )
-    check_reproducible: bool = _setting(False, "Test", "Build twice, in two folders, and compare the bytes.")
+    check_reproducible: bool = _setting(False, "Proof", "Build twice, in two folders, and compare the bytes.")
     output: Path = _setting(  # noqa: RUF009 - a field
         Path("dist"),
         "Output",
         "The folder for finished wheels; default: `dist`.",
         metavar="DIR",
         short="-o",
-        former="out",
         example="dist",
     )
     provenance: bool = _setting(True, "Output", "Write a provenance file beside each wheel; on by default.")
@@ -274,11 +271,6 @@ class Setting:
     def key(self) -> str:
         """Return the key in TOML, which is the option without its dashes."""
         return self.about.key or self.name.replace("_", "-")
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Return the key and the former one."""
-        return (self.key, self.about.former) if self.about.former else (self.key,)
 
     @property
     def option(self) -> str:
@@ -371,7 +363,7 @@ def load(
     values: dict[str, Any] = {}
     if not isinstance(table, dict):
         raise UsageError(f"{where}: [tool.armbuild] must be a table")
-    known = {key: setting for setting in ALL for key in setting.keys}
+    known = {setting.key: setting for setting in ALL}
     for key, value in table.items():
         if key not in known:
             listed = tuple(setting.key for setting in ALL)

@@ -11,10 +11,7 @@ def schema(settings: tuple[Setting, ...] = ALL) -> dict[str, Any]:
     """Return the JSON schema of ``[tool.armbuild]``."""
     properties: dict[str, Any] = {}
     for setting in settings:
-        described = {**setting.json_type(), "description": setting.about.help}
-        if setting.about.former:
-            properties[setting.about.former] = {**described, "deprecated": True}
-        properties[setting.key] = described
+        properties[setting.key] = {**setting.json_type(), "description": setting.about.help}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "[tool.armbuild]",

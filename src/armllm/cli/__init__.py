@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 import armllm
+from armcli.groups import Program
 from armllm.cli import (
     bench,
     chat,
@@ -54,7 +55,7 @@ EXTRAS = {
     "httpx2": "bench",
 }
 
-app = typer.Typer(
+app = Program(
     name="armllm",
     cls=CommandsWithReasons,
     no_args_is_help=True,

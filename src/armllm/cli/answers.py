@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from armllm.cli.options import frontend_option, lora_option
 
 if TYPE_CHECKING:
     from armllm.server.service import ServerOptions
@@ -16,27 +16,31 @@ class Answers:
     """Options of both commands, with vLLM's names."""
 
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name in requests and answers; may be repeated. Default: MODEL.")
+        list[str] | None,
+        frontend_option(help="Name in requests and answers; may be repeated. Default: MODEL."),
     ] = None
     chat_template: Annotated[
-        str | None, typer.Option(help="File with another chat template than the checkpoint's, or its text.")
+        str | None,
+        frontend_option(help="File with another chat template than the checkpoint's, or its text."),
     ] = None
     enable_auto_tool_choice: Annotated[
         bool,
-        typer.Option(
+        frontend_option(
             "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
             help="Let the model decide to call tools.",
         ),
     ] = False
     tool_call_parser: Annotated[
-        str | None, typer.Option(help="How the model writes calls: hermes, llama3_json, mistral or openai.")
+        str | None,
+        frontend_option(help="How the model writes calls: hermes, llama3_json, mistral or openai."),
     ] = None
     reasoning_parser: Annotated[
-        str | None, typer.Option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3.")
+        str | None,
+        frontend_option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3."),
     ] = None
     lora_modules: Annotated[
         list[str] | None,
-        typer.Option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
+        lora_option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
     ] = None
 
     def options(self, model: str, engine: dict[str, Any], **others: Any) -> ServerOptions:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from armcli.groups import Program, output_option
 from armllm.cli import bench_runs
 from armllm.cli.bench_data import BATCH_OUTPUT_LEN, DataSet, InputLen, OutputLen, tell, write
 from armllm.cli.bench_serve import serve_command
@@ -15,16 +14,21 @@ from armllm.cli.options import (
     AsJson,
     EngineCommand,
     Verbose,
+    load_option,
+    model_option,
     only,
+    requests_option,
     takes,
     takes_engine_options,
 )
 
 if TYPE_CHECKING:
+    import typer
+
     from armllm.foregone import Foregone
 
-ModelOption = Annotated[str, typer.Option("--model", help="Folder of a checkpoint, or a name on the hub.")]
-OutputJson = Annotated[str | None, typer.Option(help="Write the figures to this file too.")]
+ModelOption = Annotated[str, model_option("--model", help="Folder of a checkpoint, or a name on the hub.")]
+OutputJson = Annotated[str | None, output_option(help="Write the figures to this file too.")]
 
 
 class BenchCommand(EngineCommand):
@@ -43,7 +47,7 @@ class ClientCommand(BenchCommand):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    bench = typer.Typer(
+    bench = Program(
         cls=CommandsWithReasons,
         help="Measure the engine, or a server under load.",
         no_args_is_help=True,
@@ -62,9 +66,9 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     input_len: InputLen = 32,
     output_len: OutputLen = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts that run together.")] = 8,
-    num_iters_warmup: Annotated[int, typer.Option(help="Runs that don't count.")] = 10,
-    num_iters: Annotated[int, typer.Option(help="Runs that count.")] = 30,
+    batch_size: Annotated[int, requests_option(help="Prompts that run together.")] = 8,
+    num_iters_warmup: Annotated[int, load_option(help="Runs that don't count.")] = 10,
+    num_iters: Annotated[int, load_option(help="Runs that count.")] = 30,
     output_json: OutputJson = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
@@ -99,7 +103,7 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
     model: ModelOption,
     engine: dict[str, Any],
     data_set: DataSet,
-    backend: Annotated[str, typer.Option(hidden=True)] = "vllm",
+    backend: Annotated[str, model_option(hidden=True)] = "vllm",
     output_json: OutputJson = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it

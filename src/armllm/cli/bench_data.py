@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from armllm.cli.options import only
+from armllm.cli.options import only, requests_option
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,10 +17,12 @@ if TYPE_CHECKING:
     from armllm.bench.dataset import BenchRequest
     from armllm.tokenizer import Tokenizer
 
-InputLen = Annotated[int, typer.Option("--input-len", "--random-input-len", help="Tokens per random prompt.")]
+InputLen = Annotated[
+    int, requests_option("--input-len", "--random-input-len", help="Tokens per random prompt.")
+]
 OutputLen = Annotated[
     int | None,
-    typer.Option(
+    requests_option(
         "--output-len",
         "--random-output-len",
         "--sharegpt-output-len",
@@ -36,14 +36,14 @@ BATCH_OUTPUT_LEN = 128
 class DataSet:
     """The options of a command that say what its requests are."""
 
-    dataset_name: Annotated[str, typer.Option(help="random, or sharegpt with --dataset-path.")] = "random"
-    dataset_path: Annotated[str | None, typer.Option(help="A ShareGPT JSON file.")] = None
+    dataset_name: Annotated[str, requests_option(help="random, or sharegpt with --dataset-path.")] = "random"
+    dataset_path: Annotated[str | None, requests_option(help="A ShareGPT JSON file.")] = None
     input_len: InputLen = 1024
     output_len: OutputLen = None
     random_range_ratio: Annotated[
-        float, typer.Option(help="Spread of the lengths: 0.2 is 20 % up and down.")
+        float, requests_option(help="Spread of the lengths: 0.2 is 20 % up and down.")
     ] = 0.0
-    num_prompts: Annotated[int, typer.Option(help="Requests in all; of a server per rate.")] = 1000
+    num_prompts: Annotated[int, requests_option(help="Requests in all; of a server per rate.")] = 1000
 
     def requests(
         self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, seed: int

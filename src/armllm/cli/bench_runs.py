@@ -57,7 +57,9 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
     dtype_filter: Annotated[str | None, typer.Option(help="Only cases with this dtype.")] = None,
     tier_filter: Annotated[str | None, typer.Option(help="Only cases of this tier.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")] = False,
-    result_dir: Annotated[Path, typer.Option(help="Folder for a result file per case.")] = Path("results"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for a result file per case.")] = Path(
+        "results"
+    ),
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Run a suite of benchmarks. Status 1 if a case failed; the others run all the same."""
@@ -65,7 +67,7 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
 
     wanted = [
         case
-        for case in read_suite(cases, result_dir)
+        for case in read_suite(cases, output)
         if model_filter in (None, case.model)
         and dtype_filter in (None, case.dtype)
         and tier_filter in (None, case.tier)
@@ -73,7 +75,7 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
     if not wanted:
         raise RequestError(f"{cases} has no such case: see --model-filter, --dtype-filter and --tier-filter")
     if not dry_run:
-        result_dir.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
     failed = []
     for number, case in enumerate(wanted, 1):
         print(f"# {number} of {len(wanted)}: {case.name}", flush=True)

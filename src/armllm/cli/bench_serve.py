@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from armcli.groups import output_option
 from armllm.cli.bench_data import DataSet, tell, write
-from armllm.cli.options import AsJson, Verbose, only, takes
+from armllm.cli.options import AsJson, Verbose, load_option, only, requests_option, server_option, takes
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -27,22 +26,23 @@ SLOWEST = 1e-9  # requests per second
 class _Server:
     """The options that say which server is asked, and for which model."""
 
-    base_url: Annotated[str | None, typer.Option(help="Where the server is, such as http://host:8000.")] = (
+    base_url: Annotated[str | None, server_option(help="Where the server is, such as http://host:8000.")] = (
         None
     )
-    host: Annotated[str, typer.Option(help="Its host, without --base-url.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Its port, without --base-url.")] = 8000
-    backend: Annotated[str, typer.Option(help="openai, vllm or openai-chat.")] = "openai"
-    endpoint: Annotated[str | None, typer.Option(help="Path to ask; the backend's own by default.")] = None
-    model: Annotated[str | None, typer.Option(help="The model's name; default: the server's first.")] = None
+    host: Annotated[str, server_option(help="Its host, without --base-url.")] = "127.0.0.1"
+    port: Annotated[int, server_option(help="Its port, without --base-url.")] = 8000
+    backend: Annotated[str, server_option(help="openai, vllm or openai-chat.")] = "openai"
+    endpoint: Annotated[str | None, server_option(help="Path to ask; the backend's own by default.")] = None
+    model: Annotated[str | None, server_option(help="The model's name; default: the server's first.")] = None
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder with a tokenizer, or a name on the hub; default: the server's.")
+        str | None,
+        server_option(help="Folder with a tokenizer, or a name on the hub; default: the server's."),
     ] = None
-    api_key: Annotated[str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"])] = None
+    api_key: Annotated[str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"])] = None
     ready_check_timeout_sec: Annotated[
-        float, typer.Option(help="Wait so long for the server to be there.", min=0)
+        float, server_option(help="Wait so long for the server to be there.", min=0)
     ] = 0.0
-    ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of full length.")] = True
+    ignore_eos: Annotated[bool, requests_option(help="Ask for answers of full length.")] = True
 
     def __post_init__(self) -> None:
         only("--backend", self.backend, tuple(ENDPOINTS), "other protocols are not spoken")
@@ -80,12 +80,12 @@ class _Load:
     """The options that say when requests are sent."""
 
     request_rate: Annotated[
-        str, typer.Option(help="Requests per second, several divided by commas; inf is all at once.")
+        str, load_option(help="Requests per second, several divided by commas; inf is all at once.")
     ] = "inf"
-    burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less comes in bursts.")] = 1.0
-    max_concurrency: Annotated[int | None, typer.Option(help="Requests at a time at most.", min=1)] = None
-    num_warmups: Annotated[int, typer.Option(help="Requests before, which don't count.", min=0)] = 1
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0
+    burstiness: Annotated[float, load_option(help="1 is a Poisson process, less comes in bursts.")] = 1.0
+    max_concurrency: Annotated[int | None, load_option(help="Requests at a time at most.", min=1)] = None
+    num_warmups: Annotated[int, load_option(help="Requests before, which don't count.", min=0)] = 1
+    seed: Annotated[int, load_option(help="Of prompts and arrivals.")] = 0
 
     def __post_init__(self) -> None:
         self.rates = _numbers(
@@ -99,18 +99,18 @@ class _Figures:
 
     plot: Annotated[
         str | None,
-        typer.Option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
+        output_option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
     ] = None
     percentile_metrics: Annotated[
-        str, typer.Option(help="Figures to print: some of ttft, tpot, itl, e2el, divided by commas.")
+        str, output_option(help="Figures to print: some of ttft, tpot, itl, e2el, divided by commas.")
     ] = "ttft,tpot,itl,e2el"
     metric_percentiles: Annotated[
-        str, typer.Option(help="Which percentiles of them, beside mean and median, divided by commas.")
+        str, output_option(help="Which percentiles of them, beside mean and median, divided by commas.")
     ] = "99"
-    save_result: Annotated[bool, typer.Option("--save-result", help="Write the figures to a file.")] = False
-    result_dir: Annotated[str, typer.Option(help="Its folder.")] = "."
+    save_result: Annotated[bool, output_option("--save-result", help="Write the figures to a file.")] = False
+    result_dir: Annotated[str, output_option(help="Its folder.")] = "."
     result_filename: Annotated[
-        str | None, typer.Option(help="Its name, which implies --save-result; default: from model and time.")
+        str | None, output_option(help="Its name, which implies --save-result; default: from model and time.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -136,8 +136,8 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     data_set: DataSet,
     load: _Load,
     figures: _Figures,
-    trust_remote_code: Annotated[bool, typer.Option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
-    skip_tokenizer_init: Annotated[bool, typer.Option(hidden=True)] = False,
+    trust_remote_code: Annotated[bool, server_option(hidden=True)] = False,  # noqa: ARG001 - there is none to run
+    skip_tokenizer_init: Annotated[bool, server_option(hidden=True)] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armllm.cli.options import EngineCommand, Verbose, only, takes_engine_options
+from armcli.groups import option_of, output_option
+from armllm.cli.options import (
+    EngineCommand,
+    Verbose,
+    model_option,
+    only,
+    sampling_option,
+    server_option,
+    takes_engine_options,
+)
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -16,6 +25,8 @@ if TYPE_CHECKING:
 
     from armllm.cli.conversation import LocalModel, RemoteModel
 
+
+conversation_option = option_of("Conversation")
 
 LOCAL_SERVER = "http://localhost:8000/v1"
 COMMANDS = {
@@ -38,29 +49,33 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
         typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub. Default: --url."),
     ] = None,
     url: Annotated[
-        str | None, typer.Option(help=f"Talk to a server instead. Default without MODEL: {LOCAL_SERVER}.")
+        str | None, server_option(help=f"Talk to a server instead. Default without MODEL: {LOCAL_SERVER}.")
     ] = None,
     model_name: Annotated[
-        str | None, typer.Option(help="The model's name at --url; default: the server's first.")
+        str | None, server_option(help="The model's name at --url; default: the server's first.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
+        str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
     ] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="The system message of the conversation.")] = None,
+    system_prompt: Annotated[
+        str | None, conversation_option(help="The system message of the conversation.")
+    ] = None,
     chat_template: Annotated[
         str | None,
-        typer.Option(
+        conversation_option(
             help="File with another chat template than the checkpoint's, or its text; not with --url."
         ),
     ] = None,
     quick: Annotated[
-        str | None, typer.Option("--quick", "-q", help="Send one message, print the answer and end.")
+        str | None, conversation_option("--quick", "-q", help="Send one message, print the answer and end.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens per answer; default: all that fit.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: the checkpoint's.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print time to first token and speed.")] = False,
+    max_tokens: Annotated[
+        int | None, sampling_option(help="Tokens per answer; default: all that fit.")
+    ] = None,
+    temperature: Annotated[float | None, sampling_option(help="Default: the checkpoint's.")] = None,
+    stats: Annotated[bool, output_option("--stats", help="Print time to first token and speed.")] = False,
     quantization: Annotated[  # without the short form -q, which is --quick's here
-        str | None, typer.Option(help="Round weights while loading.")
+        str | None, model_option(help="Round weights while loading.")
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:

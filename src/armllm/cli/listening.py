@@ -7,8 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from armllm.cli.options import frontend_option
 from armllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -25,26 +24,28 @@ class Listening:
 
     host: Annotated[
         str | None,
-        typer.Option(help="Address to listen on. Default: 0.0.0.0 with --api-key, else 127.0.0.1."),
+        frontend_option(help="Address to listen on. Default: 0.0.0.0 with --api-key, else 127.0.0.1."),
     ] = None
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000
-    uds: Annotated[str | None, typer.Option(help="Listen on this Unix socket instead.")] = None
+    port: Annotated[int, frontend_option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = (
+        8000
+    )
+    uds: Annotated[str | None, frontend_option(help="Listen on this Unix socket instead.")] = None
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Ask clients for this key; may be repeated. Also from VLLM_API_KEY."),
+        frontend_option(help="Ask clients for this key; may be repeated. Also from VLLM_API_KEY."),
     ] = None
     allowed_origins: Annotated[
-        str, typer.Option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
+        str, frontend_option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
     ] = "[]"
     allowed_hosts: Annotated[
-        str, typer.Option(help="Public host names of a server without a key: a JSON list, or ['*'].")
+        str, frontend_option(help="Public host names of a server without a key: a JSON list, or ['*'].")
     ] = "[]"
-    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate, for HTTPS.")] = None
-    ssl_keyfile: Annotated[str | None, typer.Option(help="Its key, if it is in another file.")] = None
-    uvicorn_log_level: Annotated[str, typer.Option(help=", ".join(LOG_LEVELS) + ".")] = "info"
+    ssl_certfile: Annotated[str | None, frontend_option(help="Certificate, for HTTPS.")] = None
+    ssl_keyfile: Annotated[str | None, frontend_option(help="Its key, if it is in another file.")] = None
+    uvicorn_log_level: Annotated[str, frontend_option(help=", ".join(LOG_LEVELS) + ".")] = "info"
     disable_uvicorn_access_log: Annotated[
         bool,
-        typer.Option(help="No line per request."),
+        frontend_option(help="No line per request."),
     ] = False
 
     def __post_init__(self) -> None:

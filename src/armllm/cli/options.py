@@ -11,8 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.models import ArgumentInfo
 
+from armcli.groups import GroupedCommand, option_of, output_option
 from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
 from armllm.foregone import Foregone, find_flag, read_flag
@@ -22,8 +23,19 @@ from armllm.utils.options import human_readable_int, opposite
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+model_option = option_of("Model")
+parallelism_option = option_of("Parallelism")
+cache_option = option_of("Cache")
+scheduler_option = option_of("Scheduler")
+lora_option = option_of("LoRA")
+frontend_option = option_of("Frontend")
+sampling_option = option_of("Sampling")
+server_option = option_of("Server")
+requests_option = option_of("Requests")
+load_option = option_of("Load")
+
 Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face checkpoint, or a name on the hub.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+AsJson = Annotated[bool, output_option("--json", help="Print one JSON document and nothing else.")]
 
 
 def _hide_progress(quiet: bool) -> None:
@@ -33,9 +45,11 @@ def _hide_progress(quiet: bool) -> None:
 
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Show no progress on stderr.", callback=_hide_progress, is_eager=True),
+    output_option(
+        "--quiet", "-q", help="Show no progress on stderr.", callback=_hide_progress, is_eager=True
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error.")]
+Verbose = Annotated[bool, output_option("--verbose", help="Show the traceback of an error.")]
 
 
 def count(text: str | int) -> int:
@@ -59,93 +73,97 @@ def json_object(text: str | dict[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _EngineOptions:
-    tokenizer: Annotated[str | None, typer.Option(help="Take the tokenizer from here.")] = None
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None
-    tokenizer_revision: Annotated[str | None, typer.Option(help="The same for --tokenizer.")] = None
-    download_dir: Annotated[str | None, typer.Option(help="Folder of downloads; default: $HF_HOME/hub.")] = (
+    tokenizer: Annotated[str | None, model_option(help="Take the tokenizer from here.")] = None
+    revision: Annotated[str | None, model_option(help="Branch, tag or commit on the hub.")] = None
+    tokenizer_revision: Annotated[str | None, model_option(help="The same for --tokenizer.")] = None
+    download_dir: Annotated[str | None, model_option(help="Folder of downloads; default: $HF_HOME/hub.")] = (
         None
     )
-    load_format: Annotated[str, typer.Option(help="auto, or dummy: random weights, no download.")] = "auto"
-    hf_token: Annotated[str | None, typer.Option(help="Token for private models; better in HF_TOKEN.")] = None
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    load_format: Annotated[str, model_option(help="auto, or dummy: random weights, no download.")] = "auto"
+    hf_token: Annotated[str | None, model_option(help="Token for private models; better in HF_TOKEN.")] = None
+    dtype: Annotated[str, model_option(help="auto, float32, bfloat16 or float16.")] = "auto"
     quantization: Annotated[
         str | None,
-        typer.Option("--quantization", "-q", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
+        model_option("--quantization", "-q", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
     ] = None
     calibration: Annotated[
         str | None,
-        typer.Option(
+        model_option(
             "--calibrate",
             help="Text of the kind that the model will see, by which --quantization scales inputs first.",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.")] = 0
+    seed: Annotated[int, model_option(help="Seed of requests that bring none.")] = 0
     max_model_len: Annotated[
         int | None,
-        typer.Option(
+        model_option(
             help="Prompt and output tokens together, as 4096, 4k or 4K; auto: what the KV cache holds.",
             parser=count,
             metavar="N",
         ),
     ] = None
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Sequences per step at most: 256, or 128 in a server.")
+        int | None, scheduler_option(help="Sequences per step at most: 256, or 128 in a server.")
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens per step at most: 4096, or 2048 in a server.", parser=count, metavar="N"),
+        scheduler_option(
+            help="Tokens per step at most: 4096, or 2048 in a server.", parser=count, metavar="N"
+        ),
     ] = None
     kv_cache_dtype: Annotated[
         str,
-        typer.Option(help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory."),
+        cache_option(help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory."),
     ] = "auto"
     block_size: Annotated[
-        int | None, typer.Option(help="Tokens per block of the KV cache; default: 16, with OpenVINO 32.")
+        int | None, cache_option(help="Tokens per block of the KV cache; default: 16, with OpenVINO 32.")
     ] = None
     num_gpu_blocks_override: Annotated[
         int | None,
-        typer.Option(
+        cache_option(
             help="Blocks of the KV cache; else VLLM_CPU_KVCACHE_SPACE (GiB) or free memory decides."
         ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Keep what prompts begin with for the next.")
+        bool, cache_option(help="Keep what prompts begin with for the next.")
     ] = True
     max_logprobs: Annotated[
         int | None,
-        typer.Option(help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server."),
+        model_option(help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server."),
     ] = None
     generation_config: Annotated[
-        str, typer.Option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
+        str, model_option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
     ] = "auto"
     override_generation_config: Annotated[
         Any,
-        typer.Option(
+        model_option(
             help='JSON of defaults above these: {"temperature": 0.5}.', parser=json_object, metavar="JSON"
         ),
     ] = None
     skip_tokenizer_init: Annotated[
-        bool, typer.Option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
+        bool, model_option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
     ] = False
-    backend: Annotated[str, typer.Option(help="What computes: armllm, or openvino.")] = "armllm"
+    backend: Annotated[str, model_option(help="What computes: armllm, or openvino.")] = "armllm"
     tensor_parallel_size: Annotated[
         int,
-        typer.Option(
+        parallelism_option(
             "--tensor-parallel-size",
             "-tp",
             help="Processes that compute the model together: one per NUMA node.",
         ),
     ] = 1
-    enable_lora: Annotated[bool, typer.Option(help="Take LoRA adapters.")] = False
-    max_loras: Annotated[int, typer.Option(help="Different adapters per step at most.")] = 1
-    max_lora_rank: Annotated[int, typer.Option(help="The greatest rank of an adapter.")] = 16
+    enable_lora: Annotated[bool, lora_option(help="Take LoRA adapters.")] = False
+    max_loras: Annotated[int, lora_option(help="Different adapters per step at most.")] = 1
+    max_lora_rank: Annotated[int, lora_option(help="The greatest rank of an adapter.")] = 16
     max_cpu_loras: Annotated[
-        int | None, typer.Option(help="Adapters in memory at most; default: --max-loras.")
+        int | None, lora_option(help="Adapters in memory at most; default: --max-loras.")
     ] = None
-    scheduling_policy: Annotated[str, typer.Option(help="fcfs, or priority: lower numbers first.")] = "fcfs"
+    scheduling_policy: Annotated[str, scheduler_option(help="fcfs, or priority: lower numbers first.")] = (
+        "fcfs"
+    )
 
 
-class EngineCommand(TyperCommand):
+class EngineCommand(GroupedCommand):
     """A command with the engine's options: it looks at those that only vLLM has before click does."""
 
     kind: str | None = None  # of the options that only one command has
@@ -200,13 +218,22 @@ def takes(
             values = {field.name: arguments.pop(field.name) for field in shared}
             return command(**arguments, **{name: (gather or options)(**values)})
 
-        parameters = [parameter for parameter in own.values() if parameter.name != name] + shared
+        plain = [parameter for parameter in own.values() if parameter.name != name]
+        arguments = [parameter for parameter in plain if _is_argument(parameter)]
+        parameters = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*arguments, *shared, *(one for one in plain if one not in arguments))
+        ]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del wrapper.__wrapped__  # inspect would look behind the new signature
         return wrapper
 
     return decorate
+
+
+def _is_argument(parameter: inspect.Parameter) -> bool:
+    return any(isinstance(one, ArgumentInfo) for one in getattr(parameter.annotation, "__metadata__", ()))
 
 
 def _changed(**values: Any) -> dict[str, Any]:

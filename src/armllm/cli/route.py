@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from armcli.groups import option_of
 from armllm.cli.listening import Listening
 from armllm.cli.options import Verbose, only, takes
 from armllm.errors import RequestError
+
+routing_option = option_of("Routing")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,17 +27,17 @@ def route_command(  # noqa: PLR0917 - typer reads options from parameters
     listening: Listening,
     policy: Annotated[
         str,
-        typer.Option(help="cache_aware: who has the fewest tokens to compute; round_robin: the next one."),
+        routing_option(help="cache_aware: who has the fewest tokens to compute; round_robin: the next one."),
     ] = "cache_aware",
     health_check_interval_secs: Annotated[
-        float, typer.Option(help="Time between two questions to /health of a server.", min=0.05)
+        float, routing_option(help="Time between two questions to /health of a server.", min=0.05)
     ] = 1.0,
     health_check_timeout_secs: Annotated[
-        float, typer.Option(help="Time that a server has to answer one.", min=0.05)
+        float, routing_option(help="Time that a server has to answer one.", min=0.05)
     ] = 5.0,
     health_failure_threshold: Annotated[
         int,
-        typer.Option(help="Questions without an answer after which a server is out.", min=1),
+        routing_option(help="Questions without an answer after which a server is out.", min=1),
     ] = 2,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:

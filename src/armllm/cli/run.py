@@ -9,7 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from armllm.cli.options import AsJson, EngineCommand, Model, Verbose, takes_engine_options
+from armllm.cli.options import (
+    AsJson,
+    EngineCommand,
+    Model,
+    Verbose,
+    sampling_option,
+    scheduler_option,
+    takes_engine_options,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -22,16 +30,16 @@ def run_command(  # noqa: PLR0917 - typer reads options from parameters
     model: Model,
     prompt: Annotated[str, typer.Argument(help="Text to complete; - reads it from standard input.")],
     engine: dict[str, Any],
-    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw from this many tokens; 0 is all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
+    max_tokens: Annotated[int, sampling_option(help="Output tokens at most.")] = 128,
+    temperature: Annotated[float, sampling_option(help="0 takes the likeliest token.")] = 1.0,
+    top_p: Annotated[float, sampling_option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, sampling_option(help="Draw from this many tokens; 0 is all.")] = 0,
+    seed: Annotated[int | None, sampling_option(help="The same seed draws the same tokens.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
+        list[str] | None, sampling_option(help="Text that ends the output; may be repeated.")
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(hidden=True)] = 1,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end token.")] = False,
+    max_num_seqs: Annotated[int, scheduler_option(hidden=True)] = 1,
+    ignore_eos: Annotated[bool, sampling_option("--ignore-eos", help="Go on after the end token.")] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from armcli.groups import option_of, output_option
 from armllm.cli.answers import Answers
-from armllm.cli.options import Verbose, takes, takes_engine_options
+from armllm.cli.options import Verbose, model_option, takes, takes_engine_options
 from armllm.cli.serve import ServeCommand
+
+if TYPE_CHECKING:
+    import typer
+
+batch_option = option_of("Batch")
+metrics_option = option_of("Metrics")
 
 
 class BatchCommand(ServeCommand):
@@ -29,20 +34,20 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     answers: Answers,
     input_file: Annotated[
-        str, typer.Option("--input-file", "-i", help="A JSON Lines file or an http URL of one.")
+        str, batch_option("--input-file", "-i", help="A JSON Lines file or an http URL of one.")
     ],
     output_file: Annotated[
-        str, typer.Option("--output-file", "-o", help="Where answers go: a file, or an http URL to PUT to.")
+        str, output_option("--output-file", "-o", help="Where answers go: a file, or an http URL to PUT to.")
     ],
-    model: Annotated[str, typer.Option(help="Folder of a checkpoint, or a name on the hub.")],
+    model: Annotated[str, model_option(help="Folder of a checkpoint, or a name on the hub.")],
     output_tmp_dir: Annotated[
-        str | None, typer.Option(help="Folder where answers are collected before they are uploaded.")
+        str | None, output_option(help="Folder where answers are collected before they are uploaded.")
     ] = None,
     enable_metrics: Annotated[
-        bool, typer.Option("--enable-metrics", help="Serve Prometheus's metrics meanwhile.")
+        bool, metrics_option("--enable-metrics", help="Serve Prometheus's metrics meanwhile.")
     ] = False,
-    host: Annotated[str, typer.Option("--host", "--url", help="Address of the metrics.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the metrics.", min=0, max=65535)] = 8000,
+    host: Annotated[str, metrics_option("--host", "--url", help="Address of the metrics.")] = "127.0.0.1",
+    port: Annotated[int, metrics_option(help="Port of the metrics.", min=0, max=65535)] = 8000,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
     """Answer a file of requests in OpenAI's batch format; status 1 if one of them failed."""

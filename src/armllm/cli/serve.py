@@ -9,7 +9,15 @@ import typer
 
 from armllm.cli.answers import Answers
 from armllm.cli.listening import Listening
-from armllm.cli.options import EngineCommand, Verbose, takes, takes_engine_options
+from armllm.cli.options import (
+    EngineCommand,
+    Verbose,
+    frontend_option,
+    model_option,
+    parallelism_option,
+    takes,
+    takes_engine_options,
+)
 from armllm.errors import RequestError
 from armllm.utils.options import with_config
 
@@ -73,31 +81,31 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     listening: Listening,
     answers: Answers,
     model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
-    model: Annotated[str | None, typer.Option(help="The same as MODEL.")] = None,
+    model: Annotated[str | None, model_option(help="The same as MODEL.")] = None,
     data_parallel_size: Annotated[
         int,
-        typer.Option(
+        parallelism_option(
             "--data-parallel-size", "-dp", help="Replicas behind this port: one per NUMA node.", min=1
         ),
     ] = 1,
-    root_path: Annotated[str, typer.Option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
-    ssl_ca_certs: Annotated[str | None, typer.Option(help="Who signs the clients' certificates.")] = None,
+    root_path: Annotated[str, frontend_option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
+    ssl_ca_certs: Annotated[str | None, frontend_option(help="Who signs the clients' certificates.")] = None,
     ssl_cert_reqs: Annotated[
-        int, typer.Option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
+        int, frontend_option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
     ] = 0,
-    ssl_ciphers: Annotated[str | None, typer.Option(help="Ciphers, in OpenSSL's form.")] = None,
+    ssl_ciphers: Annotated[str | None, frontend_option(help="Ciphers, in OpenSSL's form.")] = None,
     enable_log_requests: Annotated[
         bool,
-        typer.Option(
+        frontend_option(
             "--enable-log-requests/--no-enable-log-requests",
             help="Log sizes and parameters of requests, never their text.",
         ),
     ] = False,
     disable_log_requests: Annotated[
-        bool, typer.Option("--disable-log-requests", help="The default; for guides that say so.")
+        bool, frontend_option("--disable-log-requests", help="The default; for guides that say so.")
     ] = False,
     disable_log_stats: Annotated[
-        bool, typer.Option("--disable-log-stats", help="No line every 10 s on throughput and queues.")
+        bool, frontend_option("--disable-log-stats", help="No line every 10 s on throughput and queues.")
     ] = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:

@@ -65,18 +65,6 @@ def test_variables_of_other_meaning_and_empty_ones_are_let_alone():
     assert not load(environ={"ARMBUILD_PROVENANCE": "off"}).provenance
 
 
-def test_the_former_name_of_a_setting_still_works_everywhere_but_not_beside_the_new_one(capsys, tmp_path):
-    assert load(table={"out": "one"}).output == Path("one")
-    assert load(environ={"ARMBUILD_OUT": "two"}).output == Path("two")
-    for words in (["--out", "three"], ["--output", "three"], ["-o", "three"]):
-        assert main(["wheel", str(PROJECT), "--lane=cross", "--plan", *words]) == 0
-        assert "three/fixture_setuptools" in capsys.readouterr().out
-    assert main(["wheel", str(PROJECT), "--out", "a", "--output", "b"]) == 2
-    assert "--out is the former name of --output" in capsys.readouterr().err
-    assert main(["wheel", "--help"]) == 0
-    assert not re.search(r"--out\b(?!put)", capsys.readouterr().out)
-
-
 def test_an_option_overrides_yes_and_no_of_the_table(capsys, tmp_path):
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nname = "x"\nversion = "1"\n[tool.armbuild]\nisolation = false\n'
@@ -88,11 +76,10 @@ def test_an_option_overrides_yes_and_no_of_the_table(capsys, tmp_path):
 
 def test_the_schema_describes_what_is_accepted():
     schema = settings_reference.schema()
-    assert set(schema["properties"]) == {key for setting in settings.ALL for key in setting.keys}
+    assert set(schema["properties"]) == {setting.key for setting in settings.ALL}
     assert schema["properties"]["with"]["type"] == "array"
     assert schema["properties"]["smoke"]["type"] == "boolean"
     assert schema["properties"]["lane"]["enum"] == list(LANES)
-    assert schema["properties"]["out"]["deprecated"]
     assert schema["additionalProperties"] is False
 
 

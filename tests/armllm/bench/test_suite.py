@@ -91,6 +91,6 @@ def test_a_case_that_fails_does_not_end_the_suite(tmp_path, capfd):
     ]
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(tests))
-    assert main(["bench", "suite", str(path), "--result-dir", str(tmp_path / "out")]) == 1
+    assert main(["bench", "suite", str(path), "--output", str(tmp_path / "out")]) == 1
     assert json.loads((tmp_path / "out" / "throughput_small.json").read_text())["num_requests"] == 3
     assert "1 of 2 cases failed: serving_gone" in capfd.readouterr().err

@@ -1,0 +1,1 @@
+"""What the command lines of `armbuild` and `armllm` share."""
