@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+SCRATCH = ".armbuild-"
 STATE = "armbuild-index.json"
 CHANNELS = ("latest", "nightly")
 PAGE = """\
@@ -101,6 +102,8 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
         raise UsageError(f"{folder}: not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with cache.lock(folder / "armbuild-index"):
+        for left in folder.rglob(f"{SCRATCH}????????"):  # by a killed writer: the lock is ours
+            left.unlink()
         state = _load(folder)
         known = {entry.filename: entry for entry in state.entries}
         for entry in entries:
@@ -340,7 +343,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _replace(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=".armbuild-", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=SCRATCH, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as sink:
             fill(sink)

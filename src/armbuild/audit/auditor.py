@@ -24,6 +24,7 @@ from armbuild.audit.policy import check_policy
 from armbuild.audit.report import AuditReport, ElfReport
 from armbuild.audit.verdict import judge, lowest_core, verdicts
 from armbuild.errors import UsageError, one_line
+from armbuild.host import cache
 from armisa.errors import IsaError
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class _Run:
             self._texts()
         self.own = "armllm/build_info.json" in self.contents.texts
         policy = None
-        with tempfile.TemporaryDirectory(prefix="armbuild-audit-") as name:
-            folder = Path(name)
+        with cache.scratch_folder(".armbuild-audit", Path(tempfile.gettempdir())) as folder:
             # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
             elves = folder / variant.split(self.archive.path.with_suffix(".whl").name)[0]
             temporary = folder / "member.elf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
-LOCKED_WITHIN_SECONDS = 60
+LOCKED_WITHIN_SECONDS = 5
 KEPT = ".kept"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
 SPLIT = re.compile(r"[^\w/.,+@%~=-]")
@@ -109,21 +110,44 @@ def fill(folder: Path, make: Callable[[Path], None]) -> Path:
 def work_folder(label: str) -> Iterator[Path]:
     """Give a private folder, removed at the end; a failure keeps it for a week, with its logs."""
     parent = root() / "work"
-    parent.mkdir(exist_ok=True)
-    _remove_old(parent)
+    if parent.is_dir():
+        _remove_old(parent)
+    with scratch_folder(label, parent) as folder:
+        try:
+            yield folder
+        except Exception:
+            keep(folder)
+            raise
+
+
+@contextlib.contextmanager
+def scratch_folder(label: str, parent: Path) -> Iterator[Path]:
+    """Give a private folder in ``parent``, removed at the end; those that killed commands left go first."""
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_left(parent, f"{label}-????????")
     folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=parent))
     descriptor = os.open(folder, os.O_RDONLY)
-    with contextlib.suppress(OSError):  # not every file system locks: a killed command's folder then stays
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    _claim(descriptor)
     try:
         yield folder
-    except Exception:
-        keep(folder)
-        raise
     finally:
         os.close(descriptor)
         if not (folder / KEPT).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _claim(descriptor: int) -> None:
+    """Say that the command which works in a folder, or writes a file, lives: the lock ends with it."""
+    with contextlib.suppress(OSError):  # not every file system locks: a killed command's work then stays
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def remove_left(parent: Path, pattern: str) -> None:
+    """Remove what killed commands of this user left in ``parent`` under such names."""
+    for path in parent.glob(pattern):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.getuid() and _abandoned(path):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def keep(folder: Path) -> None:
@@ -184,36 +208,31 @@ def move_all_into(files: Sequence[Path], folder: Path) -> list[Path]:
     Returns where they are now. An OSError names the file that could not be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for file in files:
-            moved.append((_copy_beside(file, folder), folder / file.name))  # noqa: PERF401 - kept at a failure
+    with contextlib.ExitStack() as stack:
+        moved = [(_copy_beside(file, folder, stack), folder / file.name) for file in files]
         for scratch, target in moved:
             scratch.replace(target)
-    finally:
-        for scratch, _ in moved:
-            scratch.unlink(missing_ok=True)
     for file in files:
         file.unlink()
     return [target for _, target in moved]
 
 
-def _copy_beside(file: Path, folder: Path) -> Path:
-    """Return a whole copy of ``file`` in ``folder``, under a hidden name."""
-    scratch = None
+def _copy_beside(file: Path, folder: Path, stack: contextlib.ExitStack) -> Path:
+    """Return a whole copy of ``file`` in ``folder``, under a hidden name; it goes with ``stack``."""
+    remove_left(folder, f".{glob.escape(file.name)}-????????")
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
         scratch = Path(name)
-        with os.fdopen(descriptor, "wb") as sink, file.open("rb") as source:
+        stack.callback(scratch.unlink, missing_ok=True)
+        sink = stack.enter_context(os.fdopen(descriptor, "wb"))
+        _claim(descriptor)
+        with file.open("rb") as source:
             shutil.copyfileobj(source, sink, 1 << 20)
-            os.fsync(sink.fileno())
+        sink.flush()
+        os.fsync(descriptor)
         scratch.chmod(0o666 & ~_umask())
-    except BaseException as error:
-        if scratch:
-            scratch.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
-        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
     return scratch
 
 
@@ -230,11 +249,11 @@ def _remove_old(parent: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _abandoned(folder: Path) -> bool:
-    """Whether the command that worked in ``folder`` was killed: while it lives, it holds a lock."""
-    if (folder / KEPT).exists() or time.time() - folder.stat().st_mtime < LOCKED_WITHIN_SECONDS:
+def _abandoned(path: Path) -> bool:
+    """Whether the command that works in a folder, or writes a file, was killed: else it holds a lock."""
+    if (path / KEPT).exists() or time.time() - path.lstat().st_mtime < LOCKED_WITHIN_SECONDS:
         return False
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # it lives, or the file system does not lock

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from armbuild.artifact import archives
-from armbuild.errors import CheckFailed, MissingError, UsageError
-from armbuild.host import cache, process, pythons
+from armbuild.errors import CheckFailed, MissingError, UsageError, one_line
+from armbuild.host import cache, download, process, pythons
 from armbuild.wheel import provenance
 
 if TYPE_CHECKING:
@@ -29,6 +27,8 @@ else:
 
 SDIST = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 PLATFORM = "aarch64-manylinux_2_28"
+_LONGEST = 255
+"""Bytes of a file's name that Linux takes."""
 LATEST = 4354732800
 """The first of January 2108, to which the dates of a zip archive do not reach."""
 
@@ -150,18 +150,14 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
 
 
 def _downloaded(address: str, stated: str | None, wanted: list[str]) -> Located:
-    name = urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2])
-    if not name.endswith(SDIST):
-        raise UsageError(f"{name or address}: not an sdist ({', '.join(SDIST)})")
-    with cache.work_folder("sdist") as work:
-        file = work / name
-        try:
-            with urllib.request.urlopen(address, timeout=120) as answer, file.open("wb") as sink:  # noqa: S310 - http, https or file, as checked
-                shutil.copyfileobj(answer, sink, 1 << 20)
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            reason = getattr(error, "reason", None) or error
-            host = urllib.parse.urlsplit(address).netloc or address
-            raise MissingError(f"{name} cannot be downloaded from {host}: {reason}") from error
+    try:
+        name = urllib.parse.unquote(urllib.parse.urlsplit(address).path.rpartition("/")[2])
+    except ValueError as error:
+        raise UsageError(f"{address}: not an address ({error})") from error
+    if not name.endswith(SDIST) or "/" in name or one_line(name) != name or len(os.fsencode(name)) > _LONGEST:
+        raise UsageError(f"{name or address}: not an sdist's file name ({', '.join(SDIST)})")
+    with cache.scratch_folder("download", cache.root() / "work") as work:
+        download.fetch(address, file := work / name)
         return _unpacked(file, address, wanted, stated)
 
 

@@ -162,6 +162,48 @@ def test_the_folder_of_a_killed_command_goes_with_the_next_one_and_that_of_a_liv
         assert not folder.exists()
 
 
+def _killed(work):
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+
+
+def _aged(*paths):
+    for path in paths:
+        os.utime(path, (time.time() - 60,) * 2, follow_symlinks=False)
+
+
+def test_what_a_killed_command_left_outside_of_the_cache_goes_with_the_next_one(tmp_path, monkeypatch):
+    """Audits work below /tmp, and files are copied beside what they replace."""
+    (shared := tmp_path / "tmp").mkdir()
+    (output := tmp_path / "out").mkdir()
+    (source := tmp_path / "x.whl").write_text("whole")
+    (shared / "audit-link").symlink_to(output)
+    (shared / "other-folder").mkdir()
+
+    def audit():
+        with cache.scratch_folder("audit", shared) as folder:
+            (folder / "member.elf").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def move():
+        monkeypatch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        cache.move_into(source, output)
+
+    _killed(audit)
+    _killed(move)
+    (left,), (half,) = shared.glob("audit-????????"), output.iterdir()
+    with cache.scratch_folder("audit", shared) as living:
+        assert left.is_dir(), "it might be of a command that is starting now"
+        _aged(left, living, half, *shared.iterdir())
+        with cache.scratch_folder("audit", shared):
+            assert not left.exists()
+            assert living.is_dir()
+    cache.move_into(source, output)
+    assert [path.name for path in output.iterdir()] == ["x.whl"]
+    assert sorted(path.name for path in shared.iterdir()) == ["audit-link", "other-folder"]
+
+
 def test_a_moved_file_replaces_an_older_one_and_leaves_no_scratch(tmp_path):
     out = tmp_path / "dist"
     out.mkdir()

@@ -3,6 +3,7 @@ import io
 import os
 import tarfile
 import time
+import urllib.parse
 import zipfile
 
 import pytest
@@ -158,6 +159,34 @@ def test_an_encrypted_archive_is_told(tmp_path):
 def test_an_address_that_does_not_answer_is_named(tmp_path):
     with pytest.raises(MissingError, match=r"x-1\.tar\.gz cannot be downloaded"):
         fetch.locate((tmp_path / "x-1.tar.gz").as_uri())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{outside}%2Fevil.tar.gz",
+        "..%2F..%2F..%2Fevil.tar.gz",
+        "a%00.tar.gz",
+        "a%0Ab.tar.gz",
+        "a" * 300 + ".zip",
+    ],
+)
+def test_an_address_names_no_place_to_write(tmp_path, monkeypatch, name):
+    """``%2F`` in it would lead out of the work folder, to wherever the server wants."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(cache))
+    outside = urllib.parse.quote(str(tmp_path), safe="")
+    with pytest.raises(UsageError, match="not an sdist's file name"):
+        fetch.locate(f"http://127.0.0.1:1/{name.format(outside=outside)}")
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_download_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    path = sdist(tmp_path)
+    with pytest.raises(UsageError, match="not the file meant"):
+        fetch.locate(path.as_uri(), hashes=["0" * 64])
+    assert [item for item in (tmp_path / "cache").rglob("*") if item.is_file()] == []
 
 
 def index(folder, *files):
