@@ -42,6 +42,7 @@ FAMILIES = {
     "DeepseekV2ForCausalLM": Family("deepseek", "deepseek_v2"),
     "DeepseekV3ForCausalLM": Family("deepseek", "deepseek_v3"),
     "Ernie4_5ForCausalLM": Family("ernie4_5", "ernie4_5"),
+    "Ernie4_5_MoeForCausalLM": Family("ernie4_5_moe", "ernie4_5_moe"),
     "Exaone4ForCausalLM": Family("exaone4", "exaone4"),
     "FalconForCausalLM": Family("falcon", "falcon"),
     "Gemma2ForCausalLM": Family("gemma2", "gemma2"),

@@ -56,13 +56,15 @@ class MixtralForCausalLM(LlamaForCausalLM):
         )
 
 
-def routing_fields(reader: ConfigReader, *, num_experts: int, per_token: int | None) -> dict[str, Any]:
-    """num_experts and num_experts_per_tok, the second not above the first."""
+def routing_fields(
+    reader: ConfigReader, *, num_experts: int, per_token: int | None, key: str = "num_experts_per_tok"
+) -> dict[str, Any]:
+    """num_experts and num_experts_per_tok, the second not above the first; ``key``: of the second."""
     if num_experts > MAX_EXPERTS:  # checked before anything is made per expert
         raise reader.error(f"{num_experts} experts per layer: no model has more than {MAX_EXPERTS}")
-    routed = reader.integer("num_experts_per_tok", per_token)
+    routed = reader.integer(key, per_token)
     if routed > num_experts:
-        raise reader.error(f"num_experts_per_tok {routed} is above the number of experts, {num_experts}")
+        raise reader.error(f"{key} {routed} is above the number of experts, {num_experts}")
     return {"num_experts": num_experts, "num_experts_per_tok": routed}
 
 

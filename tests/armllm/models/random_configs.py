@@ -488,6 +488,24 @@ def ernie4_5(rng: random.Random) -> Config:
     return with_rope(rng, config) | {"model_type": "ernie4_5", "use_bias": rng.random() < 0.5}
 
 
+def ernie4_5_moe(rng: random.Random) -> Config:
+    config = with_rope(rng, whole_heads(rng))
+    layers, number = config["num_hidden_layers"], rng.choice([2, 5, 8])
+    extra: Config = {
+        "model_type": "ernie4_5_moe",
+        "use_bias": not config["tie_word_embeddings"] and rng.random() < 0.5,
+        "moe_intermediate_size": rng.choice([16, 24]),
+        "moe_num_experts": number,
+        "moe_k": rng.choice([1, 2, number]),
+        "moe_num_shared_experts": rng.choice([1, 2]),
+        "moe_layer_start_index": rng.randrange(layers),
+        "moe_layer_end_index": rng.choice([-1, layers - 1, 0]),
+        "moe_layer_interval": rng.choice([1, 1, 2]),
+        "moe_norm_min": rng.choice([1e-12, 0.9]),
+    }
+    return config | extra
+
+
 def partial_rope(rng: random.Random, config: Config, default: float, shares: list[float]) -> Config:
     """In either spelling; a missing share is the family's."""
     share = rng.choice([None, *shares])
@@ -716,6 +734,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "GraniteForCausalLM": granite,
     "SeedOssForCausalLM": seed_oss,
     "Ernie4_5ForCausalLM": ernie4_5,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,
     "Starcoder2ForCausalLM": starcoder2,
