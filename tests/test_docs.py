@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from armbuild.wheel import settings
+from fill_tables import read
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -139,11 +140,51 @@ def test_links_of_the_pages_beside_docs_lead_somewhere() -> None:
         assert [link for link in links if not (ROOT / link).exists()] == [], page.name
 
 
-def test_pictures_show_what_is_true_now() -> None:
-    """It would catch a change of kernels.toml or of a table that a picture does not show."""
-    command = [sys.executable, "tools/draw_docs.py", "--check"]
+@pytest.mark.parametrize("tool", ["draw_docs", "fill_tables"])
+def test_pictures_and_tables_show_the_data(tool: str) -> None:
+    """It would catch a change of kernels.toml or of docs/data that a picture or a table does not show."""
+    command = [sys.executable, f"tools/{tool}.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_summary_of_performance_has_the_figures_of_the_data() -> None:
+    """It would catch a new measurement that the first rows of the page do not show."""
+    page = (DOCS / "performance.md").read_text()
+    loads = {"8 clients": ("served", "8"), "32 clients": ("served", "32"), "4 clients": ("served", "4")}
+    loads["8 prompts"] = ("offline", "8")
+    for label, (how, clients) in loads.items():
+        shown = next(line for line in page.splitlines() if line.startswith("|") and label in line)
+        for row in read("engines.csv"):
+            if (row["machine"], row["weights"], row["how"], row["clients"]) == (
+                "Zen 5",
+                "90 M",
+                how,
+                clients,
+            ):
+                speed = float(row["tokens/s"])
+                assert re.search(rf"\b({speed:.0f}|{speed:.1f})\b", shown), (label, row["engine"], speed)
+
+
+def test_cycles_of_the_performance_page_are_those_of_the_reference() -> None:
+    """It would catch a loop that became faster or slower, and a page that does not say so."""
+    page, cycles = ((DOCS / name).read_text() for name in ("performance.md", "reference/cycles.md"))
+    loops = {
+        "bf16 products, panels": r"panel_multiply_bf16: panels, [46] rows",
+        "bf16 attention to many tokens": "attention_split_bf16: logits, 8 rows",
+        "int8 products, a scale per channel, 16 rows": "w8a8_tile: channel, 16 rows",
+        "int4 products, groups of 32, from 64 rows on": r"w[48]a8_tile: group of 32, (?:6|12) rows",
+        "bf16, panels of one or two rows": r"panel_multiply_bf16: panels, (?:1 row|2 rows)",
+        "int8, a scale per channel": "w8a8_tile: channel, 1 row",
+        "int4, groups of 32": "w4a8_tile: group of 32, 1 row",
+    }
+    for label, loop in loops.items():
+        shown = next(line for line in page.splitlines() if line.startswith(f"| {label} |"))
+        for core, cell in zip(("n1", "n2", "v1", "v2"), shown.split("|")[2:6], strict=True):
+            rows = re.findall(rf"^\| {loop} \| \w+ \| neoverse-{core} \|.*$", cycles, re.MULTILINE)
+            rate, _, share = cell.strip().rstrip(")").partition(" (")
+            expected = [f"{rate} MAC", f"| {share} |"] if share else [f"{rate} bytes of weights"]
+            assert not rate or any(all(part in row for part in expected) for row in rows), (label, core, rows)
 
 
 def test_files_named_by_the_architecture_exist() -> None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+SECTION = re.compile(r"^#+ `([^`]+)`\n\n(.+?\.)(?= |\n)", re.MULTILINE)  # a command, its first sentence
+CUT_LINE = re.compile(r"^#+ `(?P<group>[^`]+)`$|^\* `(?P<command>[\w-]+)`: .*\.\.\.$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<path>(?:\.\./)+[^)#]+)(?:#[^)]*)?\)")
 
 SETTINGS = "<!-- armbuild settings -->"
@@ -49,9 +51,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def command_page(name: str) -> str:
-    """Return the page of a program, in Markdown."""
+    """Return the page of a program, in Markdown. Typer cuts lists of commands; here they have sentences."""
     command = [sys.executable, "-m", "typer", f"{name}.cli", "utils", "docs", "--name", name]
-    return subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True).stdout
+    page = subprocess.run(command, cwd=ROOT / "src", check=True, capture_output=True, text=True).stdout
+    sentences = dict(SECTION.findall(page))
+    group = name
+
+    def whole(line: re.Match[str]) -> str:
+        nonlocal group
+        group = line["group"] or group
+        if line["group"]:
+            return line[0]
+        return f"* `{line['command']}`: {sentences[f'{group} ' + line['command']]}"
+
+    return CUT_LINE.sub(whole, page)
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
