@@ -5,6 +5,11 @@
 // Included inside the namespace of a target, after its primitives. SVE's vectors can lie in no structure:
 // there one of them is what Many is elsewhere.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#define ARMLLM_PIECE_ALONE
+#include "simd/neon.h"
+#endif
+
 inline constexpr int kMany = 4;
 template <int count>
 struct Many {

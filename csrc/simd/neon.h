@@ -124,6 +124,7 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
   return vfmaq_laneq_f32(c, a, q, i);
 }
 
+#ifndef ARMLLM_PIECE_ALONE
 #include "simd/partial.h"
 #include "simd/many.h"
 
@@ -139,3 +140,4 @@ ARMLLM_MANY(reciprocal_step, (const Many<count>& a, const Many<count>& y), (a.v[
 ARMLLM_MANY(fnma, (const Many<count>& a, const Many<count>& b, const Many<count>& c),
             (a.v[i], b.v[i], c.v[i]))
 #include "simd/quotient.h"
+#endif

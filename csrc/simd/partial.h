@@ -1,6 +1,11 @@
 // Parts of a vector through a buffer on the stack, for targets without masked loads. Nothing outside the part
 // is touched. Included by simd/scalar.h and simd/neon.h.
 
+#ifndef ARMLLM_INLINE  // opened alone
+#define ARMLLM_PIECE_ALONE
+#include "simd/neon.h"
+#endif
+
 // The first n < kLanes lanes; the others are zero.
 template <class T>
 ARMLLM_INLINE Vf load_first(const T* p, int64_t n) {

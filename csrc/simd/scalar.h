@@ -4,6 +4,7 @@
 // Included inside the namespace of a target, which has defined ARMLLM_LANES.
 
 #ifndef ARMLLM_INLINE  // opened alone
+#define ARMLLM_LANES 16
 #include <immintrin.h>
 
 #include "targets/target.h"
