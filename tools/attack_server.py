@@ -6,7 +6,8 @@
 Starts `armllm serve MODEL` on this machine. The rate of a stream and the time of `/health` are measured
 before, during and after the attack, with the CPUs that each part used. Every hostile client is a process,
 and takes CPU time of this machine as the server does. `--nice 19` gives them the lowest priority, as if each
-were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on.
+were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on. `--each` lets all
+clients attack in one way, then in the next one, and prints a table. An idle rate is measured before each.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import multiprocessing
 import os
+import random
 import re
 import socket
 import statistics
@@ -34,10 +37,22 @@ if TYPE_CHECKING:
 
 MANY = 100_000
 DEADLINE = 120.0  # seconds for one answer
+STREAM_SECONDS = 20.0
+LONG_PROMPT = 1900  # tokens
+
+
+def request(path: str, body: bytes) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close"]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
 def completion(**fields: Any) -> bytes:
     return json.dumps({"prompt": "Hello", "max_tokens": 1, **fields}).encode()
+
+
+def token_ids(count: int = LONG_PROMPT) -> list[int]:
+    """A prompt that nobody has sent before."""
+    return [random.randrange(100, 5000) for _ in range(count)]  # noqa: S311 - not a secret
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> bytes:
@@ -54,7 +69,13 @@ def nested(depth: int) -> Any:
 
 USER = {"role": "user", "content": "Hello"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": nested(20)}}
-PATH_OF = {"chat": "/v1/chat/completions", "tokenize": "/tokenize", "detokenize": "/detokenize"}
+PATH_OF = {
+    "chat": "/v1/chat/completions",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "embeddings": "/v1/embeddings",
+    "score": "/score",
+}
 BODIES: dict[str, Callable[[], bytes]] = {
     "floats": lambda: b'{"prompt":[' + b"1.5," * 1_000_000 + b"1]}",
     "few floats": lambda: b'{"prompt":[' + b"1.5," * MANY + b"1]}",
@@ -77,12 +98,37 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "tokenize": lambda: json.dumps({"prompt": "x\u00e9 " * 20_000, "return_token_strs": True}).encode(),
     "detokenize": lambda: json.dumps({"tokens": [5] * 200_000}).encode(),
 }
+# Another one for each request, so that nothing is cached. The engine computes them: they are valid.
+VALID: dict[str, Callable[[], bytes]] = {
+    "long prompts": lambda: completion(prompt=token_ids()),
+    "short prompts": lambda: completion(prompt=token_ids(8)),
+    "choices": lambda: completion(n=128, max_tokens=64, ignore_eos=True),
+    "answers": lambda: completion(max_tokens=1000, ignore_eos=True),
+    "grammars": lambda: completion(guided_regex=f"({'|'.join(map(str, token_ids(200)))})+", max_tokens=8),
+    "log-probabilities": lambda: completion(prompt=token_ids(), echo=True, logprobs=20),
+    "embeddings": lambda: json.dumps({"input": [token_ids(200) for _ in range(16)]}).encode(),
+    "score": lambda: json.dumps(
+        {"text_1": "ab " * 200, "text_2": [f"{n} " * 200 for n in token_ids(8)]}
+    ).encode(),
+}
+# What is sent on one connection, and how many bytes of the answer are read before the client goes.
+LEAVING = {
+    "nothing": (b"", 0),
+    "new connections": (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 1),
+    "metrics": (b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 1),
+    "half header": (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n", 0),
+    "not JSON": (request("/v1/completions", b'{"prompt": "Hello"'), 1),
+    "streams": (request("/v1/completions", completion(stream=True, max_tokens=1000)), 1),
+    "left answers": (request("/v1/completions", completion(max_tokens=1000)), 0),
+}
 STREAMS = {
     "long header": b"GET / HTTP/1.1\r\nX: " + b"a" * MANY,
     "pipelined": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3000,
     "half bodies": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     b"Content-Length: 4000000\r\n\r\n{",
 }
+KINDS = [*BODIES, *STREAMS, *LEAVING, *VALID, "slow readers"]
+CLIENTS = 20
 
 
 def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
@@ -92,10 +138,9 @@ def connect(port: int, address: str = "127.0.0.1") -> socket.socket:
 
 def post(port: int, path: str, body: bytes, address: str = "127.0.0.1") -> socket.socket:
     """A connection on which the request was sent."""
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close"]
     one = connect(port, address)
     with contextlib.suppress(OSError):  # it may be refused before it is read
-        one.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body)
+        one.sendall(request(path, body))
     return one
 
 
@@ -111,7 +156,7 @@ class Hostile:
 def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
     """One request after the other, or connections on which data comes without end."""
     os.nice(hostile.nice)
-    body = BODIES[kind]() if kind in BODIES else b""
+    make = VALID.get(kind) or functools.cache(BODIES.get(kind, bytes))
     path = PATH_OF.get(kind.split(" ", maxsplit=1)[0], "/v1/completions")
     while not hostile.stop.is_set():
         with hostile.sent.get_lock():
@@ -121,8 +166,16 @@ def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
                 with connect(port, address) as one:
                     for _ in range(50):
                         one.sendall(STREAMS[kind])
+            elif kind in LEAVING:
+                sent, read = LEAVING[kind]
+                with connect(port, address) as one:
+                    one.sendall(sent)
+                    one.recv(read)
+            elif kind == "slow readers":
+                with post(port, path, completion(stream=True, max_tokens=1000, n=8), address):
+                    hostile.stop.wait(5)
             else:
-                with post(port, path, body, address) as one:
+                with post(port, path, make(), address) as one:
                     while one.recv(1 << 16):
                         pass
 
@@ -155,13 +208,17 @@ def under_attack(
 
 
 def stream(port: int, tokens: int) -> float:
-    """Tokens per second of a streamed answer, from its first event on."""
+    """Tokens per second of a streamed answer, from its first event on, for a while at most."""
     fields = {"max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
     with post(port, "/v1/completions", completion(**fields)) as one, one.makefile("rb") as lines:
         events = (line for line in lines if line.startswith(b"data: {"))
         next(events)
         started = time.monotonic()
-        count = sum(b'"text":' in line for line in events)
+        count = 0
+        for line in events:
+            count += b'"text":' in line
+            if time.monotonic() - started > STREAM_SECONDS:
+                break
     return count / (time.monotonic() - started)
 
 
@@ -266,6 +323,29 @@ def show(name: str, figures: Figures) -> None:
     )
 
 
+def in_turn(port: int, server: int, kinds: list[str], arguments: argparse.Namespace) -> None:
+    """One kind after the other, and the idle rate before each."""
+    print(
+        "| kind | of the idle rate | slowest /health"
+        " | CPUs of engine, server, helpers, clients | requests/s |"
+    )
+    for kind in kinds:
+        idle = measure(port, arguments.tokens, server)
+        attack = under_attack(
+            port, [kind], arguments.clients or CLIENTS, arguments.nice, addresses=arguments.addresses
+        )
+        with attack as (processes, hostile):
+            time.sleep(2)
+            busy = measure(port, arguments.tokens, server, processes, hostile)
+        cpus = ", ".join(f"{used:.2f}" for used in busy.cpus.values())
+        print(
+            f"| {kind} | {busy.rate / idle.rate:.0%} | {max(busy.health):.2f} s"
+            f" | {cpus} | {busy.requests:.0f} |",
+            flush=True,
+        )
+        time.sleep(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -277,11 +357,15 @@ def main() -> None:
         "--nice", type=int, default=0, help="how much lower the priority of hostile clients is"
     )
     parser.add_argument("--addresses", action="store_true", help="each hostile client has its own")
-    parser.add_argument("--attack", choices=[*BODIES, *STREAMS], action="append", help="only these")
+    parser.add_argument("--attack", choices=KINDS, action="append", help="only these")
+    parser.add_argument("--each", action="store_true", help="one kind after the other, by 20 clients")
     arguments = parser.parse_args()
-    kinds = arguments.attack or [*BODIES, *STREAMS]
+    kinds = arguments.attack or (KINDS if arguments.each else [*BODIES, *STREAMS])
     with serving(arguments.model) as (port, server):
         stream(port, 20)
+        if arguments.each:
+            in_turn(port, server, kinds, arguments)
+            return
         idle = measure(port, arguments.tokens, server)
         show("idle", idle)
         clients = arguments.clients or len(kinds)

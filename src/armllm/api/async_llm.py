@@ -25,6 +25,7 @@ from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
 from armllm.engine.prompts import as_prompt
 from armllm.engine.reporting import as_embedding
+from armllm.engine.shares import Shares
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
 from armllm.sampling_params import RequestOutputKind
@@ -150,14 +151,16 @@ class AsyncLLM(WithReasons):
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        *,
+        client: str = "",
         **neutral: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request, until one is ``finished``. ``output_kind`` decides what they hold.
 
         A reader that is slower than the engine gets several steps in one output. To stop the request, close
         the iterator or cancel the task that reads it. With scheduling_policy "priority" the lowest
-        ``priority`` comes first. ``lora_request``: the adapter. ``neutral``: vLLM's other arguments, such as
-        ``trace_headers=None``.
+        ``priority`` comes first. ``lora_request``: the adapter. ``client``: who asks; those who ask for much
+        leave others their share. ``neutral``: vLLM's other arguments, such as ``trace_headers=None``.
 
         Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
         (NaN), and EngineError if the engine fails.
@@ -175,7 +178,8 @@ class AsyncLLM(WithReasons):
         # grammars may take seconds: nobody else shall wait for a thread because of them
         executor = self._grammars if sampling_params.structured_outputs is not None else None
         slow = slow or executor is not None or lora_request is not None  # its adapter may have to be read
-        outputs = self._run(request_id, sampling_params.output_kind, make, slow=slow, executor=executor)
+        kind = sampling_params.output_kind
+        outputs = self._run(request_id, kind, make, client=client, slow=slow, executor=executor)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -187,6 +191,8 @@ class AsyncLLM(WithReasons):
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        *,
+        client: str = "",
         **neutral: Any,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of a prompt. To stop the request, cancel the task that waits.
@@ -203,7 +209,7 @@ class AsyncLLM(WithReasons):
             lora_request=lora_request,
         )
         slow = len(engine_prompt) > LONG_PROMPT or lora_request is not None
-        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, slow=slow)
+        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, client=client, slow=slow)
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 
@@ -225,6 +231,7 @@ class AsyncLLM(WithReasons):
         kind: RequestOutputKind,
         make: Callable[[str], Request],
         *,
+        client: str,
         slow: bool,
         executor: concurrent.futures.Executor | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -241,6 +248,8 @@ class AsyncLLM(WithReasons):
                 request = await asyncio.get_running_loop().run_in_executor(executor, make, key)
             else:
                 request = make(key)
+            for sequence in request.sequences:
+                sequence.client = client
             if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
                 stream.fail(self.dead_error)
             self._inbox.put(functools.partial(self._add, request))
@@ -284,6 +293,7 @@ class AsyncLLM(WithReasons):
         try:
             torch.set_num_threads(num_threads)
             engine = LLMEngine(config)
+            engine.scheduler.shares = Shares()
         except BaseException as error:  # noqa: BLE001 - raised again where AsyncLLM was called
             started.set_exception(error)
             return

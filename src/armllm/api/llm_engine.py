@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
@@ -252,14 +253,17 @@ class LLMEngine(WithReasons):
         """
         if self.followers is not None and os.getpid() != self._process:  # whose steps would find other blocks
             raise EngineError("a forked process may not use the ranks of its parent: load the model there")
+        started = time.monotonic()
         try:
-            return self._step()
+            outputs = self._step()
         except BaseException as error:
             self.abort(list(self.requests))
             self.blocks.forget()
             if self.followers is not None and isinstance(error, RuntimeError | EngineError):
                 self.followers.check()
             raise
+        self.scheduler.ran(time.monotonic() - started)
+        return outputs
 
     def _step(self) -> list[RequestOutput]:
         self._num_steps += 1

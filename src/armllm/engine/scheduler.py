@@ -5,31 +5,32 @@ from __future__ import annotations
 import bisect
 import itertools
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from armllm.engine.sequence import Sequence, SequenceStatus
+from armllm.engine.waiting import Served, WaitingQueue, by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from armllm.engine.block_manager import BlockManager
-
-
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return sequence.rank
+    from armllm.engine.shares import Shares
 
 
 class Scheduler:
-    """The lowest priority first, then first come, under one budget of tokens per step.
+    """Decodes, then prompts: the lowest priority, then who had least, then first come.
 
-    Decodes and chunks of prompts share the budget: a sequence is served as far as it reaches, and what is
-    left of its prompt comes in later steps. When blocks run out, the running sequence of the last rank gives
-    all of its own back and is computed again later; the first one always gets on, because the cache holds at
-    least one sequence of the greatest length. At most ``max_adapters`` LoRA adapters run at once; sequences
-    with another one let others pass.
+    All share one budget of tokens per step: a sequence is served as far as it reaches, and what is left of
+    its prompt comes in later steps. When blocks run out, the running sequence of the last rank gives all of
+    its own back and is computed again later; the first one always gets on, because the cache holds at least
+    one sequence of the greatest length. A client of which nothing runs gets the place of the last sequence of
+    the client that has most. At most ``max_adapters`` LoRA adapters run at once; sequences with another one
+    let others pass.
 
     ``whole``: prompts are not cut. One that does not fit into the rest of the budget waits for the next step,
-    and one that is longer than the budget has a step to itself.
+    and one that is longer than the budget has a step to itself. ``shares`` bounds what delays decodes; None:
+    nobody waits for single tokens.
     """
 
     def __init__(
@@ -46,8 +47,12 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_adapters = max_adapters
-        self.waiting: list[Sequence] = []  # both lists by rank
-        self.running: list[Sequence] = []
+        self.shares: Shares | None = None
+        self._served = Served()
+        self.waiting = WaitingQueue(self._served)
+        self.running: list[Sequence] = []  # by rank
+        self._scheduled: list[Sequence] = []  # for the next step
+        self._budget = 0  # tokens that it has left
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens that were looked for in the prefix cache
         self.num_prefix_hits = 0  # tokens that were found there
@@ -56,36 +61,106 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         sequence.rank = (sequence.priority, next(self._arrivals))
-        bisect.insort(self.waiting, sequence, key=_rank)
+        self._served.come(sequence.client)
+        self.waiting.add(sequence)
 
     def schedule(self) -> list[Sequence]:
         """Choose the next step; each sequence returned has ``num_scheduled_tokens`` and blocks for them."""
-        budget = self.max_num_batched_tokens
-        scheduled: list[Sequence] = []
-        preempted = False
+        self._budget, self._scheduled = self.max_num_batched_tokens, []
         for sequence in self.running:
             self.blocks.keep_state(sequence)
-        while budget and len(scheduled) < len(self.running):
-            sequence = self.running[len(scheduled)]
-            num_tokens = sequence.num_computed_tokens + self.blocks.chunk(sequence, budget)
-            while not self.blocks.can_grow(sequence, num_tokens):
-                preempted = True
-                if self._preempt_last() is sequence:
-                    break
-            else:
-                budget -= self._commit(sequence, num_tokens)
-                scheduled.append(sequence)
-        while budget and self.waiting and not preempted and len(self.running) < self.max_num_seqs:
-            waiting = self._next()
-            if waiting is not None and self.whole:
-                if scheduled and waiting.num_tokens > budget:
-                    break
-                budget = max(budget, waiting.num_tokens)
-            if waiting is None or not self._admit(waiting):
+        most = None  # tokens of prompts
+        if self.shares is not None:
+            beside = any(sequence.decodes for sequence in self.running)
+            most = self.shares.prompt_tokens(beside=beside, num_clients=self._served.num_clients)
+        if most != 0 and self.running and self.waiting:
+            self._make_room()
+        preemptions = self.num_preemptions
+        decodes = [sequence for sequence in self.running if sequence.decodes]
+        for sequence in decodes if self.shares is None else self.shares.decodes(decodes):
+            self._continue(sequence, self._budget)
+        if not self._scheduled:  # they may all have given way
+            for sequence in decodes:
+                self._continue(sequence, self._budget)
+        urgent = min((sequence.priority for sequence in self._scheduled), default=0)
+        self._schedule_prompts(preemptions, most, urgent)
+        if self.shares is not None:
+            self.shares.scheduled(self._scheduled)
+        return self._scheduled
+
+    def ran(self, seconds: float) -> None:
+        """The step that was scheduled last took so long."""
+        if self.shares is not None:
+            self.shares.ran(seconds)
+
+    def _schedule_prompts(self, preemptions: int, most: int | None, urgent: int) -> None:
+        """Schedule what is left of prompts that run, and new ones as long as nothing more is preempted.
+
+        ``most``: tokens of all prompts that are not more ``urgent`` than what decodes; None: as many as fit.
+        """
+        rest = [one for one in self.running if not (one.decodes or one.num_scheduled_tokens)]
+        turns: dict[str, tuple[int, int]] = {}
+        for one in rest:
+            turns.setdefault(one.client, self._served.turn(one))
+        rest.sort(key=lambda one: (turns[one.client], one.rank), reverse=True)
+        while self._budget:
+            waiting = self._next() if self.num_preemptions == preemptions else None
+            sequence = rest[-1] if rest else waiting
+            if rest and waiting is not None and waiting.client not in turns:
+                sequence = waiting if self._served.turn(waiting) < turns[rest[-1].client] else rest[-1]
+            if sequence is None:
                 break
-            budget -= self._commit(waiting, waiting.num_computed_tokens + self.blocks.chunk(waiting, budget))
-            scheduled.append(waiting)
-        return scheduled
+            limit = self._budget
+            if most is not None and sequence.priority >= urgent:
+                limit = min(most, limit)
+            if not limit:
+                break
+            before = len(self._scheduled)
+            if sequence is not waiting:
+                rest.pop()
+                self._continue(sequence, limit)
+            elif not self._start(sequence, limit):
+                preemptions = -1  # nobody else may pass it
+            if most is not None and len(self._scheduled) > before:
+                most = max(0, most - sequence.num_scheduled_tokens)
+
+    def _continue(self, sequence: Sequence, limit: int) -> None:
+        """Schedule up to ``limit`` tokens of a running sequence, unless it has given its blocks to others."""
+        if not limit or sequence.status is not SequenceStatus.RUNNING:
+            return
+        num_tokens = sequence.num_computed_tokens + self.blocks.chunk(sequence, limit)
+        while not self.blocks.can_grow(sequence, num_tokens):
+            last = next(one for one in reversed(self.running) if not one.num_scheduled_tokens)
+            self._preempt(last)
+            if last is sequence:
+                return
+        self._commit(sequence, num_tokens)
+
+    def _start(self, sequence: Sequence, limit: int) -> bool:
+        """Schedule up to ``limit`` tokens of a waiting sequence, if there is room for it."""
+        if self.whole:
+            if self._scheduled and sequence.num_tokens > self._budget:
+                return False
+            self._budget = limit = max(self._budget, sequence.num_tokens)
+        if len(self.running) >= self.max_num_seqs or not self._admit(sequence):
+            return False
+        self._commit(sequence, sequence.num_computed_tokens + self.blocks.chunk(sequence, limit))
+        return True
+
+    def _make_room(self) -> None:
+        """Let the next one run if nothing of its client does, in the place of one of several of another."""
+        waiting = self._next()
+        counts = Counter(one.client for one in self.running if waiting and one.priority >= waiting.priority)
+        if waiting is None or self.whole or any(one.client == waiting.client for one in self.running):
+            return
+        if self.blocks.waits_for_state(waiting, self.running):
+            return
+        while len(self.running) >= self.max_num_seqs or not self._admit(waiting):
+            client, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+            if count < 2:
+                return
+            counts[client] -= 1
+            self._preempt(next(one for one in reversed(self.running) if one.client == client))
 
     def restart(self, sequence: Sequence) -> None:
         """Let a running sequence be computed from its first token again."""
@@ -96,21 +171,18 @@ class Scheduler:
         for sequence in sequences:
             if sequence.status is SequenceStatus.FINISHED:
                 continue
-            place = self.running if sequence.status is SequenceStatus.RUNNING else self.waiting
-            del place[bisect.bisect_left(place, sequence.rank, key=_rank)]
+            if sequence.status is SequenceStatus.RUNNING:
+                del self.running[bisect.bisect_left(self.running, sequence.rank, key=by_rank)]
+            else:
+                self.waiting.remove(sequence)
+            self._served.go(sequence.client)
             self._give_back(sequence)
             sequence.status = SequenceStatus.FINISHED
 
     def _next(self) -> Sequence | None:
-        """The first waiting sequence whose adapter may run beside those that do."""
-        first = self.waiting[0]
-        if first.adapter is None:
-            return first
+        """The waiting sequence whose turn it is, of those whose adapter may run beside those that do."""
         running = {sequence.adapter for sequence in self.running} - {None}
-        if len(running) < self.max_adapters:
-            return first
-        allowed = {None, *running}
-        return next((sequence for sequence in self.waiting if sequence.adapter in allowed), None)
+        return self.waiting.next({None, *running} if running and len(running) >= self.max_adapters else None)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Let a waiting sequence run, if all of its tokens fit now.
@@ -131,23 +203,25 @@ class Scheduler:
                 self.num_prefix_hits += sequence.num_computed_tokens
         sequence.scheduled_ts = sequence.scheduled_ts or time.monotonic()
         sequence.status = SequenceStatus.RUNNING
-        del self.waiting[bisect.bisect_left(self.waiting, sequence.rank, key=_rank)]
-        bisect.insort(self.running, sequence, key=_rank)
+        self.waiting.remove(sequence)
+        bisect.insort(self.running, sequence, key=by_rank)
         return True
 
-    def _commit(self, sequence: Sequence, num_tokens: int) -> int:
+    def _commit(self, sequence: Sequence, num_tokens: int) -> None:
+        num_scheduled = num_tokens - sequence.num_computed_tokens
+        self._served.charge(sequence, num_scheduled)
         self.blocks.grow(sequence, num_tokens)
-        sequence.num_scheduled_tokens = num_tokens - sequence.num_computed_tokens
-        return sequence.num_scheduled_tokens
+        sequence.num_scheduled_tokens = num_scheduled
+        self._budget -= num_scheduled
+        self._scheduled.append(sequence)
 
-    def _preempt_last(self) -> Sequence:
-        sequence = self.running.pop()
+    def _preempt(self, sequence: Sequence) -> None:
+        del self.running[bisect.bisect_left(self.running, sequence.rank, key=by_rank)]
         self._give_back(sequence)
         sequence.status = SequenceStatus.WAITING
-        bisect.insort(self.waiting, sequence, key=_rank)
+        self.waiting.add(sequence)
         self.num_preemptions += 1
         sequence.num_preemptions += 1
-        return sequence
 
     def _give_back(self, sequence: Sequence) -> None:
         self.blocks.release(sequence)

@@ -43,8 +43,8 @@ class Sequence:
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
     the output was part of a `RequestOutput`. ``…_ts``: seconds of `time.monotonic`, 0 before it happened.
-    ``state_slot``: in `StateSlots`. ``rank``: the order in which the scheduler serves. ``adapter``: LoRA's;
-    None: the model as it is.
+    ``state_slot``: in `StateSlots`. ``client``: who asks, as far as the server knows. ``rank``: the order in
+    which the scheduler serves those of one client. ``adapter``: LoRA's; None: the model as it is.
     """
 
     request_id: str
@@ -59,6 +59,7 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     rules: LogitRules | None = None
     priority: int = 0
+    client: str = ""
     rank: tuple[int, int] = (0, 0)
     matcher: Matcher | None = None
     pooler: Pooler | None = None
@@ -104,6 +105,11 @@ class Sequence:
     def reaches_end(self) -> bool:
         """Whether the scheduled tokens reach the last one: its state is what was asked for."""
         return self.num_computed_tokens + self.num_scheduled_tokens == len(self.token_ids)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all but its last token are computed."""
+        return 0 < self.num_computed_tokens == len(self.token_ids) - 1
 
     @property
     def samples_next(self) -> bool:

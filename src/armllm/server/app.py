@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from armllm.server import openapi
+from armllm.server.clients import ClientMark
 from armllm.server.docs import show_docs
 from armllm.server.errors import ApiError, answer_error, error_handlers
 from armllm.server.lora import load_adapter, unload_adapter
@@ -64,10 +65,12 @@ def create_app(service: Service) -> Starlette:
             )
         )
     if service.options.api_keys:
-        middleware.append(Middleware(KeyGuard, keys=service.options.api_keys))
+        keys = service.options.api_keys
+        middleware += [Middleware(KeyGuard, keys=keys), Middleware(ClientMark, several_keys=len(keys) > 1)]
     else:
         hosts, origins = service.options.allowed_hosts, service.options.allowed_origins
         middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
+        middleware.append(Middleware(ClientMark, several_keys=False))
     changes = (
         Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
         Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),

@@ -76,15 +76,13 @@ class EngineHost:
         try:
             if isinstance(question.params, PoolingParams):
                 vector = await self._engine.encode(
-                    question.prompt, question.params, request_id, question.priority, question.lora_request
+                    question.prompt, question.params, request_id, **_of(question)
                 )
                 output = RequestOutput(request_id, None, [], [], True, vector.num_cached_tokens)
                 output.embedding = vector.outputs.embedding
                 self._send((key, output))
                 return
-            outputs = self._engine.generate(
-                question.prompt, question.params, request_id, question.priority, question.lora_request
-            )
+            outputs = self._engine.generate(question.prompt, question.params, request_id, **_of(question))
             first = True
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
@@ -137,6 +135,10 @@ class EngineHost:
     def _flush(self) -> None:
         messages, self._unsent = self._unsent, []
         self._writer.write(written(messages))
+
+
+def _of(question: Question) -> dict[str, Any]:
+    return {name: getattr(question, name) for name in ("priority", "lora_request", "client")}
 
 
 def main(descriptor: int) -> None:

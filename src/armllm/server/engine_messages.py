@@ -61,6 +61,7 @@ class Question:
     params: SamplingParams | PoolingParams
     priority: int
     lora_request: LoRARequest | None
+    client: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -89,9 +89,13 @@ class EngineProcess:
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        *,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`."""
-        question = Question(next(self._keys), request_id, prompt, sampling_params, priority, lora_request)
+        question = Question(
+            next(self._keys), request_id, prompt, sampling_params, priority, lora_request, client
+        )
         outputs = self._ask(question)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -104,9 +108,13 @@ class EngineProcess:
         request_id: str,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
+        *,
+        client: str = "",
     ) -> EmbeddingRequestOutput:
         """As `AsyncLLM.encode`."""
-        question = Question(next(self._keys), request_id, prompt, pooling_params, priority, lora_request)
+        question = Question(
+            next(self._keys), request_id, prompt, pooling_params, priority, lora_request, client
+        )
         async with contextlib.aclosing(self._ask(question)) as outputs:
             return as_embedding(await anext(outputs))
 

@@ -36,7 +36,7 @@ class Refusals:
     def delay(self, address: str, size: int = 0) -> float:
         """Seconds that one more refusal of this address waits, after ``size`` bytes were read for it."""
         now = time.monotonic()
-        key = _network(address)
+        key = network(address)
         paid = max(self._paid_until.pop(key, 0.0), now - AT_ONCE / PER_SECOND)
         paid += (1 + size / BYTES) / PER_SECOND
         self._paid_until[key] = min(paid, now + MOST_SECONDS)
@@ -48,7 +48,7 @@ class Refusals:
 
     def owed(self, address: str) -> float:
         """Seconds that the refusals of this address would take at the rate that it has."""
-        paid = self._paid_until.get(_network(address)) if self._paid_until else None
+        paid = self._paid_until.get(network(address)) if self._paid_until else None
         return 0.0 if paid is None else max(0.0, paid - time.monotonic())
 
     async def wait(self, address: str, size: int = 0) -> None:
@@ -97,7 +97,7 @@ class RefusalGuard:
 
 
 @functools.lru_cache(MOST_ADDRESSES)
-def _network(address: str) -> str:
+def network(address: str) -> str:
     """An IPv4 address, or the network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])

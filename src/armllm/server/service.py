@@ -14,6 +14,7 @@ from armllm.chat import find_template
 from armllm.errors import RequestError
 from armllm.rendering import Renderer
 from armllm.server.adapters import ServedAdapters
+from armllm.server.clients import current_client
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
@@ -149,7 +150,8 @@ class Service:
     ) -> AsyncIterator[RequestOutput]:
         """The engine's outputs for one prompt."""
         self.check_priority(priority)
-        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter)
+        client = current_client.get()
+        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter, client=client)
 
     def template(self, *, tools: bool, heavy: bool = False) -> Renderer:
         """The chat template for conversations with or without tools; RequestError if there is none."""

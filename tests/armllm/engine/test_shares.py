@@ -1,0 +1,175 @@
+"""Who asks for much leaves others half of their speed. The time of these steps grows with their tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.armllm.engine.test_scheduler import make_scheduler, make_sequence, step
+
+from armllm.engine.shares import ALONE_SECONDS, CHUNK_SECONDS, Shares
+
+STEP_SECONDS, DECODE_SECONDS, PROMPT_SECONDS = 0.01, 0.002, 0.001
+
+
+def queue(scheduler, client, num_prompt_tokens, max_tokens, priority=0):
+    sequence = make_sequence(num_prompt_tokens, max_tokens)
+    sequence.client, sequence.priority = client, priority
+    scheduler.add(sequence)
+    return sequence
+
+
+def run(scheduler, seconds=float("inf"), until=lambda: False):
+    """The longest step, and the time of all of them."""
+    longest = total = 0.0
+    while total < seconds and not until() and (scheduler.running or scheduler.waiting):
+        decodes = {sequence for sequence in scheduler.running if sequence.decodes}
+        counts = step(scheduler)
+        took = STEP_SECONDS + sum(
+            DECODE_SECONDS if sequence in decodes else count * PROMPT_SECONDS for sequence, count in counts
+        )
+        scheduler.ran(took)
+        longest, total = max(longest, took), total + took
+    return longest, total
+
+
+@pytest.fixture
+def scheduler():
+    made = make_scheduler(2000, block_size=16, max_num_seqs=128, budget=2048)
+    made.shares = Shares()
+    return made
+
+
+def rate_beside(scheduler, attack):
+    """Tokens per second of one stream beside others, as a part of what it has alone."""
+    good = queue(scheduler, "good", 4, 10_000)
+    run(scheduler, 2)
+    alone = good.num_output_tokens / 2
+    attack()
+    run(scheduler, 5)
+    before = good.num_output_tokens
+    _, seconds = run(scheduler, 20)
+    return (good.num_output_tokens - before) / seconds / alone
+
+
+def test_long_prompts_leave_half_of_the_time_to_who_decodes(scheduler):
+    """It would catch a step of 2048 tokens for each token of everybody else, of the same client or not."""
+
+    def attack():
+        for _ in range(100):
+            queue(scheduler, "good", 1900, 1)
+
+    assert rate_beside(scheduler, attack) > 0.48
+    longest, _ = run(scheduler, 5)
+    assert longest < 1.5 * CHUNK_SECONDS
+
+
+def test_a_client_with_many_streams_leaves_others_half_of_their_speed(scheduler):
+    def attack():
+        for index in range(100):
+            queue(scheduler, f"bad {index % 4}", 4, 10_000)
+
+    assert rate_beside(scheduler, attack) > 0.45
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 40
+
+
+def test_clients_with_a_stream_each_share_all_steps(scheduler):
+    """It would catch a step that leaves somebody out although nobody is greedy."""
+    streams = [queue(scheduler, str(index), 4, 1000) for index in range(20)]
+    run(scheduler, 1)
+    for _ in range(50):
+        assert {sequence for sequence, _ in step(scheduler)} == set(streams)
+        scheduler.ran(0.5)
+
+
+def test_alone_a_client_has_all_steps_and_all_of_a_step(scheduler):
+    for _ in range(3):
+        queue(scheduler, "one", 1000, 1)
+    assert sum(count for _, count in step(scheduler)) == 2048
+
+
+def test_a_short_prompt_does_not_wait_for_long_ones_of_others(scheduler):
+    for index in range(20):
+        for _ in range(25):
+            queue(scheduler, f"bad {index}", 1900, 100)
+    run(scheduler, 3)
+    good = queue(scheduler, "good", 10, 10)
+    _, seconds = run(scheduler, until=lambda: good.num_output_tokens)
+    assert seconds < 2 * ALONE_SECONDS
+
+
+def test_a_client_of_which_nothing_runs_gets_a_place_of_one_that_has_many(scheduler):
+    """It would catch 128 endless streams of one client that keep everybody else out."""
+    for _ in range(500):
+        queue(scheduler, "bad", 4, 10_000)
+    run(scheduler, 3)
+    assert len(scheduler.running) == scheduler.max_num_seqs
+    good = queue(scheduler, "good", 10, 10)
+    run(scheduler, 3, until=lambda: good.num_output_tokens)
+    assert good.num_output_tokens
+    assert scheduler.num_preemptions == 1
+
+
+def test_so_does_one_for_which_no_block_is_left():
+    scheduler = make_scheduler(40, block_size=16, max_num_seqs=128, budget=2048)
+    scheduler.shares = Shares()
+    for _ in range(40):
+        queue(scheduler, "bad", 15, 10_000)
+    run(scheduler, 1)
+    good = queue(scheduler, "good", 64, 10)
+    run(scheduler, 1, until=lambda: good.num_output_tokens)
+    assert good.num_output_tokens
+
+
+def test_whoever_has_had_little_comes_before_who_has_had_much(scheduler):
+    scheduler.max_num_seqs = 4
+    for _ in range(100):
+        queue(scheduler, "bad", 16, 100)
+    run(scheduler, 1)
+    mine = [queue(scheduler, "good", 16, 100) for _ in range(4)]
+    run(scheduler, until=lambda: all(sequence.finished for sequence in mine))
+    assert len([one for one in scheduler.waiting if one.client == "bad"]) > 80
+
+
+def test_an_urgent_prompt_waits_for_no_share(scheduler):
+    queue(scheduler, "one", 4, 10_000)
+    for _ in range(20):
+        queue(scheduler, "one", 1900, 1)
+    run(scheduler, 3)
+    urgent = queue(scheduler, "two", 1900, 1, priority=-1)
+    step(scheduler)
+    assert urgent.num_output_tokens == 1
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_loads_of_several_clients_finish(seed):
+    rng = random.Random(seed)  # noqa: S311 - test data
+    longest, block_size = 40, rng.choice([1, 4, 8])
+    budget, max_num_seqs = rng.choice([1, 3, 17, 200]), rng.choice([1, 2, 10])
+    num_blocks = -(-longest // block_size) + rng.randrange(8)
+    scheduler = make_scheduler(
+        num_blocks, block_size=block_size, max_num_seqs=max_num_seqs, budget=budget, caching=seed % 2 == 0
+    )
+    scheduler.shares = Shares()
+    arriving = [(rng.choice("abc"), rng.randrange(1, longest), rng.randrange(3)) for _ in range(40)]
+    sequences = []
+    for _ in range(20_000):
+        if arriving and rng.random() < 0.3:
+            client, prompt, priority = arriving.pop()
+            sequences.append(
+                queue(scheduler, client, prompt, rng.randrange(1, longest - prompt + 1), priority)
+            )
+        counts = step(scheduler)
+        scheduler.ran(rng.random() ** 4)
+        assert sum(count for _, count in counts) <= budget
+        assert len(scheduler.running) <= max_num_seqs
+        assert counts or not (scheduler.running or scheduler.waiting), "there is work, and none was scheduled"
+        if rng.random() < 0.02 and scheduler.waiting:  # somebody leaves
+            left = next(iter(scheduler.waiting))
+            scheduler.finish([left])
+            sequences.remove(left)
+        if not (arriving or scheduler.running or scheduler.waiting):
+            break
+    assert all(sequence.num_output_tokens == sequence.max_tokens for sequence in sequences)
+    assert scheduler.blocks.num_free_blocks == num_blocks
+    assert not scheduler._served._tokens
