@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OUTPUT = "Output"
+VALUES: dict[Any, str] = {str: "TEXT", list[str]: "TEXT", Path: "PATH", int: "N", float: "X"}
+"""What stands for the value of an option without a ``metavar``; Typer 0.29 would write <list[str]>."""
 
 
 def option_of(group: str) -> Callable[..., Any]:
@@ -24,6 +27,13 @@ output_option = option_of(OUTPUT)
 
 class GroupedCommand(TyperCommand):
     """A command whose plain help has the sections that Typer's tables have, in the order of its options."""
+
+    def __init__(self, *arguments: Any, **values: Any) -> None:
+        super().__init__(*arguments, **values)
+        for option in self.params:
+            if option.param_type_name == "option" and not getattr(option, "is_flag", False):
+                kind = getattr(option, "type_descriptor", None)  # older versions write TEXT themselves
+                option.metavar = option.metavar or VALUES.get(getattr(kind, "annotation", None))
 
     def get_help_option(self, ctx: Any) -> Any:
         """Put `--help` beside the options that say what is printed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 import shutil
@@ -115,21 +114,7 @@ def _program() -> Any:
                 option.metavar = ""  # else a table says <bool>, as if one had to follow
         if columns < least:
             command.rich_markup_mode = None
-            if command is not program:
-                command.format_options = functools.partial(_plain_options, command)
     return program
-
-
-def _plain_options(command: Any, context: Any, formatter: Any) -> None:
-    """Write the options as plain lines, in the groups that a table would have."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for option in command.get_params(context):
-        if (record := option.get_help_record(context)) is not None:
-            kind = "Arguments" if option.param_type_name == "argument" else "Options"
-            groups.setdefault(getattr(option, "rich_help_panel", None) or kind, []).append(record)
-    for group, records in groups.items():
-        with formatter.section(group):
-            formatter.write_dl(records)
 
 
 def explain(error: BaseException) -> tuple[str, int]:

@@ -17,11 +17,11 @@ class Answers:
 
     served_model_name: Annotated[
         list[str] | None,
-        frontend_option(help="Name in requests and answers; may be repeated. Default: MODEL."),
+        frontend_option(help="Name in requests; default: MODEL. May be repeated; answers have the first."),
     ] = None
     chat_template: Annotated[
         str | None,
-        frontend_option(help="File with another chat template than the checkpoint's, or its text."),
+        frontend_option(help="Chat template, as a file or as text; default: the checkpoint's."),
     ] = None
     enable_auto_tool_choice: Annotated[
         bool,
@@ -32,15 +32,15 @@ class Answers:
     ] = False
     tool_call_parser: Annotated[
         str | None,
-        frontend_option(help="How the model writes calls: hermes, llama3_json, mistral or openai."),
+        frontend_option(help="Format of the model's tool calls: hermes, llama3_json, mistral or openai."),
     ] = None
     reasoning_parser: Annotated[
         str | None,
-        frontend_option(help="Split off what the model thinks: deepseek_r1, openai_gptoss or qwen3."),
+        frontend_option(help="Format of the model's reasoning: deepseek_r1, openai_gptoss or qwen3."),
     ] = None
     lora_modules: Annotated[
         list[str] | None,
-        lora_option(help="Adapters with --enable-lora: name=path, or a JSON object; may be repeated."),
+        lora_option(help="LoRA adapters: name=path, or a JSON object. May be repeated."),
     ] = None
 
     def options(self, model: str, engine: dict[str, Any], **others: Any) -> ServerOptions:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     from armllm.foregone import Foregone
 
-ModelOption = Annotated[str, model_option("--model", help="Folder of a checkpoint, or a name on the hub.")]
-OutputJson = Annotated[str | None, output_option(help="Write the figures to this file too.")]
+ModelOption = Annotated[
+    str, model_option("--model", help="Folder of a checkpoint, a .gguf file, or a name on the hub.")
+]
+OutputJson = Annotated[str | None, output_option(help="JSON file to write the figures to.")]
 
 
 class BenchCommand(EngineCommand):
@@ -66,14 +68,14 @@ def latency(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     input_len: InputLen = 32,
     output_len: OutputLen = None,
-    batch_size: Annotated[int, requests_option(help="Prompts that run together.")] = 8,
-    num_iters_warmup: Annotated[int, load_option(help="Runs that don't count.")] = 10,
-    num_iters: Annotated[int, load_option(help="Runs that count.")] = 30,
+    batch_size: Annotated[int, requests_option(help="Prompts in the batch.")] = 8,
+    num_iters_warmup: Annotated[int, load_option(help="Warm-up runs, not measured.")] = 10,
+    num_iters: Annotated[int, load_option(help="Measured runs.")] = 30,
     output_json: OutputJson = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Measure how long one batch takes from the first to the last token."""
+    """Measure how long one batch takes."""
     from armllm.api.llm import LLM  # noqa: PLC0415
     from armllm.bench.dataset import random_requests  # noqa: PLC0415 - --help should not wait for torch
     from armllm.bench.offline import measure_latency  # noqa: PLC0415
@@ -108,7 +110,7 @@ def throughput(  # noqa: PLR0917 - typer reads options from parameters
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Measure how many tokens the engine does when all requests are there at once."""
+    """Measure tokens per second when all requests are there at once."""
     only("--backend", backend, ("vllm",), "this engine is measured")
     from armllm.api.llm import LLM  # noqa: PLC0415
     from armllm.bench.offline import measure_throughput  # noqa: PLC0415 - --help should not wait for torch

@@ -26,7 +26,7 @@ OutputLen = Annotated[
         "--output-len",
         "--random-output-len",
         "--sharegpt-output-len",
-        help="Tokens per answer; 128, or for sharegpt those of the file's answer.",
+        help="Tokens per answer; default: 128, for sharegpt the length of the file's answer.",
     ),
 ]
 BATCH_OUTPUT_LEN = 128
@@ -36,14 +36,16 @@ BATCH_OUTPUT_LEN = 128
 class DataSet:
     """The options of a command that say what its requests are."""
 
-    dataset_name: Annotated[str, requests_option(help="random, or sharegpt with --dataset-path.")] = "random"
+    dataset_name: Annotated[
+        str, requests_option(help="Source of prompts: random, or sharegpt with --dataset-path.")
+    ] = "random"
     dataset_path: Annotated[str | None, requests_option(help="A ShareGPT JSON file.")] = None
     input_len: InputLen = 1024
     output_len: OutputLen = None
     random_range_ratio: Annotated[
-        float, requests_option(help="Spread of the lengths: 0.2 is 20 % up and down.")
+        float, requests_option(help="Spread of the lengths: 0.2 is up to 20 % more or less.")
     ] = 0.0
-    num_prompts: Annotated[int, requests_option(help="Requests in all; of a server per rate.")] = 1000
+    num_prompts: Annotated[int, requests_option(help="Number of requests, for each request rate.")] = 1000
 
     def requests(
         self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, seed: int

@@ -26,12 +26,13 @@ def register(bench: typer.Typer) -> None:
 def compare_command(
     results: Annotated[list[Path], typer.Argument(help="Files of --output-json or --save-result.")],
     plot: Annotated[
-        Path | None, typer.Option(help="Draw all runs relative to the first: a .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(help="File of a plot of all runs relative to the first: .png, .svg or .pdf."),
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Compare runs in a table and a plot. The first file is what the others are compared with."""
+    """Compare runs with the first one, in a table and a plot."""
     from armllm.bench.compare import as_table, compare_results, draw_comparison  # noqa: PLC0415
 
     if len(results) < 2:
@@ -62,7 +63,7 @@ def suite_command(  # noqa: PLR0917 - typer reads options from parameters
     ),
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Run a suite of benchmarks. Status 1 if a case failed; the others run all the same."""
+    """Run a suite of benchmarks. A case that fails does not stop the others; the status is then 1."""
     from armllm.bench.suite import read_suite, run_case  # noqa: PLC0415
 
     wanted = [

@@ -26,23 +26,29 @@ SLOWEST = 1e-9  # requests per second
 class _Server:
     """The options that say which server is asked, and for which model."""
 
-    base_url: Annotated[str | None, server_option(help="Where the server is, such as http://host:8000.")] = (
-        None
-    )
-    host: Annotated[str, server_option(help="Its host, without --base-url.")] = "127.0.0.1"
-    port: Annotated[int, server_option(help="Its port, without --base-url.")] = 8000
-    backend: Annotated[str, server_option(help="openai, vllm or openai-chat.")] = "openai"
-    endpoint: Annotated[str | None, server_option(help="Path to ask; the backend's own by default.")] = None
-    model: Annotated[str | None, server_option(help="The model's name; default: the server's first.")] = None
+    base_url: Annotated[
+        str | None, server_option(help="Address of the server, such as http://host:8000.")
+    ] = None
+    host: Annotated[str, server_option(help="Host of the server, without --base-url.")] = "127.0.0.1"
+    port: Annotated[int, server_option(help="Port of the server, without --base-url.")] = 8000
+    backend: Annotated[str, server_option(help="API of the server: openai, vllm or openai-chat.")] = "openai"
+    endpoint: Annotated[
+        str | None, server_option(help="Path of the requests; default: that of the backend.")
+    ] = None
+    model: Annotated[str | None, server_option(help="Name of the model; default: the server's first.")] = None
     tokenizer: Annotated[
         str | None,
-        server_option(help="Folder with a tokenizer, or a name on the hub; default: the server's."),
+        server_option(help="Folder of a tokenizer, or a name on the hub; default: the server's."),
     ] = None
-    api_key: Annotated[str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"])] = None
+    api_key: Annotated[
+        str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="Key of the server.")
+    ] = None
     ready_check_timeout_sec: Annotated[
-        float, server_option(help="Wait so long for the server to be there.", min=0)
+        float, server_option(help="Seconds to wait until the server is ready.", min=0)
     ] = 0.0
-    ignore_eos: Annotated[bool, requests_option(help="Ask for answers of full length.")] = True
+    ignore_eos: Annotated[
+        bool, requests_option(help="Request answers of full length, without an end token.")
+    ] = True
 
     def __post_init__(self) -> None:
         only("--backend", self.backend, tuple(ENDPOINTS), "other protocols are not spoken")
@@ -80,12 +86,12 @@ class _Load:
     """The options that say when requests are sent."""
 
     request_rate: Annotated[
-        str, load_option(help="Requests per second, several divided by commas; inf is all at once.")
+        str, load_option(help="Requests per second, or several rates with commas; inf sends all at once.")
     ] = "inf"
-    burstiness: Annotated[float, load_option(help="1 is a Poisson process, less comes in bursts.")] = 1.0
-    max_concurrency: Annotated[int | None, load_option(help="Requests at a time at most.", min=1)] = None
-    num_warmups: Annotated[int, load_option(help="Requests before, which don't count.", min=0)] = 1
-    seed: Annotated[int, load_option(help="Of prompts and arrivals.")] = 0
+    burstiness: Annotated[float, load_option(help="1: Poisson arrivals; below 1: bursts.")] = 1.0
+    max_concurrency: Annotated[int | None, load_option(help="Most requests at a time.", min=1)] = None
+    num_warmups: Annotated[int, load_option(help="Warm-up requests, not measured.", min=0)] = 1
+    seed: Annotated[int, load_option(help="Seed of prompts and arrivals.")] = 0
 
     def __post_init__(self) -> None:
         self.rates = _numbers(
@@ -99,18 +105,21 @@ class _Figures:
 
     plot: Annotated[
         str | None,
-        output_option(help="Write PLOT-ttft and PLOT-tpot as .png and .svg: a curve over the rates."),
+        output_option(help="Write plots over the rates: TEXT-ttft and TEXT-tpot, as .png and .svg."),
     ] = None
     percentile_metrics: Annotated[
-        str, output_option(help="Figures to print: some of ttft, tpot, itl, e2el, divided by commas.")
+        str, output_option(help="Figures to print, with commas: ttft, tpot, itl, e2el.")
     ] = "ttft,tpot,itl,e2el"
     metric_percentiles: Annotated[
-        str, output_option(help="Which percentiles of them, beside mean and median, divided by commas.")
+        str, output_option(help="Percentiles to print beside mean and median, with commas.")
     ] = "99"
-    save_result: Annotated[bool, output_option("--save-result", help="Write the figures to a file.")] = False
-    result_dir: Annotated[str, output_option(help="Its folder.")] = "."
+    save_result: Annotated[bool, output_option("--save-result", help="Write the figures to a JSON file.")] = (
+        False
+    )
+    result_dir: Annotated[str, output_option(help="Folder of that file.")] = "."
     result_filename: Annotated[
-        str | None, output_option(help="Its name, which implies --save-result; default: from model and time.")
+        str | None,
+        output_option(help="Name of that file (implies --save-result); default: from model and time."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -141,7 +150,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Measure a server with OpenAI's API at one request rate or several; status 1 if a request failed."""
+    """Measure a server with OpenAI's API. The status is 1 if a request failed."""
     only("--skip-tokenizer-init", skip_tokenizer_init, (False,), "prompts are made with the tokenizer")
     import asyncio  # noqa: PLC0415
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from armcli.groups import option_of, output_option
+from armllm.checkpoint.scheme import SCHEMES
 from armllm.cli.options import (
     EngineCommand,
     Verbose,
@@ -46,40 +47,49 @@ def chat_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub. Default: --url."),
+        typer.Argument(
+            help="Folder of a checkpoint, a .gguf file, or a name on the hub; default: the model at --url."
+        ),
     ] = None,
     url: Annotated[
-        str | None, server_option(help=f"Talk to a server instead. Default without MODEL: {LOCAL_SERVER}.")
+        str | None,
+        server_option(
+            help=f"API of a server to use instead of MODEL. Default without MODEL: {LOCAL_SERVER}."
+        ),
     ] = None,
     model_name: Annotated[
-        str | None, server_option(help="The model's name at --url; default: the server's first.")
+        str | None, server_option(help="Name of the model at --url; default: the server's first.")
     ] = None,
     api_key: Annotated[
-        str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="What --url asks for.")
+        str | None, server_option(envvar=["ARMLLM_API_KEY", "OPENAI_API_KEY"], help="Key of the server.")
     ] = None,
     system_prompt: Annotated[
-        str | None, conversation_option(help="The system message of the conversation.")
+        str | None, conversation_option(help="System message of the conversation.")
     ] = None,
     chat_template: Annotated[
         str | None,
         conversation_option(
-            help="File with another chat template than the checkpoint's, or its text; not with --url."
+            help="Chat template, as a file or as text; default: the checkpoint's. Not with --url."
         ),
     ] = None,
     quick: Annotated[
         str | None, conversation_option("--quick", "-q", help="Send one message, print the answer and end.")
     ] = None,
     max_tokens: Annotated[
-        int | None, sampling_option(help="Tokens per answer; default: all that fit.")
+        int | None, sampling_option(help="Most tokens per answer; default: all that fit.")
     ] = None,
-    temperature: Annotated[float | None, sampling_option(help="Default: the checkpoint's.")] = None,
-    stats: Annotated[bool, output_option("--stats", help="Print time to first token and speed.")] = False,
+    temperature: Annotated[
+        float | None, sampling_option(help="Temperature of sampling; default: the checkpoint's.")
+    ] = None,
+    stats: Annotated[
+        bool, output_option("--stats", help="Print the time to the first token and the speed.")
+    ] = False,
     quantization: Annotated[  # without the short form -q, which is --quick's here
-        str | None, model_option(help="Round weights while loading.")
+        str | None, model_option(help=f"Round the weights while loading: {', '.join(SCHEMES)}.")
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Talk to a model. An empty line or Ctrl-D ends, Ctrl-C stops an answer, /help lists commands."""
+    """Chat with a model. An empty line or Ctrl-D ends, Ctrl-C stops an answer, /help lists commands."""
     changes: dict[str, Any] = {"max_tokens": max_tokens}
     if temperature is not None:
         changes["temperature"] = temperature

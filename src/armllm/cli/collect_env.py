@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def collect_env_command(as_json: AsJson = False, verbose: Verbose = False) -> None:  # noqa: ARG001
-    """Print what to add to a report of a problem: versions, CPU, kernels, memory, variables; no secrets."""
+    """Print versions, CPU, kernels and variables for a bug report. Secrets are left out."""
     from armllm.doctor import describe_environment  # noqa: PLC0415 - torch takes seconds, --help should not
 
     sections = describe_environment()

@@ -27,7 +27,7 @@ def convert_command(
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Write a model whose weights are .bin files as safetensors; only tensors are read, no code runs."""
+    """Convert .bin weights to safetensors. Only tensors are read, and no code of the files runs."""
     from armllm.convert.pickles import convert_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     converted = convert_checkpoint(

@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor_command(as_json: AsJson = False, verbose: Verbose = False) -> int:  # noqa: ARG001 - main() looks for it
-    """Show what would make the engine faster here; status 1 if something is missing."""
+    """Show what would make the engine faster here. The status is 1 if something is missing."""
     from armllm.doctor import examine  # noqa: PLC0415 - torch takes seconds, --help should not
 
     findings = examine()

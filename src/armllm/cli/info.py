@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def info_command(model: Model, as_json: AsJson = False, verbose: Verbose = False) -> None:  # noqa: ARG001
-    """Check and describe a checkpoint. All its tensors must be there."""
+    """Check and describe a checkpoint."""
     from armllm.engine.inspection import inspect_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     facts: dict[str, Any] = inspect_checkpoint(model)

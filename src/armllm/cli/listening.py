@@ -32,20 +32,25 @@ class Listening:
     uds: Annotated[str | None, frontend_option(help="Listen on this Unix socket instead.")] = None
     api_key: Annotated[
         list[str] | None,
-        frontend_option(help="Ask clients for this key; may be repeated. Also from VLLM_API_KEY."),
+        frontend_option(help="Key that clients must send; default: VLLM_API_KEY. May be repeated."),
     ] = None
     allowed_origins: Annotated[
-        str, frontend_option(help="Web pages that may use the server: a JSON list of origins, or ['*'].")
+        str,
+        frontend_option(
+            help="Origins of web pages that may use the server: a JSON list of origins, or ['*']."
+        ),
     ] = "[]"
     allowed_hosts: Annotated[
         str, frontend_option(help="Public host names of a server without a key: a JSON list, or ['*'].")
     ] = "[]"
-    ssl_certfile: Annotated[str | None, frontend_option(help="Certificate, for HTTPS.")] = None
-    ssl_keyfile: Annotated[str | None, frontend_option(help="Its key, if it is in another file.")] = None
-    uvicorn_log_level: Annotated[str, frontend_option(help=", ".join(LOG_LEVELS) + ".")] = "info"
+    ssl_certfile: Annotated[str | None, frontend_option(help="File of the certificate, for HTTPS.")] = None
+    ssl_keyfile: Annotated[
+        str | None, frontend_option(help="File of its private key; default: the file of the certificate.")
+    ] = None
+    uvicorn_log_level: Annotated[str, frontend_option(help=f"Log level: {', '.join(LOG_LEVELS)}.")] = "info"
     disable_uvicorn_access_log: Annotated[
         bool,
-        frontend_option(help="No line per request."),
+        frontend_option(help="Log no line per request."),
     ] = False
 
     def __post_init__(self) -> None:

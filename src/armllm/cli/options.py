@@ -34,8 +34,10 @@ server_option = option_of("Server")
 requests_option = option_of("Requests")
 load_option = option_of("Load")
 
-Model = Annotated[str, typer.Argument(help="Folder of a Hugging Face checkpoint, or a name on the hub.")]
-AsJson = Annotated[bool, output_option("--json", help="Print one JSON document and nothing else.")]
+Model = Annotated[
+    str, typer.Argument(help="Folder of a checkpoint, a .gguf file, or a name on the hub.", metavar="MODEL")
+]
+AsJson = Annotated[bool, output_option("--json", help="Print one JSON document.")]
 
 
 def _hide_progress(quiet: bool) -> None:
@@ -46,10 +48,10 @@ def _hide_progress(quiet: bool) -> None:
 Quiet = Annotated[
     bool,
     output_option(
-        "--quiet", "-q", help="Show no progress on stderr.", callback=_hide_progress, is_eager=True
+        "--quiet", "-q", help="Print no progress on stderr.", callback=_hide_progress, is_eager=True
     ),
 ]
-Verbose = Annotated[bool, output_option("--verbose", help="Show the traceback of an error.")]
+Verbose = Annotated[bool, output_option("--verbose", help="Print the traceback of an error.")]
 
 
 def count(text: str | int) -> int:
@@ -73,94 +75,102 @@ def json_object(text: str | dict[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _EngineOptions:
-    tokenizer: Annotated[str | None, model_option(help="Take the tokenizer from here.")] = None
+    tokenizer: Annotated[
+        str | None, model_option(help="Folder of the tokenizer, or a name on the hub; default: MODEL.")
+    ] = None
     revision: Annotated[str | None, model_option(help="Branch, tag or commit on the hub.")] = None
-    tokenizer_revision: Annotated[str | None, model_option(help="The same for --tokenizer.")] = None
+    tokenizer_revision: Annotated[str | None, model_option(help="Branch, tag or commit of --tokenizer.")] = (
+        None
+    )
     download_dir: Annotated[str | None, model_option(help="Folder of downloads; default: $HF_HOME/hub.")] = (
         None
     )
-    load_format: Annotated[str, model_option(help="auto, or dummy: random weights, no download.")] = "auto"
-    hf_token: Annotated[str | None, model_option(help="Token for private models; better in HF_TOKEN.")] = None
-    dtype: Annotated[str, model_option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    load_format: Annotated[str, model_option(help="auto; dummy: random weights, no download.")] = "auto"
+    hf_token: Annotated[
+        str | None, model_option(help="Token of the hub, for private models; default: HF_TOKEN.")
+    ] = None
+    dtype: Annotated[
+        str, model_option(help="Type of weights and activations: auto, float32, bfloat16 or float16.")
+    ] = "auto"
     quantization: Annotated[
         str | None,
-        model_option("--quantization", "-q", help=f"Round weights while loading: {', '.join(SCHEMES)}."),
+        model_option("--quantization", "-q", help=f"Round the weights while loading: {', '.join(SCHEMES)}."),
     ] = None
     calibration: Annotated[
         str | None,
         model_option(
             "--calibrate",
-            help="Text of the kind that the model will see, by which --quantization scales inputs first.",
+            help="Text file by which --quantization is calibrated.",
         ),
     ] = None
-    seed: Annotated[int, model_option(help="Seed of requests that bring none.")] = 0
+    seed: Annotated[int, model_option(help="Seed for requests without one.")] = 0
     max_model_len: Annotated[
         int | None,
         model_option(
-            help="Prompt and output tokens together, as 4096, 4k or 4K; auto: what the KV cache holds.",
+            help="Most tokens of prompt and output, such as 4096, 4k or 4K; auto: what the KV cache holds.",
             parser=count,
             metavar="N",
         ),
     ] = None
     max_num_seqs: Annotated[
-        int | None, scheduler_option(help="Sequences per step at most: 256, or 128 in a server.")
+        int | None, scheduler_option(help="Most sequences per step; default: 256, in a server 128.")
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
         scheduler_option(
-            help="Tokens per step at most: 4096, or 2048 in a server.", parser=count, metavar="N"
+            help="Most tokens per step; default: 4096, in a server 2048.", parser=count, metavar="N"
         ),
     ] = None
     kv_cache_dtype: Annotated[
         str,
-        cache_option(help="auto: the KV cache has the type of --dtype; int8: rounded, in half the memory."),
+        cache_option(help="Type of the KV cache: auto (that of --dtype), or int8 in half the memory."),
     ] = "auto"
     block_size: Annotated[
         int | None, cache_option(help="Tokens per block of the KV cache; default: 16, with OpenVINO 32.")
     ] = None
     num_gpu_blocks_override: Annotated[
         int | None,
-        cache_option(
-            help="Blocks of the KV cache; else VLLM_CPU_KVCACHE_SPACE (GiB) or free memory decides."
-        ),
+        cache_option(help="Blocks of the KV cache; default: by VLLM_CPU_KVCACHE_SPACE (GiB) or free memory."),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, cache_option(help="Keep what prompts begin with for the next.")
+        bool, cache_option(help="Reuse the KV cache of prompts with the same beginning.")
     ] = True
     max_logprobs: Annotated[
         int | None,
-        model_option(help="Log-probabilities per token at most; -1 is no limit. Default: 20 in a server."),
+        model_option(help="Most log-probabilities per token, -1: no limit; default in a server: 20."),
     ] = None
     generation_config: Annotated[
-        str, model_option(help="auto: the checkpoint's own sampling defaults; vllm: neutral ones.")
+        str, model_option(help="Defaults of sampling: auto (the checkpoint's), or vllm (neutral).")
     ] = "auto"
     override_generation_config: Annotated[
         Any,
         model_option(
-            help='JSON of defaults above these: {"temperature": 0.5}.', parser=json_object, metavar="JSON"
+            help='Changes of these defaults, such as {"temperature": 0.5}.',
+            parser=json_object,
+            metavar="JSON",
         ),
     ] = None
     skip_tokenizer_init: Annotated[
         bool, model_option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
     ] = False
-    backend: Annotated[str, model_option(help="What computes: armllm, or openvino.")] = "armllm"
+    backend: Annotated[str, model_option(help="Back end of the model: armllm or openvino.")] = "armllm"
     tensor_parallel_size: Annotated[
         int,
         parallelism_option(
             "--tensor-parallel-size",
             "-tp",
-            help="Processes that compute the model together: one per NUMA node.",
+            help="Processes that compute the model together, such as one per NUMA node.",
         ),
     ] = 1
-    enable_lora: Annotated[bool, lora_option(help="Take LoRA adapters.")] = False
-    max_loras: Annotated[int, lora_option(help="Different adapters per step at most.")] = 1
-    max_lora_rank: Annotated[int, lora_option(help="The greatest rank of an adapter.")] = 16
+    enable_lora: Annotated[bool, lora_option(help="Accept LoRA adapters.")] = False
+    max_loras: Annotated[int, lora_option(help="Most different adapters per step.")] = 1
+    max_lora_rank: Annotated[int, lora_option(help="Greatest rank of an adapter.")] = 16
     max_cpu_loras: Annotated[
-        int | None, lora_option(help="Adapters in memory at most; default: --max-loras.")
+        int | None, lora_option(help="Most adapters in memory; default: --max-loras.")
     ] = None
-    scheduling_policy: Annotated[str, scheduler_option(help="fcfs, or priority: lower numbers first.")] = (
-        "fcfs"
-    )
+    scheduling_policy: Annotated[
+        str, scheduler_option(help="Order of requests: fcfs, or priority (lower numbers first).")
+    ] = "fcfs"
 
 
 class EngineCommand(GroupedCommand):

@@ -21,21 +21,21 @@ def pack_command(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
     target: Annotated[
-        str, typer.Option(help="CPU to pack for, as `armbuild detect --list` names it.")
+        str, typer.Option(help="CPU to pack for, a name of `armbuild detect --list`.")
     ] = "native",
     quantization: Annotated[
         str | None,
-        typer.Option(help=f"Round weights first: {', '.join(SCHEMES)}."),
+        typer.Option(help=f"Round the weights first: {', '.join(SCHEMES)}."),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option("--calibrate", help="A text by which --quantization scales inputs first."),
+        typer.Option("--calibrate", help="Text file by which --quantization is calibrated."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Pack quantized weights for a CPU's kernels. The result is a folder that loads by mapping."""
+    """Pack quantized weights for a CPU. The result is a folder that loads by mapping."""
     from armllm.convert.pack import pack_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = pack_checkpoint(

@@ -23,16 +23,16 @@ def register(app: typer.Typer) -> None:
 def quantize_command(  # noqa: PLR0917 - a list of options
     model: Model,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not exist.")],
-    scheme: Annotated[str, typer.Option(help=f"One of {', '.join(SCHEMES)}.")],
+    scheme: Annotated[str, typer.Option(help=f"How to round: {', '.join(SCHEMES)}.")],
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="A text of the kind that the model will see, by which inputs are scaled first."),
+        typer.Option(help="Text file by which the rounding is calibrated."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,  # noqa: ARG001 - its callback hides the progress
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Round the weights of a checkpoint. The result is a folder in the compressed-tensors format."""
+    """Round the weights of a checkpoint. The result is in the compressed-tensors format."""
     from armllm.convert.write import quantize_checkpoint  # noqa: PLC0415 - torch takes seconds, --help should not
 
     written = quantize_checkpoint(

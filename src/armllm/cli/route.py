@@ -22,26 +22,28 @@ def register(app: typer.Typer) -> None:
 @takes("listening", Listening)
 def route_command(  # noqa: PLR0917 - typer reads options from parameters
     urls: Annotated[
-        list[str], typer.Argument(metavar="URL...", help="Servers of one model: http://HOST:PORT.")
+        list[str], typer.Argument(metavar="URL", help="Servers of one model, such as http://HOST:PORT.")
     ],
     listening: Listening,
     policy: Annotated[
         str,
-        routing_option(help="cache_aware: who has the fewest tokens to compute; round_robin: the next one."),
+        routing_option(
+            help="cache_aware: the server with the fewest tokens to compute; round_robin: in turns."
+        ),
     ] = "cache_aware",
     health_check_interval_secs: Annotated[
-        float, routing_option(help="Time between two questions to /health of a server.", min=0.05)
+        float, routing_option(help="Seconds between two health checks of a server.", min=0.05)
     ] = 1.0,
     health_check_timeout_secs: Annotated[
-        float, routing_option(help="Time that a server has to answer one.", min=0.05)
+        float, routing_option(help="Seconds that a server has to answer one.", min=0.05)
     ] = 5.0,
     health_failure_threshold: Annotated[
         int,
-        routing_option(help="Questions without an answer after which a server is out.", min=1),
+        routing_option(help="Health checks without an answer, after which a server gets no requests.", min=1),
     ] = 2,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Share requests among several servers of one model: each goes to the one with the least to compute."""
+    """Share requests among servers of one model, by what each has to compute."""
     only("--policy", policy, ("cache_aware", "round_robin"), "these are the policies")
 
     from armllm.server.router.replica import HealthChecks, Replicas  # noqa: PLC0415 - --help needs none of it

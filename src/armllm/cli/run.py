@@ -28,22 +28,30 @@ def register(app: typer.Typer) -> None:
 @takes_engine_options
 def run_command(  # noqa: PLR0917 - typer reads options from parameters
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to complete; - reads it from standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="Text to complete; - reads standard input.", metavar="PROMPT")
+    ],
     engine: dict[str, Any],
-    max_tokens: Annotated[int, sampling_option(help="Output tokens at most.")] = 128,
-    temperature: Annotated[float, sampling_option(help="0 takes the likeliest token.")] = 1.0,
-    top_p: Annotated[float, sampling_option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
-    top_k: Annotated[int, sampling_option(help="Draw from this many tokens; 0 is all.")] = 0,
-    seed: Annotated[int | None, sampling_option(help="The same seed draws the same tokens.")] = None,
+    max_tokens: Annotated[int, sampling_option(help="Most output tokens.")] = 128,
+    temperature: Annotated[
+        float, sampling_option(help="Temperature of sampling; 0 takes the likeliest token.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, sampling_option(help="Sample from the likeliest tokens with this total probability.")
+    ] = 1.0,
+    top_k: Annotated[int, sampling_option(help="Sample from this many likeliest tokens; 0 is all.")] = 0,
+    seed: Annotated[int | None, sampling_option(help="Seed of sampling.")] = None,
     stop: Annotated[
-        list[str] | None, sampling_option(help="Text that ends the output; may be repeated.")
+        list[str] | None, sampling_option(help="Text that ends the output. May be repeated.")
     ] = None,
     max_num_seqs: Annotated[int, scheduler_option(hidden=True)] = 1,
-    ignore_eos: Annotated[bool, sampling_option("--ignore-eos", help="Go on after the end token.")] = False,
+    ignore_eos: Annotated[
+        bool, sampling_option("--ignore-eos", help="Continue after the end token.")
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> None:
-    """Complete one prompt."""
+    """Complete a prompt."""
     from armllm.api.llm import LLM  # noqa: PLC0415 - torch takes seconds, --help should not
     from armllm.sampling_params import SamplingParams  # noqa: PLC0415
 

@@ -34,23 +34,23 @@ def run_batch_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     answers: Answers,
     input_file: Annotated[
-        str, batch_option("--input-file", "-i", help="A JSON Lines file or an http URL of one.")
+        str, batch_option("--input-file", "-i", help="A JSON Lines file, or an http URL of one.")
     ],
     output_file: Annotated[
-        str, output_option("--output-file", "-o", help="Where answers go: a file, or an http URL to PUT to.")
+        str, output_option("--output-file", "-o", help="File of the answers, or an http URL for PUT.")
     ],
-    model: Annotated[str, model_option(help="Folder of a checkpoint, or a name on the hub.")],
+    model: Annotated[str, model_option(help="Folder of a checkpoint, a .gguf file, or a name on the hub.")],
     output_tmp_dir: Annotated[
-        str | None, output_option(help="Folder where answers are collected before they are uploaded.")
+        str | None, output_option(help="Folder of the answers until they are uploaded.")
     ] = None,
     enable_metrics: Annotated[
-        bool, metrics_option("--enable-metrics", help="Serve Prometheus's metrics meanwhile.")
+        bool, metrics_option("--enable-metrics", help="Serve metrics for Prometheus.")
     ] = False,
     host: Annotated[str, metrics_option("--host", "--url", help="Address of the metrics.")] = "127.0.0.1",
     port: Annotated[int, metrics_option(help="Port of the metrics.", min=0, max=65535)] = 8000,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Answer a file of requests in OpenAI's batch format; status 1 if one of them failed."""
+    """Answer a file of requests. The format is OpenAI's batch format; the status is 1 if one failed."""
     from armllm.server.batch import run_batch  # noqa: PLC0415 - --help needs none of it
 
     answered, failed = run_batch(

@@ -80,20 +80,25 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     engine: dict[str, Any],
     listening: Listening,
     answers: Answers,
-    model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help="Folder of a checkpoint.")] = None,
+    model_tag: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder of a checkpoint, a .gguf file, or a name on the hub."),
+    ] = None,
     model: Annotated[str | None, model_option(help="The same as MODEL.")] = None,
     data_parallel_size: Annotated[
         int,
         parallelism_option(
-            "--data-parallel-size", "-dp", help="Replicas behind this port: one per NUMA node.", min=1
+            "--data-parallel-size", "-dp", help="Replicas behind this port, such as one per NUMA node.", min=1
         ),
     ] = 1,
     root_path: Annotated[str, frontend_option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
-    ssl_ca_certs: Annotated[str | None, frontend_option(help="Who signs the clients' certificates.")] = None,
+    ssl_ca_certs: Annotated[
+        str | None, frontend_option(help="File of the authorities that sign the clients' certificates.")
+    ] = None,
     ssl_cert_reqs: Annotated[
         int, frontend_option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
     ] = 0,
-    ssl_ciphers: Annotated[str | None, frontend_option(help="Ciphers, in OpenSSL's form.")] = None,
+    ssl_ciphers: Annotated[str | None, frontend_option(help="Ciphers of TLS, in OpenSSL's form.")] = None,
     enable_log_requests: Annotated[
         bool,
         frontend_option(
@@ -102,14 +107,15 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         ),
     ] = False,
     disable_log_requests: Annotated[
-        bool, frontend_option("--disable-log-requests", help="The default; for guides that say so.")
+        bool,
+        frontend_option("--disable-log-requests", help="The default; accepted because vLLM's guides use it."),
     ] = False,
     disable_log_stats: Annotated[
-        bool, frontend_option("--disable-log-stats", help="No line every 10 s on throughput and queues.")
+        bool, frontend_option("--disable-log-stats", help="Log no throughput every 10 s.")
     ] = False,
     verbose: Verbose = False,  # noqa: ARG001 - main() looks for it
 ) -> int:
-    """Serve a model over HTTP. API and flags are OpenAI's and vLLM's; --config FILE.yaml has flags too."""
+    """Serve a model over HTTP. The API is OpenAI's, the flags are vLLM's. --config FILE.yaml reads flags."""
     if enable_log_requests and disable_log_requests:
         raise RequestError("--enable-log-requests and --disable-log-requests exclude each other")
     if (model_tag is None) == (model is None):

@@ -1,4 +1,4 @@
-"""``python -m armllm.smoke``: exit status 0 if all texts were recited word for word, 1 if not, 2: misused."""
+"""``python -m armllm.smoke``: exit status 0 if all texts were right, 1 if not, 2 for wrong usage."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def schemes(text: str) -> list[str]:
 
 
 def refuse(reason: str, *, as_json: bool) -> None:
-    """Say why nothing was recited."""
+    """Print why nothing ran."""
     if as_json:
         print(json.dumps({"schema": 1, "ok": False, "reason": reason, "runs": []}))
     print(f"armllm.smoke: {reason}", file=sys.stderr)
@@ -53,7 +53,7 @@ def refuse(reason: str, *, as_json: bool) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m armllm.smoke",
-        description="Let a small trained model recite texts it knows by heart; a wrong kernel garbles them.",
+        description="Compare every op with plain torch, and let small trained models generate texts that they know.",
         epilog="Without options: the longest text alone, then six requests in a batch with chunked prefill"
         " and preemption, in both dtypes; then the shortest text with weights of 8 and 4 bits, and with a KV"
         " cache of 8; then a model with experts, in 16, 8 and 4 bits.",
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--quantization",
         type=schemes,
         metavar="S[,S]",
-        help=f"round the weights: {', '.join(SCHEMES)} (default: leave them; some for the shortest text)",
+        help=f"round the weights: {', '.join(SCHEMES)} (default: some of them, for the shortest text)",
     )
     parser.add_argument("--prompts", metavar="NAME[,NAME]", help="only these texts, in this order")
     parser.add_argument(
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--kv-cache-dtype",
         choices=("auto", "int8"),
-        help="what the KV cache holds (default: auto, and int8 for the shortest text)",
+        help="type of the KV cache (default: auto, and int8 for the shortest text)",
     )
     parser.add_argument("--block-size", type=positive, metavar="N", help="tokens per block of the KV cache")
     parser.add_argument(

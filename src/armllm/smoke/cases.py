@@ -1,4 +1,4 @@
-"""The situations in which the passages are recited: which prompts, in which engine."""
+"""The cases of the smoke test: which prompts, in which engine."""
 
 from __future__ import annotations
 

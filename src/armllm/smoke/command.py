@@ -37,7 +37,7 @@ OPTIONS = (
     "num_gpu_blocks_override",
 )
 QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
-"""What the shortest text is recited with as well: each of the quantised products once."""
+"""What the shortest text runs with as well: each of the quantized products once."""
 EXPERTS = (None, "int8", "int4-g32")
 """What the model with experts recites with."""
 
@@ -155,7 +155,7 @@ def label(result: Run) -> str:
 
 
 def show(result: Run, stream: TextIO) -> None:
-    verdict = "recited" if result.ok else "FAILED"
+    verdict = "passed" if result.ok else "FAILED"
     details = f"threads: {result.threads}"
     if result.preemptions:
         details += f", preemptions: {result.preemptions}"

@@ -75,7 +75,7 @@ def test_info_tells_shape_and_size(folder, capsys, make_checkpoint):
         (["serve", "FOLDER", "--kv-cache-dtype", "fp8"], 2, "kv_cache_dtype must be"),
         (["run", "FOLDER", "x", "--temperature", "-1"], 2, "temperature"),
         (["run", "FOLDER", "x", "--max-tokens", "many"], 2, "--max-tokens"),
-        (["run", "FOLDER"], 2, "prompt"),
+        (["run", "FOLDER"], 2, "PROMPT"),
         (["run", "/nowhere", "x"], 1, "/nowhere"),
         (["info", "/nowhere"], 1, "/nowhere"),
         (["run", "FOLDER", "x", "--beam-width", "3"], 2, "--beam-width"),
