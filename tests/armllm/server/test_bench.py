@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
+from tests.armllm.hub import fake_hub_of, variables_for
 
 from armllm.cli import main
 
@@ -75,3 +78,17 @@ def test_a_tokenizer_that_is_not_there_is_one_line(served, capsys):
     shown = capsys.readouterr()
     assert "--tokenizer '/nowhere'" in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_name_on_the_hub_names_a_tokenizer(serving, folder, tmp_path):
+    """It would catch a benchmark that takes folders only, or downloads weights to make prompts."""
+    with fake_hub_of(folder) as hub, serving(served_model_names=("someone/tiny",)) as server:
+        command = [sys.executable, "-m", "armllm", "bench", "serve", "--base-url", server.url, "--json"]
+        command += ["--model", "someone/tiny", "--num-prompts", "2", "--input-len", "5", "--output-len", "3"]
+        variables = variables_for(hub, tmp_path)
+        run = subprocess.run(command, check=False, capture_output=True, text=True, env=variables, timeout=120)
+        assert run.returncode == 0, run.stderr
+        assert json.loads(run.stdout)["results"][0]["total_output_tokens"] == 6
+        files = {path.rpartition("/")[2] for path in hub.paths if "/resolve/" in path}
+        assert "tokenizer.json" in files
+        assert "model.safetensors" not in files
