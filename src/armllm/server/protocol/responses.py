@@ -17,6 +17,7 @@ from armllm.server.protocol.base import (
     WithoutEffect,
 )
 from armllm.server.protocol.chat import Effort
+from armllm.server.protocol.responses_input import InputItem, ToolChoice, Tools
 from armllm.server.protocol.sampling import (
     JsonObjectFormat,
     LogitBias,
@@ -49,25 +50,6 @@ AS_IN_CHAT = (
 )
 
 
-class TextPart(Strict):
-    """A piece of text, said to or by the model."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
-
-
-class InputMessage(Strict):
-    """What someone said; an earlier answer can be given back as it came."""
-
-    type: Literal["message"] | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[TextPart], FIRST_ERROR]
-    id: str | None = None
-    status: str | None = None
-
-
 class SchemaFormat(Strict):
     """JSON that a schema describes."""
 
@@ -96,7 +78,11 @@ class ReasoningOptions(Strict):
 
 
 class ResponsesRequest(WithoutEffect):
-    """What /v1/responses takes: text in, text out; nothing is stored, so nothing can be continued."""
+    """What /v1/responses takes: text in, text and calls of functions out.
+
+    Nothing is stored, so nothing can be continued. ``max_tool_calls`` counts calls of tools that a server
+    runs itself; here are none.
+    """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         **OF_VLLM,
@@ -106,10 +92,6 @@ class ResponsesRequest(WithoutEffect):
         "include": ([],),
         "prompt": (),
         "prompt_cache_options": ({},),
-        "tools": ([],),
-        "tool_choice": ("auto", "none"),
-        "parallel_tool_calls": (True, False),
-        "max_tool_calls": (),
         "truncation": ("disabled",),
         "top_logprobs": (0,),
         "stream_options": ({},),
@@ -124,11 +106,15 @@ class ResponsesRequest(WithoutEffect):
         "ec_transfer_params": (),
     }
 
-    input: str | Annotated[list[InputMessage], FIRST_ERROR, Messages]
+    input: str | Annotated[list[InputItem], FIRST_ERROR, Messages]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(None, ge=1)
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -155,7 +141,9 @@ class ResponsesRequest(WithoutEffect):
             "prompt": "input",
             "messages": "input",
             "max_tokens": "max_output_tokens",
-            "structured_outputs": "structured_outputs" if self.structured_outputs else "text",
+            "structured_outputs": "structured_outputs"
+            if self.structured_outputs
+            else ("text" if self.text else "tools"),
         }
         return super().names_for_errors() | renamed
 
@@ -177,6 +165,17 @@ class OutputItem(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: list[OutputText]
     summary: NotRequired[list[Any]]
+
+
+class OutputCall(TypedDict):
+    """A function that the model calls; ``arguments`` is JSON."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
 
 
 class InputDetails(TypedDict):
@@ -219,14 +218,14 @@ class ResponseObject(TypedDict):
     instructions: str | None
     max_output_tokens: int | None
     model: str
-    output: list[OutputItem]
+    output: list[OutputItem | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     temperature: float | None
     top_p: float | None
     text: dict[str, Any]
-    tool_choice: str
-    tools: list[Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
     truncation: str
     metadata: dict[str, Any]
     store: bool
