@@ -53,7 +53,7 @@ def refuse(reason: str, *, as_json: bool) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m armllm.smoke",
-        description="Compare every op with plain torch, and let small trained models generate texts that they know.",
+        description="Compare every op with plain torch, and generate known texts with small trained models.",
         epilog="Without options: the longest text alone, then six requests in a batch with chunked prefill"
         " and preemption, in both dtypes; then the shortest text with weights of 8 and 4 bits, and with a KV"
         " cache of 8; then a model with experts, in 16, 8 and 4 bits.",
