@@ -224,7 +224,7 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
         if image.sbom is None and not about_bill:
             yield Check(part="sbom", ok=None, text="none in the image")
         else:
-            components = len(image.sbom["components"]) if image.sbom else 0
+            components = len(image.sbom.get("components", ())) if image.sbom else 0
             yield from _checks("sbom", about_bill, f"components: {components}, as installed")
         yield from _origin(image, file) if file and not _is_of_images(file) else ()
     if file is None or _is_of_images(file):
@@ -255,7 +255,7 @@ def _image_provenance(path: Path, file: Path, images: Iterable[claims.Claims]) -
             problems.append("it names other images than the archive holds")
         parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
         used = {str(part["uri"]) for part in parts if "uri" in part}
-        listed = {part["purl"] for image in images if image.sbom for part in image.sbom["components"]}
+        listed = {part["purl"] for image in images if image.sbom for part in image.sbom.get("components", ())}
         for how, difference in (
             ("leaves out", listed - used),
             ("has, and the bill of materials has not", used - listed),

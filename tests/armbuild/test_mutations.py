@@ -1,8 +1,9 @@
 # ruff: noqa: S311 - seeded, so that a failure comes back
 """Random damage in files of strangers: each parser refuses or reports it, within its time and memory.
 
-``ARMBUILD_MUTATIONS`` is the number of files in all. The time is the CPU's, of this process and of those that
-it waited for; ``pytest -s`` prints the slowest file of each parser and what it added to the memory.
+``ARMBUILD_MUTATIONS`` is the number of files in all; ``ARMBUILD_SEED`` makes others. The time is the CPU's,
+of this process and of those that it waited for. ``pytest -s`` prints the slowest file of each parser, and
+what it added to the memory.
 """
 
 import dataclasses
@@ -17,8 +18,9 @@ import tarfile
 import zipfile
 
 import pytest
-from tests.armbuild import wheels
+from tests.armbuild import damaged_documents, wheels
 from tests.armbuild.audit.conftest import make_elf
+from tests.armbuild.damage import changed, damaged, with_checksums, written
 from tests.armbuild.image import small
 from tests.armbuild.target.test_deb_files import package
 
@@ -32,40 +34,11 @@ from armbuild.wheel import fetch, project, provenance
 from armisa.errors import IsaError
 
 COUNT = int(os.environ.get("ARMBUILD_MUTATIONS", "300"))
+SEED = os.environ.get("ARMBUILD_SEED", "")
 SECONDS, MEMORY = 10, 1 << 30
 HANGS = 10 * SECONDS
 """Seconds by the clock, after which a reader waits for something that never comes."""
 REFUSALS = (ArmbuildError, IsaError)
-NUMBERS = (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"9999999999", b"-1")
-TEXTS = (
-    b"\0",
-    b"\n",
-    b"../",
-    b"/etc/passwd",
-    b'"',
-    b"[" * 3000,
-    b"\xff\xfe",
-    b"<script>",
-    "é".encode(),
-    b"%s",
-)
-VALUES = (
-    None,
-    0,
-    -1,
-    1e308,
-    10**4000,
-    "",
-    "x",
-    "../x",
-    "\x1b[2J\u202e",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    True,
-    "sha256:" + "0" * 64,
-)
 WHEEL = "thing-1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
 LAYERS = ({"etc/x": "1", "usr/lib/a": "2"}, {"etc/.wh.x": "", "b": ("->", "/usr/lib")})
 CONFIG = {
@@ -111,45 +84,6 @@ CPUINFO = (
     "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd atomics asimddp sve\nCPU implementer\t: 0x41\n"
     "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd40\nCPU revision\t: 1\n\n"
 )
-
-
-def damaged(random, content):
-    """Change one to four places of ``content``: bits, numbers, texts, blocks left out, doubled or moved."""
-    data = bytearray(content)
-    for _ in range(random.randint(1, 4)):
-        at = random.randrange(len(data) + 1)
-        match random.randrange(7):
-            case 0:
-                data[at : at + 1] = bytes([random.randrange(256)])
-            case 1:
-                data[at : at + 4] = random.choice(NUMBERS)
-            case 2:
-                data[at:at] = random.choice(TEXTS)
-            case 3:
-                del data[at : at + random.choice((1, 8, 512))]
-            case 4:
-                data[at:at] = data[at : at + random.choice((8, 512, 4096))]
-            case 5:
-                other = random.randrange(len(data) + 1)
-                data[at : at + 64] = data[other : other + 64]
-            case 6:
-                data[at:] = data[at:][: random.choice((0, 100, 1 << 20))]
-    return bytes(data) or b"\0"
-
-
-def changed(random, value):
-    """Return a JSON value with one part of another type or content."""
-    if isinstance(value, (dict, list)) and value and random.random() < 0.8:
-        part = random.choice(list(value) if isinstance(value, dict) else range(len(value)))
-        copy = value.copy()
-        copy[part] = changed(random, value[part])
-        return copy
-    return random.choice(VALUES)
-
-
-def written(path, content):
-    path.write_bytes(content)
-    return path
 
 
 def read_wheel(path):
@@ -211,15 +145,6 @@ def sdist_tar(random, folder):
         packed = damaged(random, gzip.compress(content))
     (out := folder / "out").mkdir()
     fetch._unpack(written(folder / "x-1.tar.gz", packed), out)
-
-
-def with_checksums(content):
-    data = bytearray(content)
-    for at in range(0, len(data) - 511, 512):
-        block = data[at : at + 512]
-        if block[257:262] == b"ustar":
-            data[at + 148 : at + 156] = b"%06o\0 " % (sum(block[:148]) + 8 * 32 + sum(block[156:]))
-    return bytes(data)
 
 
 def sdist_zip(random, folder):
@@ -332,7 +257,8 @@ def project_file(random, folder):
 
 
 PARSERS = (wheel_file, wheel_member, elf_file, sdist_tar, sdist_zip, deb, oci_archive, oci_configuration,
-           oci_documents, cpuinfo, index_name, wheel_documents, project_file)  # fmt: skip
+           oci_documents, cpuinfo, index_name, wheel_documents, project_file,
+           *damaged_documents.PARSERS)  # fmt: skip
 
 
 def stop(number, _frame):
@@ -371,7 +297,7 @@ def test_a_damaged_file_is_read_refused_or_reported(tmp_path, monkeypatch, parse
         start, _ = used()
         limits()
         try:
-            parser(random.Random(f"{parser.__name__} {number}"), folder)
+            parser(random.Random(f"{SEED}{parser.__name__} {number}"), folder)
         except REFUSALS as error:
             sentences.append(str(error))
         except Exception as error:

@@ -341,3 +341,9 @@ def test_every_image_of_an_archive_is_checked(tmp_path):
     path = archive.write([small.image([made[0]]), labelled], tmp_path / "x.tar", name="localhost/x:1").path
     assert failures(path) == ["labels: label armllm.torch=9: what is inside says nothing"]
     assert sum(item.part == "image" for item in verify.check(path)) == 2
+
+
+def test_a_bill_of_materials_without_components_is_read(tmp_path):
+    path = small.write(tmp_path, {SBOM: "{}"})
+    (found,) = (check for check in verify.check(path) if check.part == "sbom")
+    assert found.text == "components: 0, as installed"

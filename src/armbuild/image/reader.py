@@ -91,11 +91,11 @@ class ImageFile:
             try:  # a link may lead to a device, and a pipe would never answer
                 return open_file(self.path, PurePosixPath(name))
             except OSError as error:
-                raise CheckFailed(f"{self.path}: {name} is missing") from error
+                raise CheckFailed(f"{self.path}: {name!s:.200} is missing") from error
         member = self._members.get(name)
         stream = self._tar.extractfile(member) if member else None
         if stream is None:
-            raise CheckFailed(f"{self.path}: {name} is missing")
+            raise CheckFailed(f"{self.path}: {name!s:.200} is missing")
         return stream
 
     def has(self, name: str) -> bool:
@@ -124,6 +124,8 @@ class ImageFile:
             found = self._oci() if self.has("index.json") else self._docker()
             if self.has("index.json") and self.has("manifest.json"):
                 self._compare(found)
+            for manifest in found:
+                _check_texts(manifest)
         except _BROKEN as error:
             raise CheckFailed(f"{self.path}: its documents make no sense: {error!r:.200}") from error
         if not found:
@@ -350,6 +352,17 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(settings.get("User") or "", str):
         raise TypeError("its User is no text")
     return {**config, "config": {**settings, "Labels": labels}}
+
+
+def _check_texts(manifest: Manifest) -> None:
+    """Raise TypeError where a document has something else than a text."""
+    layers = (text for layer in manifest.layers for text in vars(layer).values())
+    annotations = (*manifest.annotations.keys(), *manifest.annotations.values())
+    name = "" if manifest.name is None else manifest.name
+    own = (manifest.architecture, manifest.digest, manifest.config_name, name)
+    for text in (*own, *annotations, *layers):
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r:.100} is no text")
 
 
 def blob_name(digest: str) -> str:

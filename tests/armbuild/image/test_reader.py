@@ -274,3 +274,22 @@ def test_a_layout_in_a_folder_has_files_alone(tmp_path, kind):
         (manifest,) = image.manifests()
         with pytest.raises(CheckFailed, match="is missing"):
             image.verify(manifest.layers[0])
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [("diff_ids", [{}]), ("architecture", []), ("RepoTags", [{}]), ("Layers", [["a"]])],
+)
+def test_a_saved_image_whose_documents_have_no_texts_is_refused(tmp_path, where, value):
+    """A set of its layers, a column of its name: each took such a value for a text."""
+    config = {"architecture": "arm64", "rootfs": {"diff_ids": ["sha256:" + "0" * 64]}}
+    listed = {"Config": "config", "RepoTags": ["a:1"], "Layers": ["a"]}
+    for document in (config, config["rootfs"], listed):
+        document.update({where: value} if where in document else {})
+    (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "manifest.json").write_text(json.dumps([listed]))
+    with tarfile.open(tmp_path / "image.tar", "w") as tar:
+        for name in ("config", "manifest.json"):
+            tar.add(tmp_path / name, name)
+    with reader.open_image(tmp_path / "image.tar") as image, pytest.raises(CheckFailed, match="no text"):
+        image.manifests()
