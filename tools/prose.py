@@ -2,11 +2,17 @@
 
 The rules keep the pages readable for people who read English as a second language:
 
-- a sentence has at most 28 words and at most two passive verbs
+- a sentence has at most 25 words, two passive verbs and three clauses that hang on others
+- a sentence does not end with the place or way of a verb that stands before another clause
+- a possessive has its noun: at most one in a sentence stands for a thing named before ("torch's, oneDNN's")
 - a line has fewer than 120 characters; tables, code and lines with an address may be longer
 - a heading is in sentence case: only its first word and names begin with a capital letter
 - a word of `BANNED` has a plainer one, which the finding names
 - a page explains "lane" where it first uses the word: by a link, or by words in parentheses
+
+tests/test_prose.py applies the rules to the help of both programs too. Nothing reads docstrings and messages.
+Vale has such rules too, but its Python package downloads a program when it first runs. The tests must not
+need that. proselint looks for worn phrases and textstat computes grades; neither has these rules.
 
 Exit status: 0 when no rule is broken, 1 otherwise, with one line for each finding.
 """
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_WORDS, MAX_PASSIVES, MAX_COLUMNS = 28, 2, 119
+MAX_WORDS, MAX_PASSIVES, MAX_CLAUSES, MAX_POSSESSIVES, MAX_COLUMNS = 25, 2, 3, 1, 119
 
 BANNED = {
     r"told": "say who says or writes what",
@@ -59,6 +65,21 @@ PASSIVE = re.compile(
     r"|seen|drawn|chosen|split|brought|kept|told|bound|meant|paid|spent)\b",
     re.IGNORECASE,
 )
+# "They are stored, where the core has no vectors, in panels": the verb and its place are torn apart.
+TORN = re.compile(
+    r", (?:where|when|if|as|since|because|unless|while)\b[^,]*,"
+    r" (?:in|on|by|for|with|at|from|to|into)(?: \S+){1,3}[.]$"
+)
+CLAUSE = re.compile(r"\b(?:that|which|whose|who|where|when|if|because|since|while|unless)\b", re.IGNORECASE)
+POSSESSIVE = re.compile(  # but "the flags are vLLM's" is plain, and "it's" is none
+    r"(?<!\S)(?!(?:is|are|was|were|stays?)\s)\S+\s+(?!(?:it|let|that|what)')[\w.-]+'s"
+    r"(?=[,.;:]| (?:on|in|for|with|by|at|from)\b)"
+)
+COUNTED = [
+    (PASSIVE, MAX_PASSIVES, "passive verbs"),
+    (CLAUSE, MAX_CLAUSES, "clauses"),
+    (POSSESSIVE, MAX_POSSESSIVES, "possessives without a noun"),
+]
 
 
 class Finding(NamedTuple):
@@ -111,8 +132,8 @@ def plain(text: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Split prose where a mark ends a sentence: before a capital letter, or a colon before a list."""
-    return [part for part in re.split(r"(?<=[.!?])[)\"']?\s+(?=[A-Z`\"'(0-9])", text) if part]
+    """Split prose behind the marks that end a sentence; the next one may begin with a name such as armllm."""
+    return [part for part in re.split(r"(?<=[.!?])[)\"']?\s+", text) if part]
 
 
 def words(sentence: str) -> int:
@@ -131,13 +152,16 @@ def check(page: str) -> list[Finding]:
 
 
 def long_sentences(block: Block) -> Iterator[Finding]:
-    """Yield the sentences with too many words or passive verbs."""
+    """Yield the sentences with too many words, passive verbs or clauses, or in a hard order."""
     for sentence in sentences(block.text):
         start = f"{sentence[:60]}…"
         if (count := words(sentence)) > MAX_WORDS:
             yield Finding(block.line, f"{count} words in a sentence: {start}")
-        if (count := len(PASSIVE.findall(sentence))) > MAX_PASSIVES:
-            yield Finding(block.line, f"{count} passive verbs in a sentence: {start}")
+        for pattern, most, name in COUNTED:
+            if (count := len(pattern.findall(sentence))) > most:
+                yield Finding(block.line, f"{count} {name} in a sentence: {start}")
+        if TORN.search(sentence):
+            yield Finding(block.line, f"the end of a sentence belongs before the clause: {start}")
 
 
 def banned(block: Block) -> Iterator[Finding]:
