@@ -130,7 +130,7 @@ class LLMEngine(WithReasons):
 
             model_config = read_config(config.model_folder)
             return lambda: OpenVINORunner(config, model_config, self.placement), model_config
-        architecture, model_config = read_model_config(config.model_folder)
+        architecture, model_config = read_model_config(config.model_folder, config.hf_overrides)
         return functools.partial(self._load, architecture, model_config), model_config
 
     def _load(self, architecture: type[Model], model_config: ModelConfig) -> ModelRunner:

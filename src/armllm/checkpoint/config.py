@@ -43,11 +43,13 @@ class Classes:
     """A classification head: its labels, which state it reads, what makes probabilities of its scores.
 
     pooling: "cls", "mean" or "last". activation: "softmax", "sigmoid" or "none".
+    token_ids: the scores are those of these tokens; of two for one label the second's less the first's.
     """
 
     labels: tuple[str, ...]
     pooling: str
     activation: str
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,17 @@ class ConfigReader:
         self.asked = {"architectures", "model_type"}
 
     @classmethod
-    def open(cls, folder: Path) -> ConfigReader:
-        """Read the config.json of a folder or the header of a GGUF file; refuse what no family honours."""
+    def open(cls, folder: Path, overrides: dict[str, Any] | None = None) -> ConfigReader:
+        """Read the config.json of a folder or the header of a GGUF file; refuse what no family honours.
+
+        ``overrides`` stand above its values, as vLLM's hf_overrides do.
+        """
+        reader = cls._open(folder)
+        reader.values = _overridden(reader.values, overrides or {})
+        return reader
+
+    @classmethod
+    def _open(cls, folder: Path) -> ConfigReader:
         if folder.suffix == ".gguf" and folder.is_file():
             return cls(read_gguf_config(folder), folder)
         path = folder / "config.json"
@@ -267,3 +278,13 @@ class ConfigReader:
 
     def _unset(self, name: str, default: Any) -> Any:
         return None if name in self.values else default
+
+
+def _overridden(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The values with changes; those of another model's configuration in this one are joined, too."""
+    return values | {
+        name: _overridden(values[name], change)
+        if name.endswith("_config") and isinstance(change, dict) and isinstance(values.get(name), dict)
+        else change
+        for name, change in changes.items()
+    }

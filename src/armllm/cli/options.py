@@ -150,6 +150,14 @@ class _EngineOptions:
             metavar="JSON",
         ),
     ] = None
+    hf_overrides: Annotated[
+        Any,
+        model_option(
+            help='JSON of values above those of config.json: {"rope_theta": 1e6}.',
+            parser=json_object,
+            metavar="JSON",
+        ),
+    ] = None
     skip_tokenizer_init: Annotated[
         bool, model_option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
     ] = False

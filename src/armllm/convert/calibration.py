@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -122,6 +122,8 @@ def calibrated(
     text: Path,
     tokenizer: Tokenizer,
     dtype: torch.dtype,
+    *,
+    overrides: dict[str, Any] | None = None,
 ) -> tuple[ScaledCheckpoint, Calibration]:
     """The floating-point checkpoint in ``folder`` with scales for ``scheme`` that suit ``text``.
 
@@ -129,7 +131,7 @@ def calibrated(
     """
     if folder.is_file():
         raise RequestError(f"calibration needs the tensors of a folder, and {folder} is a GGUF file")
-    architecture, config = read_model_config(folder)
+    architecture, config = read_model_config(folder, overrides)
     if config.quantization is not None:
         raise RequestError(
             f"{folder} is quantised already: {config.quantization}; there is nothing to calibrate"
@@ -149,7 +151,9 @@ class CalibratedSource(WeightSource):
         config = self.config
         text, tokenizer = Path(str(config.calibration)), Tokenizer(config.tokenizer_folder)
         scheme, dtype = str(config.quantization), config.torch_dtype
-        scaled, _ = calibrated(config.model_folder, scheme, text, tokenizer, dtype)
+        scaled, _ = calibrated(
+            config.model_folder, scheme, text, tokenizer, dtype, overrides=config.hf_overrides
+        )
         return scaled
 
 

@@ -59,6 +59,9 @@ class EngineConfig:
     - load_format: "auto" reads the checkpoint; "safetensors" and "hf" mean the same. "dummy" makes random
       weights from config.json, for measurements.
     - hf_token: for private and gated models; default: HF_TOKEN, or what ``hf auth login`` stored.
+    - hf_overrides: values above those of config.json, such as ``{"rope_theta": 1e6}``. With
+      ``{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"],
+      "is_original_qwen3_reranker": True}`` a reranker that was published as a decoder makes scores.
     - skip_tokenizer_init: prompts and outputs are token ids only, without text.
     - dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's 16-bit type where the CPU has
       products in it, else bfloat16 where it has those, else float32. A log line says which, and why.
@@ -97,6 +100,7 @@ class EngineConfig:
     download_dir: str | None = None
     load_format: str = "auto"
     hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
+    hf_overrides: dict[str, Any] | None = None
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
     quantization: str | None = None
@@ -149,19 +153,25 @@ class EngineConfig:
                 raise RequestError(f"{name} must be True or False, not {getattr(self, name)!r}")
         for name, allowed in ALLOWED.items():
             self._check_choice(name, getattr(self, name), allowed)
+        if not isinstance(self.hf_overrides, dict | None):
+            raise RequestError(f"hf_overrides must be a dict of values, not {self.hf_overrides!r:.100}")
         if self.quantization is not None and self.quantization not in METHODS:
             check_scheme("quantization", self.quantization)
-        if self.calibration is not None and self.quantization not in SCHEMES:
-            raise RequestError(
-                "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
-            )
-        if self.calibration is not None and self.load_format == "dummy":
-            raise RequestError("calibration needs weights, and load_format dummy reads none: use one of them")
+        if self.calibration is not None:
+            self._check_calibration()
         if self.enable_lora:
             self._check_lora()
         if self.backend == "openvino":
             self._check_openvino()
         self._check_dtype()
+
+    def _check_calibration(self) -> None:
+        if self.quantization not in SCHEMES:
+            raise RequestError(
+                "calibration needs a quantization to calibrate: int8, int4, int4-g128 and so on"
+            )
+        if self.load_format == "dummy":
+            raise RequestError("calibration needs weights, and load_format dummy reads none: use one of them")
 
     def _check_lora(self) -> None:
         if (self.max_cpu_loras or self.max_loras) < self.max_loras:
@@ -179,7 +189,7 @@ class EngineConfig:
 
     def _check_openvino(self) -> None:
         """RequestError names an option that only our own back end has."""
-        others = {"tensor_parallel_size": 1, "enable_lora": False, "calibration": None}
+        others = {"tensor_parallel_size": 1, "enable_lora": False, "calibration": None, "hf_overrides": None}
         for name, neutral in others.items():
             if getattr(self, name) != neutral:
                 raise RequestError(f"backend openvino does not take {name}: use backend armllm for it")

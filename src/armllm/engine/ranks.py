@@ -201,7 +201,7 @@ def follow(runner: ModelRunner, ranks: extension.Ranks) -> None:
 
 def load_follower(config: EngineConfig, ranks: extension.Ranks) -> ModelRunner:
     """A follower's part of the model; ``config`` has what rank 0 decided."""
-    architecture, model_config = read_model_config(config.model_folder)
+    architecture, model_config = read_model_config(config.model_folder, config.hf_overrides)
     placement = place(ranks.rank, ranks.size)
     source = WeightSource(config, model_config.quantization)
     return ModelRunner(config, architecture, model_config, source, placement.node, ranks=ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from armllm.checkpoint.config import ConfigReader
 from armllm.checkpoint.weights import CheckingWeights
@@ -169,9 +169,14 @@ def check_model(
     return model, weights.finish(architecture.ignored_tensors(config))
 
 
-def read_model_config(folder: Path) -> tuple[type[Model], ModelConfig]:
-    """The class and the configuration of a checkpoint folder, or CheckpointError."""
-    reader = ConfigReader.open(folder)
+def read_model_config(
+    folder: Path, overrides: dict[str, Any] | None = None
+) -> tuple[type[Model], ModelConfig]:
+    """The class and the configuration of a checkpoint folder, or CheckpointError.
+
+    ``overrides``: values above those of config.json.
+    """
+    reader = ConfigReader.open(folder, overrides)
     architecture = model_class(reader)
     config = architecture.read_config(reader)
     reader.refuse_unknown()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from armllm.layers.linear import as_float32, load_linear
+from armllm.checkpoint.config import Classes
+from armllm.layers.linear import DenseLinear, as_float32, load_linear
 from armllm.models.encoder import read_classes
 from armllm.models.gemma2 import Gemma2ForCausalLM, GemmaConfig
 from armllm.models.gemma3 import Gemma3Config, Gemma3ForCausalLM
@@ -13,6 +14,7 @@ from armllm.models.llama import LlamaConfig, LlamaForCausalLM
 from armllm.models.mistral import MistralForCausalLM
 from armllm.models.qwen2 import Qwen2ForCausalLM
 from armllm.models.qwen3 import Qwen3ForCausalLM
+from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +30,18 @@ class Classifier(LlamaForCausalLM):
     """A product gives the scores of the classes instead of those of tokens."""
 
     def load_head(self, weights: Weights) -> Linear:
-        """The scores of the classes."""
-        labels = len(self.config.classes.labels)
+        """The scores of the classes, or those of tokens."""
+        config, classes = self.config, self.config.classes
+        if classes.token_ids:
+            table = (
+                self.embed_tokens.weight
+                if config.tie_word_embeddings
+                else weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+            )
+            rows = table[[*classes.token_ids]]
+            difference = len(classes.labels) < len(rows)
+            return DenseLinear((rows[1:].float() - rows[:1].float()).to(rows.dtype) if difference else rows)
+        labels = len(classes.labels)
         return load_linear(weights, {"score": labels}, self.config.hidden_size, bias=False)
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -44,7 +56,37 @@ class Classifier(LlamaForCausalLM):
 
 def with_classes(reader: ConfigReader, config: Config, architecture: str) -> Config:
     """The decoder's configuration with the labels."""
-    return dataclasses.replace(config, architecture=architecture, classes=read_classes(reader, "last"))
+    tokens = reader.get("classifier_from_token", None)
+    classes = read_classes(reader, "last") if tokens is None else _read_tokens(reader, tokens, config)
+    return dataclasses.replace(config, architecture=architecture, classes=classes)
+
+
+def _read_tokens(reader: ConfigReader, tokens: Any, config: LlamaConfig) -> Classes:
+    """Classes that are tokens: a decoder was asked a question, and its answer is the score.
+
+    The keys are vLLM's: two tokens are one class (Qwen3's reranker, method "from_2_way_softmax"), or each is
+    one ("no_post_processing").
+    """
+    if not isinstance(tokens, list) or len(tokens) < 2 or not all(isinstance(one, str) for one in tokens):
+        raise reader.error(f"classifier_from_token must be a list of two tokens or more, not {tokens!r:.100}")
+    original = reader.boolean("is_original_qwen3_reranker", default=False)
+    two_way = "from_2_way_softmax"
+    if not original and not reader.has("method"):
+        raise reader.error(f"classifier_from_token needs a method: {two_way} or no_post_processing")
+    method = reader.choice("method", two_way, (two_way, "no_post_processing"))
+    if method == two_way and len(tokens) != 2:
+        raise reader.error(f"method {two_way} needs two tokens in classifier_from_token, not {len(tokens)}")
+    tokenizer = Tokenizer(reader.path if reader.path.suffix == ".gguf" else reader.path.parent)
+    token_ids = [tokenizer.token_id(token) for token in tokens]
+    for token, token_id in zip(tokens, token_ids, strict=True):
+        if token_id is None or token_id >= config.vocab_size:
+            raise reader.error(f"classifier_from_token: {token!r:.100} is no token of the vocabulary")
+    return Classes(
+        labels=("LABEL_0",) if method == two_way else tuple(tokens),
+        pooling="last",
+        activation="sigmoid" if method == two_way else "softmax",
+        token_ids=tuple(token_id for token_id in token_ids if token_id is not None),
+    )
 
 
 class LlamaForSequenceClassification(Classifier):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, randomise
 
 from armllm import LLM, PoolingParams, SamplingParams
-from armllm.errors import RequestError
+from armllm.checkpoint.config import ConfigReader
+from armllm.errors import CheckpointError, RequestError
 from armllm.models import CLASSIFIERS
 
 
@@ -43,3 +46,77 @@ def test_scores_are_those_of_transformers(tmp_path, architecture, num_labels):
         torch.testing.assert_close(torch.as_tensor(output.outputs.data), expected, rtol=0, atol=1e-4)
     with pytest.raises(RequestError, match="generates no text"):
         llm.generate(prompts[0], SamplingParams(), use_tqdm=False)
+
+
+RERANKER = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["no", "yes"],
+    "is_original_qwen3_reranker": True,
+}
+
+
+def decoder(folder, *, tied):
+    """A decoder with a tokenizer that has the two answers, and transformers' model of it."""
+    config = random_config("Qwen3ForCausalLM", 3) | {"tie_word_embeddings": tied}
+    settings = transformers.AutoConfig.for_model(**config)
+    torch.manual_seed(3)
+    model = transformers.Qwen3ForCausalLM(settings).eval()
+    randomise(model, config["model_type"])
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    words = tokenizers.models.WordLevel({"no": 7, "yes": 11, "maybe": 399, "[UNK]": 0}, "[UNK]")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reranker_published_as_a_decoder_scores_by_its_two_answers(tmp_path, tied):
+    """As Qwen/Qwen3-Reranker-0.6B with vLLM's documented hf_overrides: the softmax of "no" and "yes"."""
+    model = decoder(tmp_path, tied=tied)
+    llm = LLM(tmp_path, dtype="float32", hf_overrides=RERANKER)
+    prompts = random_prompts((1, 12, 37), 3)
+    for prompt, output in zip(prompts, llm.classify(prompts, use_tqdm=False), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt])).logits[0, -1]
+        expected = logits[[7, 11]].softmax(-1)[1:]
+        torch.testing.assert_close(torch.as_tensor(output.outputs.probs), expected, rtol=0, atol=1e-4)
+
+
+def test_answers_may_be_classes(tmp_path):
+    model = decoder(tmp_path, tied=False)
+    changes = {"classifier_from_token": ["no", "yes", "maybe"], "method": "no_post_processing"}
+    llm = LLM(tmp_path, dtype="float32", hf_overrides=RERANKER | changes)
+    (prompt,) = random_prompts((12,), 3)
+    (output,) = llm.classify([prompt], use_tqdm=False)
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, -1][[7, 11, 399]].softmax(-1)
+    torch.testing.assert_close(torch.as_tensor(output.outputs.probs), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classifier_from_token": ["no", "perhaps"]}, "'perhaps' is no token of the vocabulary"),
+        ({"classifier_from_token": "yes"}, "must be a list of two tokens or more, not 'yes'"),
+        ({"classifier_from_token": ["no", "yes", "maybe"]}, "needs two tokens"),
+        ({"is_original_qwen3_reranker": False}, "classifier_from_token needs a method: from_2_way_softmax"),
+        ({"method": "other"}, "method 'other' is not supported"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer"),
+    ],
+)
+def test_overrides_that_cannot_be_honoured_are_named(tmp_path, changes, message):
+    decoder(tmp_path, tied=True)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        LLM(tmp_path, dtype="float32", hf_overrides=RERANKER | changes)
+
+
+def test_overrides_reach_into_the_configuration_of_a_part(tmp_path):
+    """A text model within a larger one keeps what is not changed."""
+    config = {"architectures": ["A"], "text_config": {"hidden_size": 8, "rope_theta": 1.0}, "rope": {"a": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    changes = {"text_config": {"rope_theta": 2.0}, "rope": {"b": 2}, "new": None}
+    values = ConfigReader.open(tmp_path, changes).values
+    changed = {"text_config": {"hidden_size": 8, "rope_theta": 2.0}, "rope": {"b": 2}, "new": None}
+    assert values == config | changed
+    with pytest.raises(RequestError, match="hf_overrides must be a dict of values, not 3"):
+        LLM(tmp_path, hf_overrides=3)
