@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from armllm.server.events import CallArguments, CallStart, Event, Text
+from armllm.server.events import CallArguments, CallStart, Event, Reasoning, Text
 
 if TYPE_CHECKING:
     from armllm.server.protocol.responses import OutputCall, OutputItem, OutputText
@@ -15,11 +15,15 @@ Told: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Items:
-    """What a model's answer consists of, in order. Each begins where the one before ends."""
+    """What a model's answer consists of, in order. Each begins where the one before ends.
 
-    def __init__(self, *, one_call: bool) -> None:
+    one_call: calls after the first are left out; with_reasoning: else thoughts are.
+    """
+
+    def __init__(self, *, one_call: bool, with_reasoning: bool) -> None:
         self.all: list[OutputItem | OutputCall] = []
         self._one_call = one_call
+        self._with_reasoning = with_reasoning
 
     def add(self, event: Event) -> list[Told]:
         """Put a piece of the answer where it belongs."""
@@ -27,6 +31,8 @@ class Items:
             if event.index > 0 and self._one_call:
                 return []
             return self._begin(_new_call(event.name)) if isinstance(event, CallStart) else self._extend(event)
+        if isinstance(event, Reasoning) and not self._with_reasoning:
+            return []
         kind = "message" if isinstance(event, Text) else "reasoning"
         happened: list[Told] = []
         if not self.all or self.all[-1]["type"] != kind:

@@ -46,7 +46,9 @@ class Run:
         self.id = new_id("resp_", body.request_id)
         self.created = int(time.time())
         self._parser = conversation.parser()
-        self._items = Items(one_call=body.parallel_tool_calls is False)
+        self._items = Items(
+            one_call=body.parallel_tool_calls is False, with_reasoning=body.include_reasoning is not False
+        )
         self._sequence = 0
         self._tokens = 0
         self._cached = 0

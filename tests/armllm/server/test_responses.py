@@ -7,7 +7,9 @@ import json
 import openai
 import pytest
 
+from armllm.server.events import Reasoning, Text
 from armllm.server.protocol.responses import ResponsesRequest
+from armllm.server.response_items import Items
 from armllm.server.response_request import as_chat
 
 CITY = {
@@ -143,3 +145,13 @@ def test_what_cannot_be_done_is_said(client, changes, param, message):
     with pytest.raises(openai.BadRequestError, match=message) as refused:
         client.responses.create(**{**ASKED, **changes})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("with_reasoning", [True, False])
+def test_thoughts_are_items_or_left_out(with_reasoning):
+    items = Items(one_call=False, with_reasoning=with_reasoning)
+    for event in (Reasoning("Hm."), Text("Yes"), Text(".")):
+        items.add(event)
+    items.close(cut=False)
+    texts = [(item["type"], item["content"][0]["text"]) for item in items.all]
+    assert texts == [("reasoning", "Hm.")] * with_reasoning + [("message", "Yes.")]

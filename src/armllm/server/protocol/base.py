@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from armllm.server.protocol.reasons import REASONS
+
 MAX_CHOICES = 128  # OpenAI's limit of n; every choice costs memory from the start
 MAX_PROMPTS = 2048  # OpenAI's limit of inputs per request
 MAX_ENTRIES = 1024  # of lists and objects whose entries cost time at every token
@@ -75,6 +77,12 @@ class Strict(BaseModel):
         return check_size(data, MAX_FIELDS)
 
 
+def unsupported(name: str) -> PydanticCustomError:
+    """The error that refuses a field, with the reason."""
+    message = "{param} is not supported by this server: {reason}"
+    return PydanticCustomError("unsupported_parameter", message, {"param": name, "reason": REASONS[name]})
+
+
 class Body(Strict):
     """The JSON body of a request.
 
@@ -97,9 +105,7 @@ class Body(Strict):
             return data
         for name, harmless in cls.unsupported.items():
             if name in data and data[name] is not None and data[name] not in harmless:
-                raise PydanticCustomError(
-                    "unsupported_parameter", "{param} is not supported by this server", {"param": name}
-                )
+                raise unsupported(name)
         return {name: value for name, value in data.items() if name not in cls.unsupported}
 
 

@@ -12,7 +12,6 @@ from armllm.server.protocol.sampling import Sampling
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **OF_VLLM,
-    "best_of": (1,),
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
@@ -39,6 +38,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_mm_kwargs": (False,),
     "mm_payload": ("tensors",),
     "stream_interval": (1,),
+    "return_weight_versions": (False,),
 }
 
 

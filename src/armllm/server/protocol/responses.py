@@ -97,19 +97,20 @@ class ResponsesRequest(WithoutEffect):
         "stream_options": ({},),
         "enable_response_messages": (False,),
         "previous_input_messages": ([],),
-        "include_reasoning": (True,),
         "watermarking": (False,),
         "return_mm_kwargs": (False,),
         "mm_payload": ("tensors",),
         "vllm_xargs": ({},),
         "kv_transfer_params": (),
         "ec_transfer_params": (),
+        "spaces_between_special_tokens": (True,),
     }
 
     input: str | Annotated[list[InputItem], FIRST_ERROR, Messages]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     reasoning: ReasoningOptions | None = None
+    include_reasoning: bool | None = None
     text: TextOptions | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None

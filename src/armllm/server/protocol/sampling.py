@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -20,6 +20,7 @@ from armllm.server.protocol.base import (
     Strict,
     WithoutEffect,
     check_size,
+    unsupported,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Sampling(WithoutEffect):
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = None
     seed: int | None = None
     stop: str | FewStrings | None = None
     stop_token_ids: TokenIds | None = None
@@ -123,6 +125,12 @@ class Sampling(WithoutEffect):
     request_id: str | None = Field(None, pattern=REQUEST_ID)
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _no_answer_is_dropped(self) -> Sampling:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise unsupported("best_of")
+        return self
 
     def names_for_errors(self) -> dict[str, str]:
         """With the one field that gave the form of the output."""
