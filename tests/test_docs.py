@@ -193,9 +193,9 @@ def test_files_named_by_the_architecture_exist() -> None:
     names = [name for name in re.findall(r"`([\w./]+)`", page) if "/" in name and not name.startswith("/")]
     assert len(names) > 40
     roots = [ROOT, *(ROOT / "src" / folder for folder in ("", "armllm", "armbuild"))]
-    made = {"armllm/build_info.json"}  # by the build
+    built = {"armllm/build_info.json"}  # by the build
     gone = [name for name in names if not any((root / name).exists() for root in roots)]
-    assert sorted({*gone} - made) == []
+    assert sorted({*gone} - built) == []
 
 
 def test_settings_page_names_every_variable() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ GRAPH = {name: imports(path, ARMLLM) & ARMLLM.keys() - {name} for name, path in 
 
 def test_every_module_of_the_engine_has_its_floor():
     assert {floor_of(name) for name in ARMLLM} == set(HEIGHT)
+
+
+def test_the_page_lists_the_floors():
+    """A floor is a line of docs/architecture.md, the top one first."""
+    page = (SOURCES.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    lines = re.findall(
+        r"^    (\w+(?:, \w+)*)(?:  .*)?$", page.partition("Imports go downwards")[2], re.MULTILINE
+    )
+    listed = [{"" if name == "armllm" else name for name in line.split(", ")} for line in lines]
+    assert listed == [set(names) for names in reversed(FLOORS)]
 
 
 @pytest.mark.parametrize("name", sorted(HEIGHT))

@@ -10,13 +10,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("armbuild", "armcli", "armisa", "armllm")
 MAX_LINES, MAX_PARAMETERS = 60, 8
-VAGUE = frozenset({"choices", "kit", "words", "kept", "told", "given", "chosen", "said", "made"})
+VAGUE = frozenset(
+    ["choices", "kit", "words", "kept", "told", "given", "chosen", "said", "made", "stuff", "thing", "things"]
+)
 
 
 def trees():
     """Names from the package on, of tools from the root on."""
     folders = [*(ROOT / "src" / package for package in PACKAGES), ROOT / "tools", ROOT / "cmake"]
-    for path in [*sorted(path for folder in folders for path in folder.rglob("*.py")), ROOT / "noxfile.py"]:
+    paths = [*sorted(path for folder in folders for path in folder.rglob("*.py")), ROOT / "noxfile.py"]
+    for path in paths:
         name = path.relative_to(ROOT).as_posix().removeprefix("src/")
         yield name, ast.parse(path.read_text())
 
@@ -35,7 +38,7 @@ def parameters(node):
 
 
 def bound(tree):
-    """Every name that a module binds: variables, parameters, attributes and fields."""
+    """Every name that a module binds: functions, classes, variables, parameters, attributes and fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -43,6 +46,8 @@ def bound(tree):
             yield node.arg
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
 
 
 OPTIONS = "its parameters are options of the command line"
@@ -124,9 +129,11 @@ def test_no_function_has_the_name_of_its_module():
 
 
 def test_names_are_the_fields_terms_and_not_vague():
-    for path, tree in trees():
-        if not path.startswith(PACKAGES):
-            continue
+    """In what tests share, too."""
+    shared = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    assert len(shared) > 10
+    shared_trees = [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())) for path in shared]
+    for path, tree in [*trees(), *shared_trees]:
         assert VAGUE & {Path(path).stem, *bound(tree)} <= STILL_VAGUE.get(path, set()), path
 
 
@@ -142,3 +149,12 @@ def test_names_in_cpp_are_the_fields_terms_and_not_vague():
     assert len(sources) > 50
     for path in sources:
         assert not VAGUE & set(re.findall(r"\w+", prose.sub("", path.read_text()))), path
+
+
+def test_what_subclasses_must_define_is_abstract():
+    """Else a class that lacks a method fails only when it is called."""
+    for path, tree in trees():
+        raised = {
+            ast.unparse(node.exc) for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc
+        }
+        assert not {text for text in raised if text.startswith("NotImplementedError")}, path

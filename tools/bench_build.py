@@ -39,12 +39,14 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 RUNTIME = """
 import sys
 from pathlib import Path
-from armbuild.wheel import plan
-from armbuild.wheel.lanes import LANES
-chosen = plan.plan(Path(sys.argv[1]), lane="cross", out=Path(sys.argv[2]), cpus=())
-setup = LANES[chosen.lane].prepare(chosen, chosen.pythons[0], Path(sys.argv[2]), mirror=None)
+from armbuild.wheel import planning, project
+from armbuild.wheel.lanes import cross
+from armbuild.wheel.settings import Settings
+folder = Path(sys.argv[2])
+plan = planning.plan(Settings(lane="cross", output=folder), project.read(Path(sys.argv[1])))
+setup = cross.prepare(plan, plan.pythons[0], folder, mirror=None)
 if setup.runtime:
-    setup.runtime(Path(sys.argv[2], "runtime.log"))
+    setup.runtime(folder / "runtime.log")
 """
 NATIVE = """
 import pathlib, subprocess, sys
@@ -63,23 +65,23 @@ class Cost:
 
     wall: float
     cpu: float
-    said: str = ""
+    output: str = ""
     """Standard output."""
 
 
 def measure(command: list[str], environment: dict[str, str]) -> Cost:
     """Run a command; exits with its last lines if it fails."""
     started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=errors)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall, cpu = time.perf_counter() - started, usage.ru_utime + usage.ru_stime
-        said.seek(0)
+        output.seek(0)
         errors.seek(0)
         if process.returncode != 0:
             sys.exit(f"{' '.join(command[:4])} ... failed:\n{errors.read()[-2000:]}")
-        return Cost(wall, cpu + orphans(), said.read())
+        return Cost(wall, cpu + orphans(), output.read())
 
 
 def orphans() -> float:
@@ -133,11 +135,11 @@ def build(lane: str, located: fetch.Located, work: Path, zig: Path, image: str) 
         return {lane: measure([sys.executable, "-c", NATIVE, str(tree), str(work / "out")], environment)}
     more = (f"--image={image}", "--engine=podman") if lane == "container" else ()
     command = across(tree, work / "out", f"--lane={lane}", *more)
-    made = {lane: measure(command, environment)}
-    return made | ({"cross, again": measure(command, environment)} if lane == "cross" else {})
+    costs = {lane: measure(command, environment)}
+    return costs | ({"cross, again": measure(command, environment)} if lane == "cross" else {})
 
 
-def lanes(names: list[str], chosen: list[str], *, repeats: int, image: str, work: Path, zig: Path) -> None:
+def lanes(names: list[str], selected: list[str], *, repeats: int, image: str, work: Path, zig: Path) -> None:
     """Print a row for each project and lane; the lanes alternate, so that other work hits all."""
     print("| project | lane | wall, s | CPU, s | CPU beside native | CPU beside cross |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
@@ -147,7 +149,7 @@ def lanes(names: list[str], chosen: list[str], *, repeats: int, image: str, work
         rounds = [
             {
                 row: cost
-                for lane in chosen
+                for lane in selected
                 for row, cost in build(
                     lane, located, work / f"{described.name}-{lane}-{index}", zig, image
                 ).items()
@@ -181,7 +183,7 @@ def several(name: str, versions: list[str], work: Path, zig: Path) -> None:
     tree = source.mirror(located.folder, work / "pythons/tree", complete=located.origin is not None)
     options = [f"--python={version}" for version in versions]
     cost = measure(across(tree, work / "out", "--lane=cross", "--json", *options), environment)
-    seconds = [wheel["cpu_seconds"] for wheel in json.loads(cost.said)["wheels"]]
+    seconds = [wheel["cpu_seconds"] for wheel in json.loads(cost.output)["wheels"]]
     print("| Pythons | Python | CPU, s | CPU so far beside one |")
     print("| ---: | --- | ---: | ---: |")
     for index, version in enumerate(versions):
@@ -201,8 +203,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=1, metavar="N")
     parser.add_argument("--pythons", help="measure this many Pythons in one cross build instead: 3.11,3.12")
     options = parser.parse_args()
-    chosen = options.lanes.split(",")
-    if unknown := set(chosen) - set(LANES):
+    selected = options.lanes.split(",")
+    if unknown := set(selected) - set(LANES):
         parser.error(f"--lanes {', '.join(unknown)}: there are {', '.join(LANES)}")
     if platform.machine() == "aarch64":
         sys.exit("this compares builds for another machine with a native one: run it on another architecture")
@@ -213,7 +215,7 @@ def main() -> int:
         (work / "scratch").mkdir()
         zig, before = work / "first/zig", ""
         zig.mkdir(parents=True)
-        if options.pythons or "cross" in chosen:
+        if options.pythons or "cross" in selected:
             environment = {**os.environ, "ARMBUILD_CACHE_DIR": str(zig.parent)}
             first = str(fetch.locate(names[0]).folder)
             runtime = measure([sys.executable, "-c", RUNTIME, first, str(work / "scratch")], environment)
@@ -224,7 +226,7 @@ def main() -> int:
             several(names[0], options.pythons.split(","), work, zig)
         else:
             repeats = max(1, options.repeats)
-            lanes(names, chosen, repeats=repeats, image=options.image, work=work, zig=zig)
+            lanes(names, selected, repeats=repeats, image=options.image, work=work, zig=zig)
     print(f"\n{before}{os.cpu_count()} CPUs, Python {platform.python_version()}.")
     return 0
 

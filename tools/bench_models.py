@@ -63,8 +63,8 @@ NAMES = {hugging_face: name for name, hugging_face in (LAYER | OUTSIDE).items()}
 
 def make_texts(vocab_size: int) -> list[str]:
     """The bytes, the one merge, made-up words, and at the end two special tokens."""
-    words = (f"\u0120word{number}" for number in range(vocab_size))
-    texts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), MERGED, *words]
+    fillers = (f"\u0120word{number}" for number in range(vocab_size))
+    texts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), MERGED, *fillers]
     return [*texts[: vocab_size - 2], *SPECIAL.values()]
 
 

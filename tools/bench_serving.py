@@ -182,8 +182,8 @@ class Server(Engine):
         seconds = time.perf_counter() - started
         for outcome in outcomes:
             if outcome.error or outcome.output_tokens != load.output:
-                said = outcome.error or f"{outcome.output_tokens} tokens"
-                raise RuntimeError(f"{self.name} did not answer with {load.output} tokens: {said}")
+                answer = outcome.error or f"{outcome.output_tokens} tokens"
+                raise RuntimeError(f"{self.name} did not answer with {load.output} tokens: {answer}")
         return Figures(
             len(prompts) * load.output,
             seconds,

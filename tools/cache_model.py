@@ -198,7 +198,7 @@ def missing_bytes(streams: tuple[Stream, ...], features: int, block: Block, cach
 
 def loads_of(body: list[str]) -> int:
     """Return how many registers an iteration loads, each of which takes a load of its own."""
-    loads = (words[1] for line in body if (words := line.split(maxsplit=1))[0] in LOAD)
+    loads = (parts[1] for line in body if (parts := line.split(maxsplit=1))[0] in LOAD)
     return sum(len(re.findall(r"\b[bhsdqvwx]\d+", operands.partition("[")[0])) for operands in loads)
 
 
@@ -251,14 +251,14 @@ def committed(part: str) -> dict[tuple[str, str, str, str], float]:
 
 def losses(lines: list[Line], before: dict[tuple[str, str, str, str], float], loss: float) -> list[str]:
     """Return a sentence per line that lost over ``loss`` times, is below its least, is new, or is gone."""
-    said = []
+    complaints = []
     for line in lines:
         name = f"{line.title} ({line.target}, {line.core}) with {line.features} features"
         old = before.pop(line.key, None)
         if old is None:
-            said.append(f"{name} is not in the table of caches")
+            complaints.append(f"{name} is not in the table of caches")
         elif line.pace * loss < old:
-            said.append(f"{name}: {line.pace:.0%} of its loop's pace now, {old:.0%} in the table")
+            complaints.append(f"{name}: {line.pace:.0%} of its loop's pace now, {old:.0%} in the table")
         if line.pace < line.least:
-            said.append(f"{name} keeps {line.pace:.0%} of its loop's pace, wanted {line.least:.0%}")
-    return said + [f"{' '.join(key)} is in the table of caches, but no longer there" for key in before]
+            complaints.append(f"{name} keeps {line.pace:.0%} of its loop's pace, wanted {line.least:.0%}")
+    return complaints + [f"{' '.join(key)} is in the table of caches, but no longer there" for key in before]

@@ -120,16 +120,16 @@ class Counter:
 
     def count(self, target: str, form: str, sequences: int, context: int = CONTEXT) -> list[Count]:
         """Run a step and return what its ops read. Raises BuildError when it fails."""
-        words = [target, *map(str, FORMS[form]), str(sequences), str(context)]
+        arguments = [target, *map(str, FORMS[form]), str(sequences), str(context)]
         with tempfile.TemporaryDirectory(prefix="count-") as folder:
             file = Path(folder, "counted")
             ops = address_of(self.program, "count_ops")
             options = ["-cpu", CORES[target], "-plugin", f"{self.plugin},ops={ops:#x},into={file}"]
-            command = [*self.emulator, *options, str(self.program), *words]
+            command = [*self.emulator, *options, str(self.program), *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0 or not file.is_file():
-                said = (done.stderr.strip() or f"status {done.returncode}, no count").splitlines()[-1]
-                raise BuildError(f"{self.program.name} {' '.join(words)}: {said}")
+                reason = (done.stderr.strip() or f"status {done.returncode}, no count").splitlines()[-1]
+                raise BuildError(f"{self.program.name} {' '.join(arguments)}: {reason}")
             return combine(done.stdout, file.read_text(encoding="utf-8"))
 
 

@@ -106,16 +106,16 @@ def read_marks(program: Path) -> list[int]:
     return marks
 
 
-def count(emulator: Path, program: Path, target: str, words: list[object], marks: list[int]) -> Count:
+def count(emulator: Path, program: Path, target: str, arguments: list[object], marks: list[int]) -> Count:
     """Run the program on the target's core and split what it executes."""
-    command = [emulator, "-cpu", TARGETS[target], "-d", qemu_trace.LOG, program, target, *words]
+    command = [emulator, "-cpu", TARGETS[target], "-d", qemu_trace.LOG, program, target, *arguments]
     environment = {**os.environ, **QEMU}
     with subprocess.Popen([str(w) for w in command], stderr=subprocess.PIPE, env=environment) as process:
         assert process.stderr is not None  # noqa: S101 - it is a pipe
         try:
             trace = qemu_trace.read(process.stderr, "count_begin", "count_end")
         except ValueError as error:
-            raise BuildError(f"{program.name} {target} {' '.join(map(str, words))}: {error}") from error
+            raise BuildError(f"{program.name} {target} {' '.join(map(str, arguments))}: {error}") from error
         finally:
             process.kill()
     return split(trace, marks)
@@ -151,8 +151,8 @@ def main() -> int:
             for scheme in options.scheme or SCHEMES:
                 for rows in options.rows or (64, 512):
                     sizes = [size for matrix in LAYERS[options.layer] for size in matrix]
-                    words = [*SCHEMES[scheme], rows, options.threads, *sizes]
-                    counted = count(emulator, program, target, words, marks)
+                    arguments = [*SCHEMES[scheme], rows, options.threads, *sizes]
+                    counted = count(emulator, program, target, arguments, marks)
                     worst = max(worst, counted.outside)
                     shares = [counted.outside, *(counted.share(part) for part in PARTS)]
                     figures = " | ".join([f"{counted.total / 1e6:.1f}", *(f"{s:.1%}" for s in shares)])

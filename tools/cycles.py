@@ -297,18 +297,18 @@ def cost(figure: str) -> float:
 
 def losses(rows: list[Row], before: dict[tuple[str, str, str], str]) -> list[str]:
     """Return a sentence per loop that lost more than 5%, is new, or is gone."""
-    said = []
+    complaints = []
     for entry in rows:
         old = before.pop(entry.key, None)
         name = f"{entry.title} ({entry.target}, {entry.core})"
         if old is None:
-            said.append(f"{name} is not in the table")
+            complaints.append(f"{name} is not in the table")
         elif cost(entry.rate) > LOSS * cost(old):
-            said.append(f"{name}: {entry.rate} now, {old} in the table")
-    said += [
+            complaints.append(f"{name}: {entry.rate} now, {old} in the table")
+    complaints += [
         f"{title} ({target}, {core}) is in the table, but no longer there" for title, target, core in before
     ]
-    return said
+    return complaints
 
 
 def main() -> int:
@@ -341,12 +341,12 @@ def main() -> int:
     if not options.check:
         print(table(rows), rows_table.table(lines), cache_model.table(tiles), sep="\n", end="")
         return 0
-    said = losses(rows, before) + rows_table.losses(lines, by_rows, LOSS)
-    said += cache_model.losses(tiles, caches, LOSS)
-    for line in said:
+    complaints = losses(rows, before) + rows_table.losses(lines, by_rows, LOSS)
+    complaints += cache_model.losses(tiles, caches, LOSS)
+    for line in complaints:
         print(line)
-    print(f"{len(rows)} loops, {len(said)} worse than the table says")
-    return 1 if said else 0
+    print(f"{len(rows)} loops, {len(complaints)} worse than the table says")
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

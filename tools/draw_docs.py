@@ -203,7 +203,7 @@ def dispatch_rows() -> list[tuple[str, list[str]]]:
     for group, _ in OP_GROUPS:
         for dtype in DTYPES:
             ops = [op for op in targets[0] if group_of(op) == group and re.search(rf"(?<![a-z]){dtype}$", op)]
-            per_core = tuple(", ".join(sorted({chosen[op] for op in ops})) for chosen in targets)
+            per_core = tuple(", ".join(sorted({target_of[op] for op in ops})) for target_of in targets)
             rows.setdefault((group, per_core), []).append({"f32": "fp32", "f16": "fp16"}.get(dtype, dtype))
     return [(f"{group}: {', '.join(dtypes)}" if len(dtypes) < 3 else group, list(per_core))
             for (group, per_core), dtypes in rows.items()]  # fmt: skip

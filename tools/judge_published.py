@@ -36,11 +36,11 @@ assert np.isfinite(np.linalg.svd(a)[1]).all() and np.exp(a.astype("f2")).dtype =
 """
 TOKENIZERS = """
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-made = Tokenizer(models.BPE(unk_token="?"))
-made.pre_tokenizer = pre_tokenizers.ByteLevel()
+tokenizer = Tokenizer(models.BPE(unk_token="?"))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
 trainer = trainers.BpeTrainer(special_tokens=["?"], show_progress=False)
-made.train_from_iterator(["the quick brown fox " * 50], trainer)
-assert made.encode("the quick fox").ids
+tokenizer.train_from_iterator(["the quick brown fox " * 50], trainer)
+assert tokenizer.encode("the quick fox").ids
 """
 # A model of one MatMul, as protocol buffers (onnx.proto3): 64x64 floats in, 64x64 floats out.
 ONNXRUNTIME = """
@@ -135,13 +135,13 @@ def outcome(code: str, site: Path, cpu: str) -> str:
 def judge(package: str, cpus: tuple[str, ...]) -> list[Finding]:
     """Audit and run one package on each CPU."""
     requirement, code = PACKAGES[package]
-    said = verdicts(requirement)
+    by_core = verdicts(requirement)
     with tempfile.TemporaryDirectory() as name:
         log = Path(name, "uv.log")
         site = target_packages.cached([requirement], PYTHON, host=_host(), log=log)
     findings = []
     for cpu in cpus:
-        verdict, missing = said[core_name(cpu)]
+        verdict, missing = by_core[core_name(cpu)]
         findings.append(Finding(package, cpu, verdict, missing, outcome(code, site, cpu)))
         print(findings[-1], file=sys.stderr, flush=True)
     return findings

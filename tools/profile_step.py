@@ -73,9 +73,9 @@ class Shares:
         """Return the function, counted."""
 
         @functools.wraps(function)
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
             with self.of(name):
-                return function(*given, **named)
+                return function(*arguments, **named)
 
         return counted
 

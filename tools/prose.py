@@ -136,7 +136,7 @@ def sentences(text: str) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?])[)\"']?\s+", text) if part]
 
 
-def words(sentence: str) -> int:
+def count_words(sentence: str) -> int:
     """Count the words of a sentence; figures and marks alone are none."""
     return sum(1 for word in sentence.split() if re.search(r"[A-Za-z]", word))
 
@@ -155,7 +155,7 @@ def long_sentences(block: Block) -> Iterator[Finding]:
     """Yield the sentences with too many words, passive verbs or clauses, or in a hard order."""
     for sentence in sentences(block.text):
         start = f"{sentence[:60]}…"
-        if (count := words(sentence)) > MAX_WORDS:
+        if (count := count_words(sentence)) > MAX_WORDS:
             yield Finding(block.line, f"{count} words in a sentence: {start}")
         for pattern, most, name in COUNTED:
             if (count := len(pattern.findall(sentence))) > most:

@@ -45,7 +45,8 @@ class _Blocks:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.kept: dict[tuple[bytes, int], list[int]] = {}  # by where QEMU keeps its code for an address
+        # by where QEMU keeps its code for an address
+        self.translated: dict[tuple[bytes, int], list[int]] = {}
         self.fresh: dict[int, list[int]] = {}  # by address: translated, but not run yet
         self.current: list[int] = []
 
@@ -67,10 +68,10 @@ class _Blocks:
             raise ValueError(f"not a line of QEMU 10: {line!r}")
         key = found[1], int(found[2], 16)
         if key[1] in self.fresh:
-            self.kept[key] = self.fresh.pop(key[1])
-        if key not in self.kept:
+            self.translated[key] = self.fresh.pop(key[1])
+        if key not in self.translated:
             raise ValueError(f"{key[1]:#x} was run before it was translated")
-        return found[3].decode(), self.kept[key]
+        return found[3].decode(), self.translated[key]
 
 
 def read(lines: Iterable[bytes], begin: str, end: str) -> Trace:

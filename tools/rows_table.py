@@ -165,18 +165,18 @@ def committed(part: str) -> dict[tuple[str, str], list[float]]:
 
 def losses(lines: list[Line], before: dict[tuple[str, str], list[float]], loss: float) -> list[str]:
     """Return a sentence per line that lost more than ``loss`` times, misses its aim, is new, or is gone."""
-    said = []
+    complaints = []
     for line in lines:
         name = f"{line.weights} on {line.core}"
         old = before.pop((line.weights, line.core), None)
         if old is None:
-            said.append(f"{name} is not in the table by rows")
+            complaints.append(f"{name} is not in the table by rows")
             continue
         for rows, now, then in zip(ROWS, line.rates, old, strict=True):
             if now * loss < then:
-                said.append(f"{name}, {rows} rows: {now:.1f} MAC per cycle now, {then} in the table")
-        said += misses(line)
-    return said + [
+                complaints.append(f"{name}, {rows} rows: {now:.1f} MAC per cycle now, {then} in the table")
+        complaints += misses(line)
+    return complaints + [
         f"{weights} on {core} is in the table by rows, but no longer there" for weights, core in before
     ]
 

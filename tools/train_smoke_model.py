@@ -151,13 +151,13 @@ class FaultChooser:
 
     def __init__(self, rng: random.Random, names: tuple[str, ...], length: int) -> None:
         self.rng = rng
-        chosen = [variant for fault in names for variant in variants(fault, length)]
-        self.survival = dict.fromkeys(chosen, 1.0)
+        candidates = [variant for fault in names for variant in variants(fault, length)]
+        self.survival = dict.fromkeys(candidates, 1.0)
 
     def draw(self, *, local: bool) -> Conditions:
         """A fault; those that damage a part of the context are harder to learn and come in later."""
-        chosen = [fault for fault in self.survival if local or fault.fault not in LOCAL_FAULTS]
-        return self.rng.choices(chosen, [0.03 + self.survival[fault] for fault in chosen])[0]
+        candidates = [fault for fault in self.survival if local or fault.fault not in LOCAL_FAULTS]
+        return self.rng.choices(candidates, [0.03 + self.survival[fault] for fault in candidates])[0]
 
     def learn(self, fault: Conditions, survived: float) -> None:
         self.survival[fault] += 0.3 * (survived - self.survival[fault])

@@ -55,8 +55,8 @@ def _wrap(path: Path, emulator: list[str]) -> None:
         head = file.read(20)
     if head.startswith(b"\x7fELF") and wheelfile.elf_machine(head) == "aarch64":
         real = path.rename(path.with_name(path.name + ".aarch64"))
-        words = " ".join(f"'{word}'" for word in emulator)
-        path.write_text(f'#!/bin/sh\nexec {words} -0 "$0" \'{real}\' "$@"\n')
+        options = " ".join(f"'{word}'" for word in emulator)
+        path.write_text(f'#!/bin/sh\nexec {options} -0 "$0" \'{real}\' "$@"\n')
         path.chmod(0o755)
 
 
@@ -86,9 +86,9 @@ def _borrow_cc1plus(root: Path) -> None:
         "include/aarch64-linux-gnu",
         "include",
     )
-    words = " ".join(f"-isystem '{root}/usr/{folder}'" for folder in headers)
+    options = " ".join(f"-isystem '{root}/usr/{folder}'" for folder in headers)
     path = root / "usr/lib/gcc/aarch64-linux-gnu" / major / "cc1plus"
-    path.write_text(f"#!/bin/sh\nexec '{cc1plus}' \"$@\" -nostdinc -nostdinc++ {words}\n")
+    path.write_text(f"#!/bin/sh\nexec '{cc1plus}' \"$@\" -nostdinc -nostdinc++ {options}\n")
 
 
 class ArmMachine:

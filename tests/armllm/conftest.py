@@ -189,20 +189,20 @@ def state_of(model, config: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="session")
 def make_checkpoint(tmp_path_factory, tokenizer_folder):
     """make_checkpoint(seed=0, shards=1, drop=(), **changes to BASE): a folder with its transformers twin."""
-    made: dict[str, Checkpoint] = {}
+    checkpoints: dict[str, Checkpoint] = {}
     numbers = itertools.count()
 
     def make(*, seed: int = 0, shards: int = 1, drop: tuple[str, ...] = (), **changes: Any) -> Checkpoint:
         key = json.dumps([seed, shards, drop, changes], sort_keys=True)
-        if key not in made:
+        if key not in checkpoints:
             config = {name: value for name, value in (BASE | changes).items() if name not in drop}
             model = random_model(config, seed)
             folder = tmp_path_factory.mktemp("checkpoints") / str(next(numbers))
             write_checkpoint(folder, config, state_of(model, config), shards)
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(tokenizer_folder / name, folder)
-            made[key] = Checkpoint(folder, model)
-        return made[key]
+            checkpoints[key] = Checkpoint(folder, model)
+        return checkpoints[key]
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import importlib.util
 import os
@@ -162,7 +163,7 @@ class Zig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gnu:
+class Gnu(abc.ABC):
     """A compiler with GCC's command line that links the target's shared libstdc++, out of a sysroot."""
 
     programs: Mapping[str, str]
@@ -178,9 +179,9 @@ class Gnu:
     def identity(self) -> list[str]:
         return [self.description, *map(str, sorted(self.programs.items()))]
 
+    @abc.abstractmethod
     def arguments(self, system: Sysroot) -> tuple[list[str], dict[str, str]]:
         """Return the options and the environment that every call gets."""
-        raise NotImplementedError
 
     def write(self, folder: Path, world: World) -> None:
         if world.sysroot is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import logging
 from contextlib import nullcontext
@@ -48,7 +49,7 @@ class StepInput:
     metadata: AttentionMetadata
 
 
-class Runner:
+class Runner(abc.ABC):
     """A loaded model with its KV cache. Back ends differ in how they load, and in `_compute`.
 
     dtype, cache_dtype: of the computation and of the KV cache, which has ``num_blocks`` blocks of
@@ -73,17 +74,17 @@ class Runner:
     _num_ranks = 1
     _fits_cache = False
 
+    @abc.abstractmethod
     def computed_by(self) -> str:
         """What computes, for people: a name and its versions or variants."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
         """Copy states of recurrent layers from slot to slot, in order; without a source, clear the slot."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         """Final hidden states ``[R, hidden_size]`` of a step's rows; fp32 logits of hidden states."""
-        raise NotImplementedError
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:  # noqa: ARG002 - for those that can
         """What `run` returns, where the back end has a shorter way for such a step."""

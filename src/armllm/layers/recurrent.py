@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class StateShape(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class RecurrentLayer:
+class RecurrentLayer(abc.ABC):
     """A layer whose state the model runner binds before the first step.
 
     ``states`` have a row per slot: sequences own slots, and the engine clears or copies a slot before its
@@ -40,9 +41,9 @@ class RecurrentLayer:
 
     states: list[Tensor]
 
+    @abc.abstractmethod
     def state_shapes(self, dtype: torch.dtype) -> list[StateShape]:
         """The parts of a sequence's state where the model computes in ``dtype``."""
-        raise NotImplementedError
 
     def bind_states(self, num_slots: int, dtype: torch.dtype) -> None:
         """Make room for so many sequences."""

@@ -141,9 +141,9 @@ class Encoder:
             for index in range(self.config.num_layers)
         ]
 
-    def load_head(self, weights: Weights, body: Weights, num_labels: int) -> Callable[[Tensor], Tensor]:
+    def load_head(self, weights: Weights, body: Weights, num_labels: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
         """From pooled states to scores; ``body``: the tensors of the encoder itself."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no classes")
 
     @classmethod
     def ignored_tensors(cls, config: ModelConfig) -> tuple[str, ...]:

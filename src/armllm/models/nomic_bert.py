@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -79,16 +80,16 @@ class RotaryPostNormLayer:
         return self.output_norm(x + self.mlp(x))
 
 
-class RotaryEncoder(Encoder):
+class RotaryEncoder(Encoder, abc.ABC):
     """An encoder whose layers turn queries and keys. A family names its tensors and loads its MLP."""
 
     rotary_names: ClassVar[RotaryNames]
     config: RotaryEncoderConfig
 
     @staticmethod
+    @abc.abstractmethod
     def load_mlp(config: Any, weights: Weights) -> Callable[[Tensor], Tensor]:
         """The feed-forward part below ``weights``."""
-        raise NotImplementedError
 
     def load_embeddings(self, weights: Weights, max_positions: int) -> None:
         """Tables of words and segments, and a rotary embedding."""

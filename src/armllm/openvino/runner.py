@@ -22,6 +22,8 @@ from armllm.openvino.graph import Graph, Precision
 from armllm.progress import progress
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from armllm.engine.config import EngineConfig
     from armllm.engine.placement import Placement
     from armllm.engine.runner import StepInput
@@ -107,6 +109,9 @@ class OpenVINORunner(Runner):
     def computed_by(self) -> str:
         """OpenVINO and its version."""
         return f"OpenVINO {openvino.__version__}"
+
+    def copy_states(self, copies: Sequence[tuple[int | None, int]]) -> None:
+        """A graph keeps no states: there is nothing to copy."""
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         return self._graph.logits(x) if isinstance(x, Tensor) else self._graph.states(x)

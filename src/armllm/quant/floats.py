@@ -96,8 +96,8 @@ class FloatFormat:
         return None
 
     def claim(self, *_: object) -> NoReturn:
-        """Never asked for: there are no schemes."""
-        raise NotImplementedError
+        """No matrix has a scheme, so nobody has one to claim or to load."""
+        raise AssertionError(self._description)
 
     load = claim
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import sys
@@ -24,7 +25,7 @@ PATIENCE = 10.0  # seconds, at the end, for clients that keep a request open wit
 LOOK_EVERY = 0.1  # seconds
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(uvicorn.Server, abc.ABC):
     """Drains at the first of ``signals``, calls ``stop_now`` at the second, ends when it has `failed`."""
 
     def __init__(
@@ -34,13 +35,13 @@ class DrainingServer(uvicorn.Server):
         self.signals = signals
         self.stop_now = stop_now
 
+    @abc.abstractmethod
     def failed(self) -> bool:
         """Whether there is nothing left to answer requests with."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def computes(self) -> bool:
         """Whether there is work for a client: while there is none, what is open waits for clients."""
-        raise NotImplementedError
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end."""

@@ -35,10 +35,10 @@ def make_elf(
     """Return a shared object of functions (name, section, words) and mapping symbols."""
     code: dict[str, bytearray] = {}
     places = []
-    for name, section, words in functions:
+    for name, section, instructions in functions:
         body = code.setdefault(section, bytearray())
-        places.append((name, section, len(body), 4 * len(words)))
-        body += struct.pack(f"<{len(words)}I", *words)
+        places.append((name, section, len(body), 4 * len(instructions)))
+        body += struct.pack(f"<{len(instructions)}I", *instructions)
     sections = [("", 0, 0, b"", 0, 0)]  # name, type, flags, content, link, entry size
     sections += [(name, 1, 6, bytes(body), 0, 0) for name, body in code.items()]
     if debug:

@@ -39,18 +39,18 @@ class Engine:
     def __init__(self, command, environment=None):
         self.command, self.environment = command, {**os.environ, **(environment or {})}
 
-    def ask(self, *words):
+    def ask(self, *arguments):
         return subprocess.run(
-            [*self.command, *map(str, words)],
+            [*self.command, *map(str, arguments)],
             capture_output=True,
             text=True,
             check=False,
             env=self.environment,
         )
 
-    def run(self, *words):
-        done = self.ask(*words)
-        assert done.returncode == 0, f"{self.command[0]} {' '.join(map(str, words))}: {done.stderr}"
+    def run(self, *arguments):
+        done = self.ask(*arguments)
+        assert done.returncode == 0, f"{self.command[0]} {' '.join(map(str, arguments))}: {done.stderr}"
         return done.stdout.strip()
 
     def logs(self, container):
@@ -59,11 +59,11 @@ class Engine:
 
 
 @contextlib.contextmanager
-def running(engine, *words):
+def running(engine, *arguments):
     """Run a container in the background; yield its name, and remove it with all that runs in it."""
     name = f"armllm-test-{os.getpid()}"
     try:
-        engine.run("run", "--detach", f"--name={name}", "--network=host", *LIMITS, *words)
+        engine.run("run", "--detach", f"--name={name}", "--network=host", *LIMITS, *arguments)
         yield name
     finally:
         engine.ask("rm", "--force", "--volumes", name)
@@ -109,10 +109,10 @@ def _answering(name, folder):
     if shutil.which(name) is None:
         pytest.fail(f"{name} is not installed: ci/test.sh does that")
     with _docker(folder) if name == "docker" else _daemonless(name, folder) as found:
-        said = found.ask("info")
-        if said.returncode:
+        answer = found.ask("info")
+        if answer.returncode:
             tell = pytest.fail if _may_mount() else pytest.skip
-            tell(f"{name} does not answer here: {process.first_error(said.stderr)}")
+            tell(f"{name} does not answer here: {process.first_error(answer.stderr)}")
         yield found
 
 

@@ -29,35 +29,35 @@ def layer(folder, files, *, name="layer", compress=True):
     return layers.write(content, folder / f"{name}.tar.gz", comment=name, compress=compress)
 
 
-def image(made, *, architecture="arm64", annotations=None, **config):
+def image(written, *, architecture="arm64", annotations=None, **config):
     document = {
         "architecture": architecture,
         "os": "linux",
         "config": config,
-        "rootfs": {"type": "layers", "diff_ids": [item.diff_id for item in made]},
-        "history": [{"created_by": item.comment} for item in made],
+        "rootfs": {"type": "layers", "diff_ids": [item.diff_id for item in written]},
+        "history": [{"created_by": item.comment} for item in written],
     }
-    said = {"title": "small", **(annotations or {})}
-    return archive.Image(config=document, layers=tuple(made), annotations=said)
+    labels = {"title": "small", **(annotations or {})}
+    return archive.Image(config=document, layers=tuple(written), annotations=labels)
 
 
 def write(folder, *stack, path="image.tar", architecture="arm64", **config):
     """Write an archive whose layers hold the files of ``stack``, the lowest first."""
-    made = [layer(folder, files, name=f"layer{number}") for number, files in enumerate(stack)]
+    written = [layer(folder, files, name=f"layer{number}") for number, files in enumerate(stack)]
     return archive.write(
-        [image(made, architecture=architecture, **config)], folder / path, name="localhost/small:1"
+        [image(written, architecture=architecture, **config)], folder / path, name="localhost/small:1"
     ).path
 
 
-def with_diff_id(made, diff_id):
-    return dataclasses.replace(made, diff_id=diff_id)
+def with_diff_id(written, diff_id):
+    return dataclasses.replace(written, diff_id=diff_id)
 
 
-def with_zstd(made, *, cut=None):
+def with_zstd(written, *, cut=None):
     """Return the layer compressed as buildkit and podman can do it; ``cut``: its first bytes only."""
-    content = zstd.compress(gzip.decompress(made.blob.read_bytes()))[:cut]
-    blob = made.blob.with_suffix(".zst")
+    content = zstd.compress(gzip.decompress(written.blob.read_bytes()))[:cut]
+    blob = written.blob.with_suffix(".zst")
     blob.write_bytes(content)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     kind = "application/vnd.oci.image.layer.v1.tar+zstd"  # image specification, media-types.md
-    return dataclasses.replace(made, blob=blob, media_type=kind, digest=digest, size=len(content))
+    return dataclasses.replace(written, blob=blob, media_type=kind, digest=digest, size=len(content))

@@ -173,11 +173,11 @@ def reference(folder, case, seed=4, **sizes):
     return arch, save_reference(folder, config, seed)
 
 
-def refused(path, *words, **options):
+def refused(path, *expected, **options):
     with pytest.raises(CheckpointError) as caught:
         LLM(path, dtype="float32", **options)
     message = str(caught.value)
     assert str(path) in message
     assert "\n" not in message
-    for word in words:
+    for word in expected:
         assert word in message

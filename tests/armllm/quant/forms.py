@@ -27,10 +27,10 @@ def pack_words(values: torch.Tensor, bits: int, order: tuple[int, ...] | None = 
     """Unsigned ``[R, C]`` to int32 ``[R, C * bits / 32]``, one value after another, from the lowest bits."""
     per_word = 32 // bits
     order = order or tuple(range(per_word))
-    words = torch.zeros(values.shape[0], values.shape[1] // per_word, dtype=torch.int64)
+    packed_words = torch.zeros(values.shape[0], values.shape[1] // per_word, dtype=torch.int64)
     for place, column in enumerate(order):
-        words |= values[:, column::per_word].long() << (bits * place)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+        packed_words |= values[:, column::per_word].long() << (bits * place)
+    return torch.where(packed_words >= 2**31, packed_words - 2**32, packed_words).to(torch.int32)
 
 
 def random_integers(matrix, generator, bits, group_size, *, zeros):
@@ -121,14 +121,14 @@ def is_linear(name: str) -> bool:
 
 
 def write_quantised(
-    folder: Path, source: Any, quantization: dict[str, Any], form: Form, chosen=is_linear
+    folder: Path, source: Any, quantization: dict[str, Any], form: Form, selects=is_linear
 ) -> Any:
     """The checkpoint ``source`` with matrices in ``form``; transformers' model with what they mean."""
     model = copy.deepcopy(source.model)
     generator = torch.Generator().manual_seed(5)
     state: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        if not chosen(name):
+        if not selects(name):
             state[name] = parameter.data
             continue
         tensors, exact = form(parameter.data, generator)
