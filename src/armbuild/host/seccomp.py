@@ -22,6 +22,7 @@ REFUSED = {
     "clock_adjtime": (305, 266),
     "clock_settime": (227, 112),
     "delete_module": (176, 106),
+    "fanotify_init": (300, 262),
     "finit_module": (313, 273),
     "fsconfig": (431, 431),
     "fsmount": (432, 432),
@@ -38,12 +39,14 @@ REFUSED = {
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
     "modify_ldt": (154, None),
+    "lookup_dcookie": (212, 18),
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
+    "open_tree_attr": (467, 467),
     "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
@@ -51,6 +54,7 @@ REFUSED = {
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
     "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
     "reboot": (169, 142),
     "request_key": (249, 218),
     "setns": (308, 268),
@@ -63,7 +67,7 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-CLONE, IOCTL, SOCKET, CLONE3 = (56, 220), (16, 29), (41, 198), (435, 435)
+CLONE, IOCTL, SOCKET, SOCKETPAIR, CLONE3 = (56, 220), (16, 29), (41, 198), (53, 199), (435, 435)
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: text for the shell outside (asm-generic/ioctls.h)
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, INET, INET6, NETLINK; AF_VSOCK and others know no network namespace
@@ -98,7 +102,8 @@ def program(machine: str) -> bytes:
     request = (_LOAD, 0, 0, SECOND), (_EQUAL, 1, 0, sends), (_EQUAL, 0, 1, console)
     code += _call(IOCTL[column], *request, _error(errno.EPERM), _ALLOW)
     family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
-    code += _call(SOCKET[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))
+    for call in (SOCKET, SOCKETPAIR):
+        code += _call(call[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in [*code, _ALLOW])
 
 

@@ -58,11 +58,13 @@ def build_wheel(
         if "PATH" in hooks:
             env["PATH"] = os.pathsep.join((hooks["PATH"], own.get("PATH", os.defpath)))
         folder = Path(cwd) if cwd else sources
+        answer = Path(cmd[-1])  # as the hook's script, known to pyproject_hooks alone
         if box:
-            # the hook's script and the folder of its answer, which only pyproject_hooks knows
-            cmd = box.command(cmd, folder, Path(cmd[1]), writable=(Path(cmd[-1]),))
+            cmd = box.command(cmd, folder, Path(cmd[1]), writable=(answer,))
             env = box.environment(env, own={*(extra_environ or {}), *hooks})
         process.run(cmd, log=log, what="the project's build", cwd=folder, env=env)
+        if box:
+            sandbox.check_answer(answer)
 
     try:
         with warnings.catch_warnings(record=True) as heard:  # the back end's, not ours

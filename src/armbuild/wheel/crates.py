@@ -41,7 +41,7 @@ def read(sources: Path, record: Path) -> tuple[Crate, ...]:
     The lock files in ``sources`` tell where each comes from. What they do not name is of an older build.
     """
     compiled: dict[tuple[str, str], bool] = {}
-    text = record.read_text(encoding="utf-8", errors="replace") if record.is_file() else ""
+    text = record.read_text(encoding="utf-8", errors="replace") if _is_ordinary(record) else ""
     for line in text.splitlines():
         kind, name, version = [*line.split(" "), "", ""][:3]
         if name and version:
@@ -64,10 +64,17 @@ def _locked(sources: Path) -> Iterator[dict[str, Any]]:
     """Yield the packages of all lock files, those of the project's own last, which count."""
     paths = sorted(sources.rglob(LOCK), key=lambda path: (-len(path.parts), path))
     for path in paths:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+        if not _is_ordinary(path):
             continue
         with contextlib.suppress(ValueError):  # of a vendored crate's tests, say: cargo reads its own
             packages = tomllib.loads(path.read_text(encoding="utf-8")).get("package", [])
             for package in packages if isinstance(packages, list) else ():
-                if isinstance(package, dict) and {"name", "version"} <= package.keys():
+                if isinstance(package, dict) and all(
+                    isinstance(package.get(key), str) for key in ("name", "version")
+                ):
                     yield package
+
+
+def _is_ordinary(path: Path) -> bool:
+    """Return whether a file that a build may have left is one, and not too large."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST

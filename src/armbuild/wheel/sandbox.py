@@ -39,6 +39,9 @@ PASSED = frozenset({
 })  # fmt: skip
 PASSED_PREFIXES = ("LC_", "SETUPTOOLS_SCM_PRETEND_VERSION", "SKBUILD_")
 """The caller's variables that say how to build; all others may be secrets."""
+ANSWER = "output.json"
+"""What pyproject_hooks reads of a hook."""
+LARGEST_ANSWER = 1 << 20
 ENTER = 'filter=$1; shift; exec "$@" 8<"$filter"'
 GIT_SETTINGS = r"^(core\.(repositoryformatversion|filemode|bare)|extensions\..*)$"
 """What git must know to read a repository. Its other settings may hold passwords, and name programs."""
@@ -145,6 +148,16 @@ def check_wheel(path: Path, folder: Path) -> Path:
     if path.parent != folder or path.is_symlink() or not path.is_file():
         raise BuildError(f"the project's build names a wheel that is not in its folder: {path}")
     return path
+
+
+def check_answer(folder: Path) -> None:
+    """Raise BuildError unless the answer of a hook in ``folder`` is a file of its own, of ordinary size.
+
+    It is read outside: a link would lead to a device without end, and a pipe would never answer.
+    """
+    path = folder / ANSWER
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_ANSWER:
+        raise BuildError(f"the project's build gives no answer that can be read ({ANSWER})")
 
 
 def _placed(path: Path, mounts: Mapping[Path, str]) -> tuple[str, ...]:

@@ -1,3 +1,5 @@
+import os
+
 from armbuild.wheel import crates
 
 LOCK = """\
@@ -57,3 +59,15 @@ def test_what_an_older_build_compiled_is_not_listed(tmp_path):
 
 def test_without_rust_there_are_no_crates(tmp_path):
     assert crates.read(tmp_path, tmp_path / "crates") == ()
+
+
+def test_what_a_build_left_in_place_of_its_record_is_not_read(tmp_path):
+    """Read outside of the sandbox, /dev/zero would fill the memory, and a name that is a list end it."""
+    (tmp_path / "Cargo.lock").write_text('[[package]]\nname = ["a"]\nversion = "1"\n')
+    record = tmp_path / "record"
+    record.symlink_to("/dev/zero")
+    assert crates.read(tmp_path, record) == ()
+    record.unlink()
+    record.touch()
+    os.truncate(record, 1 << 34)
+    assert crates.read(tmp_path, record) == ()

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from armbuild.wheel import build, repair, sandbox, source
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 ATTACK = """\
-import ctypes, json, os, pathlib, socket, sys
+import ctypes, json, os, pathlib, signal, socket, sys, time
 readable, writable, home, secret = sys.argv[1:]
 def reached(act):
     try:
@@ -24,6 +25,16 @@ def reached(act):
     except OSError:
         return False
     return True
+def left_behind():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (1, 2, 3, 13, 15):
+                signal.signal(number, signal.SIG_IGN)
+            time.sleep(0.5)
+            pathlib.Path(writable, "late").touch()
+        os._exit(0)
+left_behind()
 print(json.dumps({
     "home": reached(lambda: os.listdir(home)),
     "secret": reached(lambda: open(secret)),
@@ -70,6 +81,8 @@ def test_a_program_reaches_its_folders_and_nothing_else(tmp_path, monkeypatch):
             log=tmp_path / "log",
             what="attack",
         )
+    time.sleep(0.7)
+    assert not (writable / "late").exists(), "a process outlived the build"
     assert not (tmp_path / "escaped").exists()
     found = json.loads(output)
     assert "repositoryformatversion" in found["git"]
@@ -82,7 +95,7 @@ def test_a_program_reaches_its_folders_and_nothing_else(tmp_path, monkeypatch):
         "TMPDIR",
     }
     assert found.pop("its folder")
-    assert found.pop("processes") <= 2  # bwrap's own and this one
+    assert found.pop("processes") <= 4  # bwrap's own, this one, and what it leaves behind
     assert not any(found.values()), found
 
 
@@ -176,6 +189,27 @@ def test_a_wheel_outside_of_its_folder_is_none(tmp_path):
         with pytest.raises(BuildError, match="not in its folder"):
             sandbox.check_wheel(path, tmp_path / "out")
     assert sandbox.check_wheel(wheel, tmp_path) == wheel
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "large", "nothing"])
+def test_an_answer_of_a_hook_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
+    """It is read outside of the sandbox: /dev/zero would fill the memory, a pipe would be waited for."""
+    path = tmp_path / sandbox.ANSWER
+    match kind:
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "large":
+            path.touch()
+            os.truncate(path, 1 << 30)
+    with pytest.raises(BuildError, match="no answer that can be read"):
+        sandbox.check_answer(tmp_path)
+    if kind == "large":
+        os.truncate(path, 100)
+        sandbox.check_answer(tmp_path)
 
 
 def test_what_would_run_outside_is_refused(tmp_path, monkeypatch):

@@ -135,10 +135,12 @@ def _sandbox(
 ) -> Sandbox | None:
     """Return the sandbox of a build, None without --sandbox.
 
-    The build writes its copy of the sources, its objects and its wheel.
+    The build writes its copy of the sources, its objects and its wheel. No other user reaches these: a
+    program with the set-user-id bit, which it may leave there, would run as the caller.
     """
     if not plan.settings.sandbox:
         return None
+    folder.chmod(0o700)
     readable = [*sandbox.interpreters(python.executable), *sandbox.running()]
     readable += sandbox.repository(plan.project.folder)
     if setup.rust:
