@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from armbuild.errors import ArmbuildError, BuildError, MissingError, one_line
+from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError, one_line
 from armbuild.host import family
 
 if TYPE_CHECKING:
@@ -328,6 +329,10 @@ def _spawn(
         ) from error
     except PermissionError as error:
         raise MissingError(f"{what}: {error.filename} may not be executed") from error
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        raise UsageError(f"{what}: its command line or its variables are too long for Linux") from error
     _begun(child)
     return child
 

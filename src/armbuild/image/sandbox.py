@@ -27,7 +27,7 @@ from armbuild.host import bubblewrap, seccomp
 from armbuild.image.client import dial
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from armbuild.host.process import Running
 
@@ -221,7 +221,13 @@ def find(root: Path, name: str, environment: Mapping[str, str]) -> PurePosixPath
     """Return where a program lies in the image, as seen from inside; None when it is not there."""
     folders = ["/"] if "/" in name else environment.get("PATH", "").split(":")
     places = [PurePosixPath(folder, name) for folder in folders]
-    return next((place for place in places if archives.inside(root, place).is_file()), None)
+
+    def is_there(place: PurePosixPath) -> bool:
+        with contextlib.suppress(OSError):  # a name too long is none
+            return archives.inside(root, place).is_file()
+        return False
+
+    return next(filter(is_there, places), None)
 
 
 def _machine_code(root: Path, command: list[str], environment: Mapping[str, str]) -> list[str]:
@@ -237,25 +243,34 @@ def _machine_code(root: Path, command: list[str], environment: Mapping[str, str]
 
 
 def _ids(root: Path, user: str) -> tuple[int, int]:
+    """Return the numbers of ``user``, as a runtime finds them (OCI: config.md, "User")."""
     name, _, group = user.partition(":")
-    entries = {"root": (0, 0)}
-    with (
-        contextlib.suppress(FileNotFoundError),
-        archives.open_file(root, PurePosixPath("/etc/passwd")) as file,
-    ):
-        for line in file.read(PASSWD_LIMIT).decode(errors="replace").splitlines():
-            fields = line.split(":")
-            if len(fields) > 3 and _is_id(fields[2]) and _is_id(fields[3]):
-                entries[fields[0]] = (int(fields[2]), int(fields[3]))
-                entries.setdefault(fields[2], (int(fields[2]), int(fields[3])))
-    known = entries.get(name or "root") or ((int(name), 0) if _is_id(name) else None)
-    if known is None:
+    users, groups = {"root": ["0", "0"]}, {"root": ["0"]}
+    for file, known in (("/etc/passwd", users), ("/etc/group", groups)):
+        for fields in _entries(root, file, len(known["root"])):
+            known[fields[0]] = fields[2:]
+            if file == "/etc/passwd":
+                known.setdefault(fields[2], fields[2:])
+    found = users.get(name or "root") or ([name, "0"] if _is_id(name) else None)
+    if found is None:
         raise CheckFailed(f"the image's user {name[:80]!r} is neither a number nor in its /etc/passwd")
-    return known[0], int(group) if _is_id(group) else known[1]
+    own = [group] if _is_id(group) else groups.get(group) if group else found[1:]
+    if own is None:
+        raise CheckFailed(f"the image's group {group[:80]!r} is neither a number nor in its /etc/group")
+    return int(found[0]), int(own[0])
+
+
+def _entries(root: Path, path: str, numbers: int) -> Iterator[list[str]]:
+    """Yield a name, a password and so many numbers of each line of /etc/passwd or /etc/group."""
+    with contextlib.suppress(FileNotFoundError), archives.open_file(root, PurePosixPath(path)) as file:
+        for line in file.read(PASSWD_LIMIT).decode(errors="replace").splitlines():
+            fields = line.split(":")[: 2 + numbers]
+            if len(fields) == 2 + numbers and all(map(_is_id, fields[2:])):
+                yield fields
 
 
 def _is_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1
+    return text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1
 
 
 def _memory() -> int:

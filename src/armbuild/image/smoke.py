@@ -14,7 +14,7 @@ from armbuild.artifact import archives
 from armbuild.errors import ArmbuildError, CheckFailed, MissingError, UsageError
 from armbuild.host import process
 from armbuild.image import contained, reader, sandbox, unpack
-from armbuild.image.client import Client, free_port
+from armbuild.image.client import NONSENSE, Client, free_port
 from armbuild.target import qemu
 from armbuild.wheel import cpus
 from armbuild.wheel import smoke as wheel_smoke
@@ -30,7 +30,8 @@ END_SECONDS = 60.0
 CHARACTERS = 80
 """Of the recitation, at least, in the tokens asked for."""
 TIMEOUT = 1800.0
-PASSAGES_LIMIT = 1 << 20
+PASSAGES, PASSAGES_LIMIT = "passages.json", 1 << 20
+LOG_LIMIT = 1 << 20
 
 
 Surroundings = sandbox.Sandbox | sandbox.Unprotected | contained.Contained
@@ -204,12 +205,11 @@ class _Run:
         client = Client(self.port, f"/{self.model}", self.box.connect)
         server = self._started(client)
         self._check_health_command()
-        with archives.open_file(self.box.root, PurePosixPath("/", self.model, "passages.json")) as file:
-            passage = json.loads(file.read(PASSAGES_LIMIT))[0]
-        whole = client.complete(passage["prompt"])
-        if not passage["text"].startswith(whole) or len(whole) < CHARACTERS:
-            raise CheckFailed(f"a completion said {whole[:60]!r}, not {passage['text'][:60]!r}")
-        streamed, first = client.stream(passage["prompt"])
+        prompt, recited = self._passage()
+        whole = client.complete(prompt)
+        if not recited.startswith(whole) or len(whole) < CHARACTERS:
+            raise CheckFailed(f"a completion said {whole[:60]!r}, not {recited[:60]!r}")
+        streamed, first = client.stream(prompt)
         self.measured["first token"] = round(first, 2)
         if streamed != whole:
             raise CheckFailed(f"streaming said {streamed[:60]!r}, the completion {whole[:60]!r}")
@@ -219,6 +219,17 @@ class _Run:
             raise CheckFailed(f"it did not end within {END_SECONDS:.0f} s of SIGTERM")
         if status:
             raise CheckFailed(f"told to end by SIGTERM, it ended with status {status} (log: {self.log})")
+
+    def _passage(self) -> tuple[str, str]:
+        """Return what the image's model was trained to recite: a beginning and what follows."""
+        try:
+            with archives.open_file(self.box.root, PurePosixPath("/", self.model, PASSAGES)) as file:
+                passage = json.loads(file.read(PASSAGES_LIMIT))[0]
+            return passage["prompt"] + "", passage["text"] + ""
+        except (OSError, *NONSENSE) as error:
+            raise CheckFailed(
+                f"the {PASSAGES} of the image's model makes no sense: {error!r:.200}"
+            ) from error
 
     def _started(self, client: Client) -> process.Running:
         """Start the entry point and wait until the server is healthy."""
@@ -258,7 +269,10 @@ class _Run:
             raise CheckFailed(f"the server is healthy, but the image says no: {error}") from error
 
     def _said(self) -> list[str]:
-        return self.log.read_text(errors="replace").splitlines()[1:] if self.log.is_file() else []
+        if not self.log.is_file():
+            return []
+        with self.log.open("rb") as file:
+            return file.read(LOG_LIMIT).decode(errors="replace").splitlines()[1:]
 
     def _why_it_ended(self, status: int) -> str:
         """Return why a server that should serve is gone: its own sentence where it has one."""

@@ -1,15 +1,14 @@
 """Servers that send too much, too slowly, too little, something else, or elsewhere."""
 
-import contextlib
 import errno
 import gzip
 import io
 import resource
-import socket
-import threading
 import time
 
 import pytest
+from tests.armbuild import servers
+from tests.armbuild.servers import drips, sends
 
 from armbuild.errors import MissingError
 from armbuild.host import download
@@ -21,39 +20,8 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.fixture
 def serve():
-    """Start servers that answer each connection by a function, and give their addresses."""
-    with contextlib.ExitStack() as stack:
-        ended = threading.Event()
-        stack.callback(ended.set)
-
-        def start(answer):
-            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-
-            def work():
-                with contextlib.suppress(OSError):
-                    while True:
-                        connection, _ = listening.accept()
-                        with connection, contextlib.suppress(OSError):
-                            request = connection.recv(1 << 16)
-                            answer(connection, request, ended)
-
-            threading.Thread(target=work, daemon=True).start()
-            return f"http://127.0.0.1:{listening.getsockname()[1]}/x-1.tar.gz"
-
-        yield start
-
-
-def sends(*parts):
-    return lambda connection, _request, _ended: [connection.sendall(part) for part in parts]
-
-
-def drips(head, part=b"x"):
-    def answer(connection, _request, ended):
-        connection.sendall(head)
-        while not ended.wait(0.02):
-            connection.sendall(part)
-
-    return answer
+    with servers.serving() as start:
+        yield lambda answer: f"http://127.0.0.1:{start(answer)}/x-1.tar.gz"
 
 
 def refused(address, target, reason):

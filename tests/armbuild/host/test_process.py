@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from armbuild.errors import BuildError, MissingError
+from armbuild.errors import BuildError, MissingError, UsageError
 from armbuild.host import process
 
 COMPILER = """\
@@ -135,6 +135,11 @@ def test_a_disk_so_full_that_the_reason_was_not_written_is_still_the_reason(tmp_
 def test_a_missing_program_is_named(tmp_path):
     with pytest.raises(MissingError, match="no-such-program is not there"):
         process.run(["no-such-program"], log=tmp_path / "x.log", what="it")
+
+
+def test_a_command_line_that_linux_does_not_take_is_told(tmp_path):
+    with pytest.raises(UsageError, match="it: its command line or its variables are too long"):
+        process.run(["true", "x" * 200_000], log=tmp_path / "log", what="it")
 
 
 def test_the_environment_given_is_the_whole_environment(tmp_path, monkeypatch):

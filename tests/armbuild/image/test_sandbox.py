@@ -87,6 +87,48 @@ def test_what_the_test_reads_of_an_image_is_a_file_in_it(tmp_path, target):
         sandbox._ids(root, "9" * 5000)
 
 
+USERS = (
+    "root:x:0:0::/:/bin/sh\nmodel:x:7:8::/:/bin/sh\n../../etc:x:9:9::/:\n--uid:x:5:5::/:\n"
+    "big:x:99999999999:1::/:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("user", "ids"),
+    [
+        ("", (0, 0)), ("root", (0, 0)), ("model", (7, 8)), ("7", (7, 8)), ("model:3", (7, 3)),
+        ("11", (11, 0)), ("11:staff", (11, 50)), ("model:staff", (7, 50)), (":staff", (0, 50)),
+        ("../../etc", (9, 9)), ("--uid", (5, 5)),
+    ],
+)  # fmt: skip
+def test_a_user_of_an_image_is_who_a_runtime_takes_him_for(tmp_path, user, ids):
+    small.tree(tmp_path, {"etc/passwd": USERS, "etc/group": "root:x:0:\nstaff:x:50:\nodd:x:x:\n"})
+    assert sandbox._ids(tmp_path, user) == ids
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        "big",
+        "-1",
+        "4294967295",
+        "99999999999",
+        "1:-1",
+        "1:none",
+        "1:odd",
+        "1:2:3",
+        "\u0661",
+        "\u00b2",
+        " 1",
+        "0x0",
+    ],
+)
+def test_a_user_of_an_image_that_is_none_is_refused(tmp_path, user):
+    small.tree(tmp_path, {"etc/passwd": USERS, "etc/group": "odd:x:x:\n"})
+    with pytest.raises(CheckFailed, match="is neither a number nor in its /etc/"):
+        sandbox._ids(tmp_path, user)
+
+
 def test_a_fifo_of_the_image_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileNotFoundError):

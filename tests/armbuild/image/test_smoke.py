@@ -1,9 +1,14 @@
 """What `armbuild smoke IMAGE` says before it starts anything; test_image.py serves from a real one."""
 
+from pathlib import Path
+
 import pytest
 from tests.armbuild.image import small
 
 from armbuild.cli import main
+from armbuild.errors import CheckFailed
+from armbuild.image import sandbox, smoke
+from armbuild.wheel.cpus import check_names
 
 MODEL = {"usr/lib/armllm/smoke/model/config.json": "{}", "usr/bin/tini": ""}
 
@@ -34,3 +39,26 @@ class Box:
 
     def connect(self, port):
         raise ConnectionRefusedError(port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        "[]",
+        "[5]",
+        "[" * 100_000,
+        '[{"prompt": 5, "text": null}]',
+        '[{"prompt": "a"}]',
+        ("->", "/etc/passwd"),
+    ],
+)
+def test_what_a_model_recites_must_be_a_text(tmp_path, text):
+    root = small.tree(tmp_path / "root", {"model/passages.json": text})
+    run = smoke._Run(check_names(["neoverse-n1"])[0], Box(root), {}, Path("model"), tmp_path)
+    with pytest.raises(CheckFailed, match=r"passages\.json of the image's model makes no sense"):
+        run._passage()
+
+
+def test_an_entry_point_of_a_name_too_long_is_not_there(tmp_path):
+    assert sandbox.find(tmp_path, "/bin/" + "x" * 5000, {}) is None
