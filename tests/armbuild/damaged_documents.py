@@ -118,17 +118,17 @@ def image_documents(random, folder):
 
 def oci_manifests(random, folder):
     """A layout whose index, manifest and configuration are odd, although every digest is right."""
-    made = small.layer(folder, {"etc/x": "1"})
-    document = small.image([made], Labels={"a": "b"}, Env=["A=b"], Entrypoint=["/x"]).config
+    lowest = small.layer(folder, {"etc/x": "1"})
+    document = small.image([lowest], Labels={"a": "b"}, Env=["A=b"], Entrypoint=["/x"]).config
     manifest = {
-        "schemaVersion": 2, "layers": [made.descriptor(), made.descriptor()], "annotations": {"a": "b"},
+        "schemaVersion": 2, "layers": [lowest.descriptor(), lowest.descriptor()], "annotations": {"a": "b"},
     }  # fmt: skip
     document["rootfs"]["diff_ids"] *= 2
     parts = [document, manifest, {"annotations": {"org.opencontainers.image.ref.name": "a:1"}}, {}]
     which = random.randrange(len(parts))
     parts[which] = changed(random, parts[which])
     (blobs := folder / "layout/blobs/sha256").mkdir(parents=True)
-    (blobs / made.digest.partition(":")[2]).write_bytes(made.blob.read_bytes())
+    (blobs / lowest.digest.partition(":")[2]).write_bytes(lowest.blob.read_bytes())
 
     def put(value):
         content = json.dumps(value).encode()
