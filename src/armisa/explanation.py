@@ -73,7 +73,13 @@ def _identity(isa: Isa) -> Iterator[str]:
 
 def _features(isa: Isa, *, verbose: bool) -> Iterator[str]:
     if isa.machine != "aarch64":
-        yield from _wrapped("features: ", ", ".join(sorted(isa.features)))
+        named = {
+            name for entry in kernel_targets() if entry.machine == isa.machine for name in entry.features
+        }
+        for label, names in (("has:      ", named & isa.features), ("lacks:    ", named - isa.features)):
+            if names:
+                yield from _wrapped(label, ", ".join(sorted(names)))
+        yield from _further(isa.features - named, verbose=verbose)
         return
     for name in _MATTERS:
         if name in isa.features:
@@ -81,9 +87,12 @@ def _features(isa: Isa, *, verbose: bool) -> Iterator[str]:
     for name in _MATTERS:
         if name not in isa.features:
             yield f"lacks:    {name:<9} {what_it_buys()[name]}"
-    rest = sorted(isa.features - set(_MATTERS))
-    listed = ", ".join(rest) or "none" if verbose else f"{len(rest)} features (--verbose names them)"
-    yield from _wrapped("further:  ", listed)
+    yield from _further(isa.features - set(_MATTERS), verbose=verbose)
+
+
+def _further(rest: frozenset[str], *, verbose: bool) -> Iterable[str]:
+    listed = ", ".join(sorted(rest)) or "none" if verbose else f"{len(rest)} features (--verbose names them)"
+    return _wrapped("further:  ", listed)
 
 
 def _kernels(isa: Isa, *, verbose: bool) -> Iterator[str]:

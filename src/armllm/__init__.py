@@ -105,6 +105,11 @@ _HOMES = {
     "TextPrompt": "armllm.inputs",
     "TokensPrompt": "armllm.inputs",
 }
+_ABSENT = {
+    "ModelRegistry": "armllm.models has the families of models; a program adds none",
+    "initialize_ray_cluster": "the engine computes on one machine",
+}
+"""What vLLM's module has besides, and why it is not here."""
 
 
 # before anything here imports torch: it and libgomp look once, when they are loaded
@@ -114,6 +119,8 @@ add_module_names()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ABSENT:  # an AttributeError would lose its text in `from armllm import …`
+        raise ImportError(f"cannot import name {name!r} from 'armllm': {_ABSENT[name]}", name="armllm")
     if name not in _HOMES:
         raise AttributeError(f"module 'armllm' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

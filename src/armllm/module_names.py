@@ -1,6 +1,7 @@
 """Modules under the names that they have in vLLM: `armllm.v1.engine.async_llm` is `armllm.api.async_llm`.
 
 A program for vLLM then runs with `armllm` in its imports, whichever of vLLM's modules it imports from.
+Modules that have no counterpart say why.
 """
 
 from __future__ import annotations
@@ -36,6 +37,30 @@ NAMES = {
     "v1.metrics.reader": "engine.metrics",
 }
 
+_ABSENT = {
+    "assets multimodal": "models take text only",
+    "benchmarks": "`armllm bench` measures",
+    "compilation": "nothing is compiled here",
+    "config": "LLM and EngineArgs take each option by its name",
+    "distributed.kv_transfer distributed.kv_events": "the KV cache stays in this process",
+    "distributed.weight_transfer": "the weights of an engine do not change: load the new ones as another one",
+    "entrypoints.cli entrypoints.launchers entrypoints.serve": "start `armllm serve`",
+    "entrypoints.pooling": "answers of /pooling and /v1/embeddings are JSON",
+    "forward_context v1.core v1.executor v1.request v1.worker v1.kv_cache_interface": (
+        "the engine has other parts: see armllm.engine"
+    ),
+    "model_executor": "models, layers and loading are in armllm.models, armllm.layers and armllm.checkpoint",
+    "platforms": "this engine computes on CPUs only; armisa describes them",
+    "plugins": "the engine loads no plugins",
+    "renderers tokenizers transformers_utils": "see LLM.chat and LLM.get_tokenizer",
+    "triton_utils scalar_type _custom_ops": "the kernels are in armllm.kernels",
+    "v1.metrics.loggers": "see LLM.get_metrics, and /metrics of a server",
+    "v1.sample": "a program brings no code here; use logit_bias, bad_words or structured_outputs",
+    "v1.spec_decode": "there is no speculative decoding",
+    "v1.watermarking": "tokens are sampled without a watermark",
+}
+_REASONS = {name: reason for names, reason in _ABSENT.items() for name in names.split()}
+
 
 class _Names(MetaPathFinder, Loader):
     def find_spec(
@@ -46,6 +71,8 @@ class _Names(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         package, _, name = fullname.partition(".")
         if package != "armllm" or name not in NAMES:
+            if package == "armllm" and name in _REASONS:
+                raise ModuleNotFoundError(f"No module named {fullname!r}: {_REASONS[name]}", name=fullname)
             return None
         holds_others = any(one.startswith(f"{name}.") for one in NAMES)
         return ModuleSpec(fullname, self, is_package=holds_others)

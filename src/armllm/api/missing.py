@@ -23,6 +23,7 @@ _GROUPS = {
     ),
     "get_kv_event_sources notify_kv_transfer_request_rejected": "the KV cache stays in this process",
     "check_admission": "requests wait until there is room",
+    "reward": "encode and classify give a reward model's value of each text; tokens have none of their own",
     "pin_lora": "max_cpu_loras says how many adapters stay in memory",
     "model_config vllm_config renderer": "see config, get_tokenizer and stats",
     "reset_mm_cache reset_encoder_cache": "models take text only",

@@ -198,3 +198,18 @@ def test_no_heavy_module_is_imported():
         "sys.exit(str(bad) if bad else status)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_machine_of_another_architecture_is_described_as_shortly(capsys, tmp_path):
+    """It would catch an x86-64 machine whose hundred flags are all printed."""
+    flags = " ".join(["lm", "avx2", "fma", "f16c", *(f"odd{number}" for number in range(90))])
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nvendor_id : GenuineIntel\nflags : {flags}\n")
+    assert main(["detect", "--cpuinfo", str(cpuinfo)]) == 0
+    shown = capsys.readouterr().out
+    assert "has:      avx2, f16c, fma" in shown
+    assert re.search(r"lacks:    .*avx512f", shown)
+    assert "further:  91 features (--verbose names them)" in shown
+    assert "odd1" not in shown
+    assert main(["detect", "--cpuinfo", str(cpuinfo), "--verbose"]) == 0
+    assert "odd89" in capsys.readouterr().out

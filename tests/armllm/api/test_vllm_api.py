@@ -100,11 +100,36 @@ def test_modules_have_vllms_names_too():
         importlib.import_module("armllm.v1.worker")
 
 
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("config", "take each option by its name"),
+        ("v1.sample.logits_processor", "logit_bias, bad_words"),
+        ("model_executor.models", "armllm.models"),
+        ("distributed.kv_transfer", "stays in this process"),
+        ("platforms", "on CPUs only"),
+    ],
+)
+def test_modules_that_are_missing_say_why(module, reason):
+    with pytest.raises(ModuleNotFoundError, match=rf"No module named 'armllm\.\w+(\.\w+)?': .*{reason}"):
+        importlib.import_module(f"armllm.{module}")
+
+
+def test_names_that_are_missing_say_why():
+    with pytest.raises(ImportError, match=r"'ModelRegistry' from 'armllm': armllm\.models has"):
+        from armllm import ModelRegistry  # noqa: F401, PLC0415
+    with pytest.raises(ImportError, match="'initialize_ray_cluster' from 'armllm': the"):
+        from armllm import initialize_ray_cluster  # noqa: F401, PLC0415
+    assert not hasattr(armllm, "Nothing")
+
+
 def test_methods_that_are_missing_say_why(llm):
     for engine in (llm, llm.llm_engine):
         assert not hasattr(engine, "sleep")
         with pytest.raises(AttributeError, match="no attribute 'start_profile': there are no profiles"):
             engine.start_profile()
+        with pytest.raises(AttributeError, match="no attribute 'reward': encode and classify"):
+            engine.reward("Hi")
         with pytest.raises(AttributeError, match=r"no attribute 'flie'$"):
             engine.flie  # noqa: B018
 

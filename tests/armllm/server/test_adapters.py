@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import openai
@@ -237,3 +238,29 @@ def test_what_the_command_refuses(capsys, folders):
 def test_an_adapter_that_cannot_be_read_ends_the_start():
     with pytest.raises(CheckpointError, match="adapter '/nowhere' is not a folder"):
         EngineProcess(str(MODEL), [LoRARequest("a", 1, "/nowhere")], dtype="float32", enable_lora=True)
+
+
+def test_a_file_of_requests_names_adapters(folders, expected, tmp_path):
+    """It would catch `run-batch --lora-modules` that answers with the base model."""
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": {**body, "model": name}}
+        for name in ("smoke", *NAMES)
+    ]
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    modules = [f"{name}={path}" for name, path in folders.items()]
+    command = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(MODEL), "--dtype", "float32"]
+    command += [
+        "--served-model-name",
+        "smoke",
+        "--enable-lora",
+        "--max-loras",
+        "2",
+        "--lora-modules",
+        *modules,
+    ]
+    assert main(command) == 0
+    answers = [json.loads(line)["response"]["body"] for line in target.read_text().splitlines()]
+    assert [answer["model"] for answer in answers] == ["smoke", *NAMES]
+    assert [answer["choices"][0]["text"] for answer in answers] == [expected[name] for name in (None, *NAMES)]
