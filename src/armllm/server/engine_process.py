@@ -55,7 +55,10 @@ class EngineProcess:
         self._connection, far_end = socket.socketpair()
         with far_end:
             self._process = subprocess.Popen(
-                [*COMMAND, str(far_end.fileno())], pass_fds=[far_end.fileno()], stdin=subprocess.DEVNULL
+                [*COMMAND, str(far_end.fileno())],
+                pass_fds=[far_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         try:
             send(self._connection, (model, options, adapters, progress.visible))

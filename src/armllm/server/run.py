@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from armllm.errors import RequestError
+from armllm.server.arrivals import ListeningSocket
 from armllm.server.logs import log_config
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def serve(
 def _run(
     service: Service,
     engine: EngineProcess,
-    sock: socket.socket,
+    sock: ListeningSocket,
     address: str,
     *,
     log_level: str,
@@ -89,6 +90,7 @@ def _run(
         root_path=service.options.root_path,
         http=protocol(service.limits, service.options.tls),  # type: ignore[arg-type]
     )
+    sock.on_left = service.limits.refusals.delay
     server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)
     server.run(sockets=[sock])
     if service.engine.errored:
@@ -106,10 +108,10 @@ def allow_many_connections() -> None:
 
 
 @contextlib.contextmanager
-def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
+def bound(host: str, port: int, uds: str | None) -> Iterator[ListeningSocket]:
     """A socket that has its address but doesn't listen yet."""
     if uds is not None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        with ListeningSocket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.bind(uds)
             except OSError as error:
@@ -127,7 +129,7 @@ def bound(host: str, port: int, uds: str | None) -> Iterator[socket.socket]:
     except OSError as error:
         raise RequestError(f"--host {host}: {error.strerror or error}") from None
     family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as sock:
+    with ListeningSocket(family, kind, protocol) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(address)

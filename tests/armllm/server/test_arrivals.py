@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.armllm.server.conftest import wait_until
 
-from armllm.server import arrivals, connection
+from armllm.server import arrivals, connection, run
 from armllm.server.refusals import AT_ONCE, Refusals
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -90,3 +90,35 @@ def test_a_connection_that_leaves_while_it_is_held_is_never_read(served, hold, m
     wait_until(lambda: not limits.open)
     time.sleep(0.6)
     assert not made
+
+
+def test_who_has_left_before_it_is_accepted_costs_nothing_more(monkeypatch):
+    """It would catch a queue of dead connections that keeps the others of the event loop waiting."""
+    monkeypatch.setattr(arrivals.ListeningSocket, "_left_of_turn", 4)
+    monkeypatch.setattr(arrivals, "ACCEPTED_AT_ONCE", 4)
+    left = []
+    with arrivals.ListeningSocket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        listening.setblocking(False)
+        listening.on_left = left.append
+        for _ in range(10):
+            with socket.create_connection(listening.getsockname()) as one:
+                one.sendall(HALF)
+        with socket.create_connection(listening.getsockname()) as good:
+            good.sendall(HEALTH)
+            for _ in range(2):  # turns
+                with pytest.raises(BlockingIOError):
+                    listening.accept()
+            found, _ = listening.accept()
+            with found:
+                assert found.recv(100) == HEALTH
+    assert left == ["127.0.0.1"] * 10
+
+
+def test_a_server_on_a_unix_socket_accepts(tmp_path):
+    with run.bound("", 0, str(tmp_path / "socket")) as listening:
+        listening.listen()
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(tmp_path / "socket"))
+            listening.accept()[0].close()

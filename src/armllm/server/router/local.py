@@ -215,7 +215,9 @@ def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions) 
                 LocalReplica(replica, share, arguments)
                 for replica, share in zip(replicas.all, shares, strict=True)
             ]
-            server = LocalServer(Router(replicas, options), options, address, processes)
+            router = Router(replicas, options)
+            sock.on_left = router.limits.refusals.delay
+            server = LocalServer(router, options, address, processes)
             server.run(sockets=[sock])
             return server.status
     finally:

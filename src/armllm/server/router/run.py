@@ -159,5 +159,7 @@ def route(replicas: Replicas, options: RouterOptions) -> int:
         address = address_of(sock, options.uds)
         if options.tls is not None:
             address = address.replace("http://", "https://", 1)
-        RouterServer(Router(replicas, options), options, address).run(sockets=[sock])
+        router = Router(replicas, options)
+        sock.on_left = router.limits.refusals.delay
+        RouterServer(router, options, address).run(sockets=[sock])
     return 0
