@@ -10,7 +10,7 @@
 
 namespace armllm {
 
-// Scratch memory, 64-byte aligned, kept by the calling thread from call to call.
+// Scratch memory, 64-byte aligned, that stays with the calling thread from call to call.
 class Workspace {
  public:
   char* reserve(int64_t bytes) {

@@ -1,4 +1,4 @@
-// Attention on an int8 cache: keys and values are vectors of integers, each with a scale of its own, and all
+// Attention on an int8 cache: keys and values are vectors of integers, each with its scale, and all
 // products are sums of integers, exact in int32.
 //
 //   logit = (q . k) * query scale * key scale       the query's head vectors are rounded to int8

@@ -47,7 +47,7 @@ ARMLLM_INLINE float sum_of(const T* x, int64_t n) {
   return reduce_add(add(add(a, b), add(c, d)));
 }
 
-// The sum of (x - mean)^2: a pass of its own, since E[x^2] - mean^2 cancels.
+// The sum of (x - mean)^2: a separate pass, since E[x^2] - mean^2 cancels.
 template <class T>
 ARMLLM_INLINE float sum_of_squared_differences(const T* x, int64_t n, float mean) {
   const Vf m = splat(mean);

@@ -1,6 +1,6 @@
 // Products with floating-point weights in panels of 16 columns (kernels.h): a vector of weights meets one
 // activation of each row, so that nothing is added up across lanes, and one stream of memory feeds 16
-// columns. Every product has a sum of its own, in the order of in_features: a result is the same in every
+// columns. Every product has a separate sum, in the order of in_features: a result is the same in every
 // tile.
 
 #pragma once

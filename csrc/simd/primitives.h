@@ -1,4 +1,4 @@
-// What every kernel stands on: the primitives of the target that includes it, inside a namespace of its own.
+// The primitives of the target that includes this, inside its namespace.
 // A header that an editor opens alone has no target: it gets the primitives of its machine (.clangd has the
 // flags).
 

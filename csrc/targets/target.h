@@ -1,4 +1,4 @@
-// Included first by every target: how its code is kept apart from everybody else's.
+// Included first by every target: how its code stays apart from all other code.
 //
 // Only the table entries of a target are real functions; each lies in the section `armllm.<target>` (the
 // audit reads these names). Everything else is forced inline into them, because GCC before 14 ignores the

@@ -18,7 +18,7 @@ _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 
 def one_line(text: str) -> str:
-    """Return ``text``, parts of which are a stranger's, without what would break a line or a terminal.
+    """Return untrusted ``text`` without what would break a line or a terminal.
 
     Of a very long text it is the beginning.
     """

@@ -40,7 +40,7 @@ _DEADLINE: contextvars.ContextVar[float] = contextvars.ContextVar("_DEADLINE", d
 class ChatTemplate:
     """One template. ``tokens``: texts of the special tokens, under the names that templates use.
 
-    ``max_seconds`` and ``max_characters`` limit a rendering, for those who serve messages of strangers.
+    ``max_seconds`` and ``max_characters`` limit a rendering, for servers of untrusted messages.
     """
 
     def __init__(

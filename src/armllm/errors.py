@@ -30,7 +30,7 @@ class HubUnreachableError(CheckpointError):
 
 
 class RequestError(ArmllmError):
-    """A prompt, a sampling parameter or an engine option that can't be honoured."""
+    """A prompt, a sampling parameter or an engine option that is not supported."""
 
     status = 2
 

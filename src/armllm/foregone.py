@@ -68,7 +68,7 @@ class Foregone:
         return bool(self.accepted) and all(isinstance(value, bool) for value in self.accepted)
 
     def refusal(self, value: Any) -> str | None:
-        """What to say of a value that can't be honoured; None for one that can. May log one warning."""
+        """The reason why a value is not supported; None for one that is. May log one warning."""
         if value is None or value == {} or any(_equal(value, one) for one in self.accepted):
             return None
         if self.without_effect:

@@ -1,4 +1,4 @@
-"""Work on what strangers wrote, in processes with limits of time, memory and stack.
+"""Work on untrusted input, in processes with limits of time, memory and stack.
 
 A limit within one process only works between two steps of Python. A process can be ended within one.
 """

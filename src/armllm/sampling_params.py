@@ -292,7 +292,7 @@ class SamplingParams:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether each token has an object of its own, or several, in the answer."""
+        """Whether each token has one or more objects in the answer."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     @property

@@ -100,7 +100,7 @@ class Tokenizer:
         return text
 
     def spell(self, token_id: int) -> str:
-        """The text of one token, special or not; kept, since likely tokens are likely again."""
+        """The text of one token, special or not; cached, since likely tokens are likely again."""
         text = self._spelled.get(token_id)
         if text is None:
             text = self._spelled[token_id] = self.decode([token_id], skip_special_tokens=False)

@@ -35,7 +35,7 @@ bool cpu_has(const std::string& feature);
 struct Choice {
   KernelTable table;
   std::vector<std::string> target;  // per op
-  std::vector<std::string> why;     // per op: what kept a better target from being chosen
+  std::vector<std::string> why;     // per op: why a better target was not chosen
   std::string problem;              // a cap that names no target of this machine; empty when all is well
 };
 // The last target in the table that was compiled in, that `has` all its features and SVE vectors long enough

@@ -25,7 +25,7 @@ constexpr bool is_gated(Function function) {
 #undef ARMLLM_IS
 }
 
-// What keys and values are kept in: their own storage type, or int8.
+// The type of stored keys and values: their storage type, or int8.
 enum class KvCacheType : int { plain, int8 };
 
 // The entry of `op` for a storage type.

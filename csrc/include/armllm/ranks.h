@@ -50,7 +50,7 @@ class Ranks {
 
   // Ends all waiting, now and later, at every rank. The first caller's code stays; it is not 0.
   void fail(uint32_t code);
-  // What fail was called with, or 0. A rank that kept another one waiting for too long: kLate + its number.
+  // What fail was called with, or 0. A rank that let another one wait for too long: kLate + its number.
   uint32_t failure() const;
   static constexpr uint32_t kLate = 1 << 16;
 

@@ -1,1 +1,1 @@
-"""What was built, read: wheels, shared objects, tags, archives of strangers."""
+"""Readers of what was built: wheels, shared objects, tags, untrusted archives."""

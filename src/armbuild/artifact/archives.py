@@ -1,4 +1,4 @@
-"""The one way to read archives of strangers: limits before anything is read, and no way out of a folder.
+"""The only reader of untrusted archives: limits before anything is read, and no path out of a folder.
 
 Zip archives (APPNOTE.TXT, 4.3), tar archives (POSIX.1-2017, pax; GNU tar's long names), and paths below a
 root whose links may lead anywhere.
@@ -273,7 +273,7 @@ class _Replayed:
 def open_tar(
     path: Path | None = None, *, stream: IO[bytes] | None = None, mode: str = "r"
 ) -> tarfile.TarFile:
-    """Open a tar archive of a stranger, a file or a ``stream``; what its entries raise is among BROKEN."""
+    """Open an untrusted tar archive, a file or a ``stream``; its entries raise what is in BROKEN."""
     return tarfile.open(path, mode, fileobj=stream, tarinfo=_Entry)  # type: ignore[call-overload, no-any-return]
 
 

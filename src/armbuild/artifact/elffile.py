@@ -1,4 +1,4 @@
-"""ELF files of strangers, opened so that following their headers comes to an end.
+"""Untrusted ELF files, opened so that following their headers ends.
 
 pyelftools reads a name from where a header says it begins to the next zero byte, for each header anew.
 Thousands of headers that point into one long run of letters would keep it busy for hours.

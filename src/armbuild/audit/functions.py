@@ -30,7 +30,7 @@ _HDR_TABLE, _HDR_COUNT, _PC_SDATA4 = 0x3B, 0x03, 0x1B
 
 @dataclass(frozen=True, kw_only=True)
 class Functions:
-    """Functions by address; ``size`` is 0 where no source tells it, ``name`` an offset into ``strings``."""
+    """Functions by address; ``size`` is 0 where no source has it, ``name`` an offset into ``strings``."""
 
     start: Addresses
     size: Addresses

@@ -106,7 +106,7 @@ class AuditReport:
     """Which one of the archive's ``images`` this is."""
     images: int = 0
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The files that ``audit()`` was told to keep."""
+    """The files that ``audit()`` was asked to return."""
 
     @property
     def ok(self) -> bool:

@@ -1,6 +1,6 @@
-"""What auditwheel says of a wheel's symbol versions and outside libraries, as a program of its own.
+"""auditwheel's verdict on a wheel's symbol versions and outside libraries, as a separate program.
 
-A stranger's ELF file can keep auditwheel busy for ever (a version table that names itself as its next), or
+An untrusted ELF file can keep auditwheel busy for ever (a version table that names itself as its next), or
 fill the memory: `policy.py` starts this file with limits. It imports nothing of armbuild. Arguments: the
 seconds of CPU time that it may take, the wheel, its machine, its platform tags. The answer is a JSON list.
 """

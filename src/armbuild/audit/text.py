@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def describe(report: AuditReport, show: int = 10) -> Iterator[str]:
     """Yield verdict, packaging, needs, cores and the first ``show`` offending functions as lines of text.
 
-    Text is wrapped at the terminal's width, in a pipe at 110 columns. Parts of it are a stranger's.
+    Text is wrapped at the terminal's width, in a pipe at 110 columns. Parts of it are untrusted.
     """
     yield from map(one_line, _lines(report, show))
 

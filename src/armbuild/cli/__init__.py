@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         if "--verbose" in arguments:
             traceback.print_exc()
         message, status = explain(error)
-        plain = "\n".join(map(one_line, message.split("\n")[:MAX_LINES]))  # parts of it may be a stranger's
+        plain = "\n".join(map(one_line, message.split("\n")[:MAX_LINES]))  # parts of it may be untrusted
         if plain:  # the help that no command brings says it all
             kind = "" if status == INTERRUPTED else "error: "
             print(f"armbuild: {kind}{plain}", file=sys.stderr)
@@ -157,5 +157,5 @@ def _full_folder() -> str:
 def _explain_system(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename2 or error.filename or _full_folder()  # of a copy, the second is written
-        return f"no space left on the device while writing {where}: `armbuild cache` tells what is kept"
+        return f"no space left on the device while writing {where}: `armbuild cache` shows what it holds"
     return f"{error.filename or 'system'}: {error.strerror or error}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from armbuild.image.claims import Claims
 
 PLATFORMS = ("aarch64", "loongarch64", "ppc64le", "riscv64", "x86_64")
-"""Machines of 64 bits, little-endian: other code is refused whatever is asked for."""
+"""Machines of 64 bits, little-endian: other code is always refused."""
 
 
 def register(app: typer.Typer) -> None:

@@ -45,7 +45,7 @@ _VERDICTS = re.compile(
     r"|(?<=^  )(?:proven|audited, not proven)",
     re.MULTILINE,
 )
-"""As the commands print them: at the start of a line, at its end, or in a column of its own."""
+"""As the commands print them: at the start of a line, at its end, or in a column."""
 
 
 def coloured(text: str, stream: TextIO) -> str:

@@ -72,7 +72,7 @@ def smoke_command(
     if not is_image(wheel):
         if engine or unsafe:
             option = "--engine" if engine else "--unsafe-no-sandbox"
-            raise typer.BadParameter(f"{option} is for images; a wheel is proven without one")
+            raise typer.BadParameter(f"{option} is for images; a wheel is tested without one")
         report = _smoke_wheel(wheel, names, tests, mirror=mirror, timeout=timeout, verbose=verbose)
         print(json.dumps(report.as_dict(), indent=2) if as_json else coloured(table(report), sys.stdout))
         return 0 if report.ok else 1
@@ -85,7 +85,7 @@ def smoke_command(
 def _check_image_options(tests: UserTests, *, engine: str | None, unsafe: bool) -> None:
     if tests:
         raise typer.BadParameter(
-            "--import and --command are for wheels; an image is proven by serving from it"
+            "--import and --command are for wheels; an image is tested by serving from it"
         )
     if tests.sandbox and (engine or unsafe):
         raise typer.BadParameter(

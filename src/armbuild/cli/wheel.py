@@ -72,7 +72,7 @@ def wheel_command(
     plan = _plan(project, options, hashes or (), None if plan_only else mirror, obtain=not plan_only)
     if options["cpu"] and not plan.cpus:
         raise typer.BadParameter(
-            f"--cpu: {plan.project.name} carries no test of its own: say --import NAME or --command TEXT"
+            f"--cpu: {plan.project.name} has no test: add --import NAME or --command TEXT"
         )
     if plan_only:
         print(json.dumps(plan.as_dict(), indent=2) if as_json else _plan_text(plan))
@@ -167,7 +167,7 @@ def summary(result: Finished) -> list[str]:
 
 
 def _resolve_for(versions: list[str]) -> str | None:
-    """Return the Python that a requirement is resolved for: the oldest of those asked for."""
+    """Return the Python that a requirement is resolved for: the oldest of the settings."""
     exact = [version.removesuffix("t") for version in versions if re.fullmatch(r"3\.\d+t?", version)]
     return min(exact, key=lambda version: int(version[2:])) if exact else None
 

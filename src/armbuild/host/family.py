@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FINISHED = "."
-"""What armbuild says when it ends by itself."""
+"""What armbuild sends when it ends without being killed."""
 PATIENCE = 2.0
 """Seconds in which compilers may remove what they half wrote."""
 

@@ -29,7 +29,7 @@ exec {loader} --library-path {libraries} --argv0 "$0" {program} "$@"
 
 
 def fetch(version: str, *, mirror: str | None) -> HostPython:
-    """Return CPython ``version`` for this machine, from Debian or through uv, kept in the cache.
+    """Return CPython ``version`` for this machine, from Debian or through uv, cached.
 
     Raises MissingError, with both reasons, when neither brings it.
     """

@@ -1,4 +1,4 @@
-"""Isolated build environments (PEP 517), made with uv and kept: equal requirements share one."""
+"""Isolated build environments (PEP 517), made with uv and cached: equal requirements share one."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def uv_program() -> Path:
 
 
 def indexes() -> dict[str, str]:
-    """Return where uv is told to find packages: what came from elsewhere does not serve in their place."""
+    """Return the package indexes of uv, a part of the cache's key."""
     return {name: os.environ[name] for name in INDEXES if name in os.environ}
 
 

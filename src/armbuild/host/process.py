@@ -65,7 +65,7 @@ APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.
 """What apt says of a host, and why."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 MOST = 64 << 20
-"""Bytes of what a program says that are read: a stranger's may not end."""
+"""The most bytes that are read of a program's output, which may have no end."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
 
 
@@ -321,7 +321,7 @@ def _spawn(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,  # of its own, to be killed as one
+            start_new_session=True,  # to be killed as one
         )
     except FileNotFoundError as error:
         raise MissingError(

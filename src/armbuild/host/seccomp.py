@@ -1,4 +1,4 @@
-"""The system calls that a stranger's program may not make: a seccomp filter as the kernel takes it.
+"""The system calls that an untrusted program may not make, as a seccomp filter for the kernel.
 
 Classic BPF over ``struct seccomp_data`` (seccomp(2)). What is refused makes namespaces and mounts, looks into
 other processes, or reaches kernel code that an inference server has no use for: docker refuses the same.

@@ -130,7 +130,7 @@ def _at(tree: Path, path: str) -> Path | None:
 
 
 def _places(architecture: str) -> list[str]:
-    """Return where distributions keep the libraries of their own machine: Debian's folders first."""
+    """Return the folders in which distributions have libraries: Debian's first."""
     folders = (f"lib/{root.TRIPLETS[architecture]}", "lib64", "lib")
     return [f"{prefix}{folder}" for folder in folders for prefix in ("usr/", "")]
 

@@ -1,4 +1,4 @@
-"""An image from a plan: layers that are made once and kept, what they truly hold, one archive."""
+"""An image from a plan: cached layers, the audit of their content, one archive."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ class _Maker:
             shutil.rmtree(tree, ignore_errors=True)
 
     def _log(self, name: str) -> Path:
-        """Return a log of its own for what may run beside other work."""
+        """Return a separate log for what may run beside other work."""
         return self.work / f"image-{self.architecture}-{name}.log"
 
     def _build_info(self) -> dict[str, Any]:

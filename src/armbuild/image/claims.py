@@ -145,7 +145,7 @@ def _by_baseline(report: AuditReport) -> frozenset[str]:
             files = [
                 file for file in report.files if file.name.startswith(name.removesuffix("build_info.json"))
             ]
-            with suppress(UsageError, *BROKEN):  # of nonsense the wheel's own audit tells
+            with suppress(UsageError, *BROKEN):  # the wheel's own audit reports nonsense
                 baseline = parse_floor(json.loads(text)["baseline"])
                 needs |= judge(files, None, built_in_guards(), baseline)[0].everywhere
     return needs
@@ -167,7 +167,7 @@ def _labels(claims: Claims, found: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def _facts(texts: Mapping[str, bytes], found: Mapping[str, set[str]]) -> Iterator[str]:
-    """Yield what the entry point is told that is not so: it lets a core pass by that."""
+    """Yield wrong facts of ``image.json``, by which the entry point refuses a core."""
     if FACTS not in texts:
         return
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from armbuild.image.plan import ImagePlan
 
 DOCKERFILE = "docker/Dockerfile"
-# An OCI image has no place for a health check: podman and buildah leave it out unless told otherwise, and
+# An OCI image has no place for a health check: podman and buildah leave it out without an option, and
 # images are saved in docker's form too, as `save` does by default. buildah alone would make one layer of all.
 BUILD_FORMATS = {
     "docker": (),
@@ -154,7 +154,7 @@ def _options(plan: ImagePlan) -> list[str]:
 
 
 def _save(plan: ImagePlan, work: Path, log: Path) -> None:
-    """Save the engine's image as the archive asked for, in one rename."""
+    """Save the engine's image as the output archive, in one rename."""
     plan.output.parent.mkdir(parents=True, exist_ok=True)
     scratch = plan.output.with_name(f".{plan.output.name}-{work.name}")
     if plan.builder == "buildah":

@@ -1,4 +1,4 @@
-"""Layers that are made once: kept in the cache under what went into them."""
+"""Layers that are made once, and cached by their inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def layer(recipe: Recipe) -> tuple[layers.Layer, content.Content]:
 
 
 def _intact(folder: Path) -> bool:
-    """Return whether a kept layer is what it was when it was made."""
+    """Return whether a cached layer is unchanged."""
     try:
         facts = json.loads((folder / FACTS).read_text())
         with (folder / BLOB).open("rb") as file:
@@ -63,7 +63,7 @@ def there(recipe: Recipe) -> bool:
 
 
 def _folder(recipe: Recipe) -> Path:
-    """Return where the layer is kept: whoever changes the code that makes layers changes the key."""
+    """Return where the layer is cached: whoever changes the code that makes layers changes the key."""
     return cache.root() / "layers" / cache.digest([recipe.inputs, recipe.comment, code()])
 
 

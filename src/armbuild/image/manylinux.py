@@ -141,7 +141,7 @@ def plan(
     tag: str | None = None,
     output: Path | None = None,
 ) -> BuildImage:
-    """Check every choice and return what will be made; raises UsageError for one that cannot be honoured."""
+    """Check every choice and return what will be made; raises UsageError for one that is not supported."""
     release = suite or "bullseye"
     if release not in debian.GLIBC:
         near = difflib.get_close_matches(release, debian.GLIBC, 1)

@@ -119,7 +119,7 @@ class ImageSettings:
 def plan_image(folder: Path, settings: ImageSettings) -> ImagePlan:
     """Check every setting and return what will be done; without wheels, one is built from ``folder``.
 
-    Raises UsageError for a setting that cannot be honoured, MissingError for what this machine lacks.
+    Raises UsageError for a setting that is not supported, MissingError for what this machine lacks.
     """
     architectures = reference.check_platforms(settings.platform)
     wheels = _by_architecture(settings.wheels)
@@ -179,7 +179,7 @@ def _check_together(
 
 
 def _cores(settings: ImageSettings, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the image is served on before it is finished; empty where that is not asked for."""
+    """Return the CPUs that the image is tested on before it is finished; empty if it is not tested."""
     if settings.cpus and settings.require_proof is False:
         raise UsageError("--cpu says where to run the image, --no-require-proof that it is not run")
     if not settings.cpus and not proof_required(settings.require_proof):

@@ -1,6 +1,6 @@
 """A container runtime's work in little: a program inside an unpacked image, read-only, as the image's user.
 
-The program is a stranger's. Bubblewrap gives it namespaces of its own (users, mounts, processes, network,
+The program is untrusted. Bubblewrap gives it separate namespaces (users, mounts, processes, network,
 IPC), an unpacked root that it cannot write and no rights; a seccomp filter and limits do the rest. Where that
 cannot be had nothing runs, unless the caller asks for it.
 """
@@ -62,7 +62,7 @@ class Sandbox:
     bwrap: tuple[str, ...]
     """Begins its command line."""
     work: Path
-    """A folder for the filter and for what bwrap tells."""
+    """A folder for the filter and for the messages of bwrap."""
 
     def describe(self) -> str:
         """Return in a few words what surrounds the program."""

@@ -1,4 +1,4 @@
-"""Jobs side by side, each in a Python process of its own: an audit holds the interpreter's lock.
+"""Jobs side by side, each in a Python process, because an audit holds the interpreter's lock.
 
 A job's process stands outside the terminal's process group: Ctrl-C reaches this process alone, which asks the
 others to end (SIGTERM) and waits until they have removed what they half made.

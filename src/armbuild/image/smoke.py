@@ -1,4 +1,4 @@
-"""Proof of an image: unpacked as a runtime would, started as its user, driven over HTTP, told to end."""
+"""The test of an image: unpack it as a runtime does, start it as its user, use it over HTTP, end it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = "armllm/smoke/model"
 READY_SECONDS = 600.0
 END_SECONDS = 60.0
 CHARACTERS = 80
-"""Of the recitation, at least, in the tokens asked for."""
+"""Characters of the known text that the tokens must give at least."""
 TIMEOUT = 1800.0
 PASSAGES, PASSAGES_LIMIT = "passages.json", 1 << 20
 LOG_LIMIT = 1 << 20
@@ -158,7 +158,7 @@ def prove(
 
 
 def discard(work: Path) -> None:
-    """Remove the unpacked image from a work folder that is kept for its logs."""
+    """Remove the unpacked image from a work folder that stays for its logs."""
     shutil.rmtree(work / "root", ignore_errors=True)
 
 
@@ -218,7 +218,7 @@ class _Run:
         if status is None:
             raise CheckFailed(f"it did not end within {END_SECONDS:.0f} s of SIGTERM")
         if status:
-            raise CheckFailed(f"told to end by SIGTERM, it ended with status {status} (log: {self.log})")
+            raise CheckFailed(f"after SIGTERM it ended with status {status} (log: {self.log})")
 
     def _passage(self) -> tuple[str, str]:
         """Return what the image's model was trained to recite: a beginning and what follows."""

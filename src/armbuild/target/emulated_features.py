@@ -1,4 +1,4 @@
-"""The CPU features that an emulator really gives to a program, for each CPU that it can be told to be.
+"""The CPU features that an emulator really gives to a program, for each CPU that it can emulate.
 
 A name is no promise: the ``neoverse-v1`` of QEMU 10 has BF16, that of QEMU 11 has not. A program of a hundred
 bytes is run on the CPU, and prints the auxiliary vector that the emulator hands to it.

@@ -1,4 +1,4 @@
-"""An emulator that knows the CPUs asked for: the system's own, else one from the Debian archive."""
+"""An emulator with models of the wanted CPUs: the system's, else one from the Debian archive."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ NEWEST = "aarch64-manylinux_2_40"
 
 
 def requirements(wheel: WheelFile, python: str, extras: Iterable[str]) -> list[str]:
-    """Return what a wheel needs on AArch64 Linux with ``extras``, which may name further ones of its own."""
+    """Return what a wheel needs on AArch64 Linux with ``extras``, which may name further extras."""
     lines = [Requirement(line) for line in wheel.requires]
     wanted, done, found = ["", *extras], set[str](), set[str]()
     while wanted:

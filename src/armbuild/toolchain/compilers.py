@@ -29,7 +29,7 @@ NAMES = ("zig", "gcc", "clang")
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class TargetInputs:
     """What is compiled into everything, and where the target's files are."""
 
     flags: tuple[str, ...]
@@ -42,7 +42,7 @@ class Compiler(Protocol):
     """What a cross compiler offers."""
 
     needs_sysroot: bool
-    """Whether it has no C library of its own."""
+    """Whether it has no C library."""
 
     @property
     def triplet(self) -> str:
@@ -56,7 +56,7 @@ class Compiler(Protocol):
     def identity(self) -> list[str]:
         """Return what, when it changes, makes compiled code stale."""
 
-    def write(self, folder: Path, world: World) -> None:
+    def write(self, folder: Path, inputs: TargetInputs) -> None:
         """Write cc, c++, ar, ranlib, objcopy, and fortran where there is one, into ``folder``."""
 
 
@@ -149,11 +149,11 @@ class Zig:
         driver = hashlib.sha256(Path(zig_driver.__file__).read_bytes()).hexdigest()
         return [str(self.program), version("ziglang"), sys.executable, driver, self.target]
 
-    def write(self, folder: Path, world: World) -> None:
+    def write(self, folder: Path, inputs: TargetInputs) -> None:
         (folder / "zig_driver.py").write_bytes(Path(zig_driver.__file__).read_bytes())
-        system = world.sysroot
-        last = (*world.headers, *(system.includes if system else ()))
-        fixed = [*world.flags, *(f"-L{path}" for path in (system.libraries if system else ()))]
+        system = inputs.sysroot
+        last = (*inputs.headers, *(system.includes if system else ()))
+        fixed = [*inputs.flags, *(f"-L{path}" for path in (system.libraries if system else ()))]
         fixed += [str(path) for path in last]
         for name in ("cc", "c++", "ar", "ranlib", "objcopy"):
             arguments = [sys.executable, "-ISE", "DRIVER", self.program, name, self.target]
@@ -183,16 +183,16 @@ class Gnu(abc.ABC):
     def arguments(self, system: Sysroot) -> tuple[list[str], dict[str, str]]:
         """Return the options and the environment that every call gets."""
 
-    def write(self, folder: Path, world: World) -> None:
-        if world.sysroot is None:
+    def write(self, folder: Path, inputs: TargetInputs) -> None:
+        if inputs.sysroot is None:
             raise MissingError(f"{self.programs['cc']} needs the target's C library (a Debian archive)")
-        options, environment = self.arguments(world.sysroot)
-        last = [part for path in world.headers for part in ("-idirafter", str(path))]
+        options, environment = self.arguments(inputs.sysroot)
+        last = [part for path in inputs.headers for part in ("-idirafter", str(path))]
         settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        root = shlex.quote(str(world.sysroot.folder))
+        root = shlex.quote(str(inputs.sysroot.folder))
         for name, called in self.programs.items():
             arguments = (
-                [called, *world.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
+                [called, *inputs.flags, *options, *last] if name in ("cc", "c++", "fortran") else [called]
             )
             prefix = settings if len(arguments) > 1 else ""
             if name == "fortran":  # which warns of it, and CMake's checks of options fail for a warning

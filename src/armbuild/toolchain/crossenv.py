@@ -15,7 +15,7 @@ from armbuild.errors import MissingError
 from armbuild.host import cache, process
 from armbuild.target import arm64_headers, arm64_root, qemu
 from armbuild.toolchain import compilers, sysconfig_data, sysroot, target_answers
-from armbuild.toolchain.compilers import World, program
+from armbuild.toolchain.compilers import TargetInputs, program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -208,7 +208,7 @@ def make(
     if packages or compiler.needs_sysroot:
         system = sysroot.make(packages, compiler=compiler.needs_sysroot, mirror=mirror)
     everywhere = [*flags, *(f"-ffile-prefix-map={old}={new}" for old, new in sorted(prefix_map.items()))]
-    tools = _tools(compiler, World(flags=tuple(everywhere), headers=headers, sysroot=system))
+    tools = _tools(compiler, TargetInputs(flags=tuple(everywhere), headers=headers, sysroot=system))
     facts = {
         "tools": str(tools),
         "python": [str(python.executable), python.version],
@@ -248,19 +248,19 @@ def make(
     return environment
 
 
-def _tools(compiler: Compiler, world: World) -> Path:
+def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
     facts = {
         "compiler": compiler.identity,
-        "flags": world.flags,
-        "headers": [str(folder) for folder in world.headers],
-        "sysroot": str(world.sysroot.folder) if world.sysroot else "",
+        "flags": inputs.flags,
+        "headers": [str(folder) for folder in inputs.headers],
+        "sysroot": str(inputs.sysroot.folder) if inputs.sysroot else "",
         "emulator": str(emulator()),
         "code": hashlib.sha256(Path(compilers.__file__).read_bytes()).hexdigest(),
     }
 
     def fill(folder: Path) -> None:
         (folder / "bin").mkdir()
-        compiler.write(folder / "bin", world)
+        compiler.write(folder / "bin", inputs)
         program(folder / "bin/strip", "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n")
         program(folder / "bin/run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
 

@@ -1,7 +1,7 @@
 """Rust for AArch64 on any machine: cargo, rustc and the target's standard library, all of one version.
 
 The user's own toolchain serves where it has the target's standard library (``rustup target add``). Otherwise
-Debian's packages are unpacked into the cache. How cargo is told: https://doc.rust-lang.org/cargo/reference/config.html,
+Debian's packages are unpacked into the cache. The settings of cargo: https://doc.rust-lang.org/cargo/reference/config.html,
 and for PyO3 https://pyo3.rs/main/building-and-distribution.html#cross-compiling.
 """
 
@@ -176,7 +176,7 @@ def target_features(flags: Iterable[str]) -> list[str]:
 
 
 def baseline(flags: Iterable[str]) -> dict[str, str]:
-    """Return how this machine's own cargo, on AArch64, is told zig's ``flags``: beside what the user sets."""
+    """Return how this machine's own cargo, on AArch64, gets zig's ``flags``, beside what the user sets."""
     features = target_features(flags)
     if not features:
         return {}
@@ -203,7 +203,7 @@ def ask(marker: Path) -> Path:
 
 
 def find(mirror: str | None) -> Rust:
-    """Return this machine's Rust if it compiles for the target, else Debian's, kept in the cache.
+    """Return this machine's Rust if it compiles for the target, else Debian's, from the cache.
 
     Raises MissingError, with what to install, when neither can be had.
     """

@@ -24,12 +24,12 @@ C_LIBRARY = re.compile(
     r"(?:libc6|libc6-dev|libc-dev-bin|libc-bin|libcrypt1|libcrypt-dev|linux-libc-dev|libnsl2|libnsl-dev"
     r"|libtirpc\w*|libtirpc-dev|rpcsvc-proto|gcc-\d+-base|libgcc-s1|libstdc\+\+6)_"
 )
-"""Packages (how their files' names begin) that a compiler with a C library of its own must not see."""
+"""Packages (how their files' names begin) that a compiler with a C library must not see."""
 COMPILER = {
     "bullseye": ("libc6-dev", "libstdc++-10-dev", "libgomp1", "libatomic1", "libgfortran5"),
     "bookworm": ("libc6-dev", "libstdc++-12-dev", "libgomp1", "libatomic1", "libgfortran5"),
 }
-"""What a compiler without a C library of its own needs."""
+"""What a compiler without a C library needs."""
 SHARED = ("libstdc++.so.6", "libgomp.so.1", "libatomic.so.1", "libgfortran.so.5")
 """Runtimes to link by these names: a cross compiler's own want its newer glibc."""
 ALTERNATIVES = ("openblas-pthread", "blas", "lapack")

@@ -1,6 +1,6 @@
 """The compiler that build back ends see: GCC's command line in, ``zig cc`` with what zig understands out.
 
-Runs as a program of its own, with nothing but the standard library.
+Runs as a separate program, with only the standard library.
 """
 
 from __future__ import annotations

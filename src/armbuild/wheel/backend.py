@@ -1,4 +1,4 @@
-"""The project's own PEP 517 hooks, in an isolated environment; only they see the target's world."""
+"""The project's PEP 517 hooks, in an isolated environment; only they see the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs that a wheel is proven on: this machine, or a core that QEMU has a model of."""
+"""The CPUs that a wheel is tested on: this machine, or a core that QEMU has a model of."""
 
 from __future__ import annotations
 

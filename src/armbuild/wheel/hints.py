@@ -1,4 +1,4 @@
-"""One line for what a cross build cannot do by itself: other languages, libraries, programs of the target."""
+"""One line for what a cross build lacks: other languages, libraries, programs of the target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BESIDES = (
 NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
 )
-"""What CMake and meson say that would run a check on the target, if they were told how."""
+"""Messages of CMake and meson about a check that needs to run a program of the target."""
 TOO_OLD = re.compile(
     r"Invalid version, need '|Found [\w.]+ but need: "
     r"|Could NOT find (?!Python)\w+: Found unsuitable version"

@@ -32,7 +32,7 @@ NO_TEST = "no test named (--import NAME or --command TEXT)"
 
 
 class Observer(Watcher, Protocol):
-    """Who is told of every step of every wheel."""
+    """The observer of every step of every wheel."""
 
     seconds: dict[str, float]
     """How long each step of the wheel that was begun last took."""
@@ -57,7 +57,7 @@ class Finished:
     report: AuditReport
     proof: SmokeReport | None
     not_proven_because: str
-    """Empty for a wheel that was proven."""
+    """Empty for a wheel that was tested."""
     seconds: Mapping[str, float]
     cpu_seconds: float | None
     """None in the container lane: an engine's containers are no children of ours."""

@@ -38,7 +38,7 @@ class Plan:
 
     project: project.Project
     settings: Settings
-    """What was asked for; ``output`` and ``lock`` are absolute."""
+    """The settings; ``output`` and ``lock`` are absolute."""
     lane: str
     kernels: Mapping[str, bool]
     """Kernel target -> whether it goes into the wheel; empty for projects that have none."""
@@ -49,7 +49,7 @@ class Plan:
     epoch: int
     """SOURCE_DATE_EPOCH."""
     config_settings: tuple[tuple[str, str], ...]
-    """What the back end is told beside what armbuild tells it; a name that stands twice is a list."""
+    """Settings for the back end beside those of armbuild; a name that occurs twice is a list."""
     packages: tuple[str, ...]
     """Debian arm64 packages that the project is built with."""
     cpus: tuple[str, ...]
@@ -65,7 +65,7 @@ class Plan:
     # What the lane decides.
     pythons: tuple[HostPython, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
-    """Pythons that were asked for with ``all`` and cannot be had here, each with the reason."""
+    """Pythons of ``all`` that are not available here, each with the reason."""
     toolchain: str | None = None
     """The cross lane's compiler; "clang" in the container lane: this machine's instead of the image's."""
     flags: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Plan:
     compile_cache: CompileCache | None = None
     """What answers for compilers that have compiled the same before."""
     container: Container | None = None
-    """What cibuildwheel is told, in the container lane."""
+    """The variables for cibuildwheel, in the container lane."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Plan:
         return self.baseline.replace("-", ".").replace("_", ".")
 
     def baseline_flags(self, compiler: str) -> tuple[str, ...]:
-        """Return what tells ``compiler`` ("zig", "gcc") of a raised baseline."""
+        """Return the flags of a raised baseline for ``compiler`` ("zig", "gcc")."""
         if self.settings.baseline is None:
             return ()
         core = armisa.Isa.from_target(self.settings.baseline)

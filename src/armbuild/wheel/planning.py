@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from armbuild.wheel.settings import Settings
 
 BUILD_FOLDERS = ("build-dir", "builddir")
-"""The settings by which scikit-build-core and meson-python are told where to compile."""
+"""The settings of scikit-build-core and meson-python for the build folder."""
 
 
 def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPython] = pythons.find) -> Plan:
     """Check every request and return what will be done; ``find`` returns this machine's interpreters.
 
-    Raises UsageError for a request that cannot be honoured and MissingError for a Python that this machine
+    Raises UsageError for a request that is not supported and MissingError for a Python that this machine
     lacks.
     """
     settings.check()
@@ -116,7 +116,7 @@ def check_musl(settings: Settings, described: Project, lane: str) -> None:
 
 
 def check_proof(settings: Settings, name: str, *, tested: bool) -> None:
-    """Raise UsageError where a wheel must be run and is not: nobody should take a green job for a proof."""
+    """Raise UsageError where a wheel must be run and is not: a green job must mean that the wheel ran."""
     if settings.require_proof and not settings.smoke:
         raise UsageError("--require-proof says that the wheel must be run, --no-smoke that it is not")
     if settings.smoke and not tested and settings.proof_required:

@@ -41,7 +41,7 @@ def beside(file: Path) -> Path:
 
 
 def content(file: Path) -> bytes:
-    """Return what a stranger's document says; ValueError for one that no such document is as large as."""
+    """Return the text of an untrusted document; raises ValueError for one that is too large."""
     with file.open("rb") as stream:
         found = stream.read(MAX_DOCUMENT + 1)
     if len(found) > MAX_DOCUMENT:
@@ -50,7 +50,7 @@ def content(file: Path) -> bytes:
 
 
 def read(file: Path) -> Any:
-    """Return a stranger's statement as a JSON value; one of ``archives.BROKEN`` for what is none.
+    """Return an untrusted statement as a JSON value; raises one of ``archives.BROKEN`` if it is none.
 
     Names that stand twice are refused: other readers may take the other one.
     """

@@ -1,4 +1,4 @@
-"""``--sandbox``: a stranger's build and tests see the system's programs and what they need, and no network.
+"""``--sandbox``: an untrusted build and its tests see the system's programs, what they need, and no network.
 
 Bubblewrap starts them: namespaces, a filter of system calls, and a root that has only what is named here.
 What they may write is theirs alone: their sources, what is compiled, and the wheel's folder.
@@ -70,7 +70,7 @@ class Sandbox:
         mounts = {Path(path): "--ro-bind" for path in (*self.readable, *shown) if path.exists()}
         mounts |= dict.fromkeys((*self.writable, *writable), "--bind")
         places = [part for path in sorted(mounts) for part in _placed(path, mounts)]
-        # PATH begins with folders that packages of strangers filled. And root, although without rights, owns
+        # PATH begins with folders that untrusted packages filled. And root, although without rights, owns
         # the kernel's settings in /proc.
         return [
             "/bin/sh", "-c", ENTER, "sh", str(self.work / "sandbox-filter"), *self.bwrap,

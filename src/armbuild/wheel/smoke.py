@@ -1,4 +1,4 @@
-"""Run a built wheel on each CPU asked for: natively on AArch64, under QEMU elsewhere.
+"""Run a built wheel on each CPU of the settings: natively on AArch64, under QEMU elsewhere.
 
 The engine's wheel does real inference; any other runs the tests that the user names.
 """
@@ -62,9 +62,7 @@ def check(path: Path, tests: UserTests = NO_TESTS) -> wheelfile.WheelFile:
         raise UsageError(f"{path.name} is for another machine or misnamed: {wrong[0]}")
     tests.check()
     if wheel.name != "armllm" and not tests:
-        raise UsageError(
-            f"{path.name}: only armllm carries a smoke test of its own: say --import NAME or --command TEXT"
-        )
+        raise UsageError(f"{path.name}: only armllm has a smoke test: add --import NAME or --command TEXT")
     return wheel
 
 
@@ -196,7 +194,7 @@ EMULATED = {
     "OMP_WAIT_POLICY": "passive",
     "OPENBLAS_NUM_THREADS": "1",
     # QEMU runs SVE code some ten times slower than NEON code. What torch computes by itself is not what the
-    # smoke test proves, so torch's NEON code does it; oneDNN has no switch but --emulated.
+    # smoke test checks, so torch's NEON code does it; oneDNN has no switch but --emulated.
     "OPENBLAS_CORETYPE": "ARMV8",
     "ATEN_CPU_CAPABILITY": "default",
 }

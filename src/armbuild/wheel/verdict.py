@@ -1,4 +1,4 @@
-"""What a run on one CPU proved: the verdict, from what it said, how it ended and which kernels it ran."""
+"""The verdict on a run on one CPU: from its report, its exit status and the kernels that ran."""
 
 from __future__ import annotations
 

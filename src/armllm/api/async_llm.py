@@ -289,7 +289,7 @@ class AsyncLLM(WithReasons):
         num_threads: int,
         started: concurrent.futures.Future[LLMEngine],
     ) -> None:
-        """The thread: load, then take messages and run steps, until told to stop or until one fails."""
+        """The thread: load, then take messages and run steps, until it is stopped or a step fails."""
         try:
             torch.set_num_threads(num_threads)
             engine = LLMEngine(config)

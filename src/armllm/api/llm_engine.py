@@ -177,7 +177,7 @@ class LLMEngine(WithReasons):
         priority: int = 0,
         **neutral: Any,
     ) -> str:
-        """Check and queue a request; return its id. RequestError says what can't be honoured.
+        """Check and queue a request; return its id. Raises RequestError for what is not supported.
 
         ``arrival_time``: the wall-clock time in ``RequestOutput.metrics``; default: now. ``neutral``: vLLM's
         others, such as ``trace_headers=None``.
@@ -339,7 +339,7 @@ class LLMEngine(WithReasons):
             yield
         except ArmllmError as error:
             self._fail(sequence.request_id, error)
-        except Exception as caught:  # noqa: BLE001 - whatever a stranger's request brings to light
+        except Exception as caught:  # noqa: BLE001 - whatever a client's request causes
             line = f"{type(caught).__name__}: {caught}".split("\n", 1)[0]
             failure = EngineError(f"this request failed: {line:.200}")
             failure.__cause__ = caught

@@ -127,7 +127,7 @@ async def ask(
 async def _events(
     client: httpx2.AsyncClient, url: str, body: dict[str, Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The documents of a stream; RequestError for a status or an event that tells of an error."""
+    """The documents of a stream; RequestError for a status or an event of an error."""
     async with client.stream("POST", url, json=body) as answer:
         if answer.status_code != httpx2.codes.OK:
             text = (await answer.aread()).decode(errors="replace")

@@ -106,7 +106,7 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
 
 
 class _AdapterConfig:
-    """adapter_config.json; what can't be honoured is refused when it is read."""
+    """adapter_config.json; what is not supported is refused when it is read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What config.json says about a model, read strictly: a value that can't be honoured is refused by name.
+"""What config.json says about a model, read strictly: a value that is not supported is refused by its name.
 
 Neither torch_dtype nor dtype is asked: tensors say what they are, and the user what to compute in.
 """
@@ -56,7 +56,7 @@ class Classes:
 class ModelConfig:
     """What the engine needs to know of every model; families add their own.
 
-    max_model_len: tokens up to which the engine honours the checkpoint. windows: per layer, how many tokens
+    max_model_len: tokens up to which the engine supports the checkpoint. windows: per layer, how many tokens
     it sees, itself included; None is all. rope_switch_length: a sequence that grows beyond this many tokens
     has other rotary frequencies from its first token on, so that its cached keys are no longer right; None
     for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
@@ -96,7 +96,7 @@ class ConfigReader:
 
     @classmethod
     def open(cls, folder: Path, overrides: dict[str, Any] | None = None) -> ConfigReader:
-        """Read the config.json of a folder or the header of a GGUF file; refuse what no family honours.
+        """Read the config.json of a folder or the header of a GGUF file; refuse what no family supports.
 
         ``overrides`` stand above its values, as vLLM's hf_overrides do.
         """
@@ -216,7 +216,7 @@ class ConfigReader:
         return frozenset(ids)
 
     def refuse_unknown(self) -> None:
-        """Refuse a key that nobody asked for, that is set, and that sounds as if it changed the result."""
+        """Refuse a set key that no family has read, if its name says that it may change the result."""
         for name in sorted(self.values.keys() - self.asked):
             if self.values[name] and SUSPICIOUS.search(name) and not HARMLESS.search(name):
                 raise self.error(

@@ -38,11 +38,11 @@ class DummyTensors:
         self._shapes.setdefault(name, shape)
 
     def names(self) -> set[str]:
-        """All that was asked for until now."""
+        """All tensors that were requested until now."""
         return set(self._shapes)
 
     def describe(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Float32, and the shape that was asked for."""
+        """Float32, and the requested shape."""
         return "F32", self._shapes[name]
 
     def read(self, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""JSON objects from files of strangers: read whole or refused in a line, in bounded memory.
+"""JSON objects from untrusted files: read whole or refused in a line, in bounded memory.
 
 Sizes are looked at before a file is read. Deep nesting would end the interpreter's own stack, in the parser
 or where a value is shown in an error.

@@ -33,7 +33,7 @@ class Scheme:
     def num_bytes(self, out_features: int, in_features: int) -> int:
         """Memory of a packed matrix: values, scales, and their products with zero points, all in fp32.
 
-        Groups whose scales fit 16 bits take less, which only reading them tells.
+        Groups whose scales fit 16 bits take less, which is known only after reading them.
         """
         per_group = 4 if self.symmetric else 8
         groups = out_features * self.num_groups(in_features)

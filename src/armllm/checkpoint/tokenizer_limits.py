@@ -34,7 +34,7 @@ def check_size(path: Path) -> None:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Whether `tokenizers` raised it: it has no class of its own, and its panics are no Exceptions."""
+    """Whether `tokenizers` raised it: it has no class for them, and its panics are no Exceptions."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

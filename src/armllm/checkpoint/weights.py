@@ -198,7 +198,7 @@ class Weights(abc.ABC):
 class CheckingWeights(Weights):
     """Reads nothing: tensors come on torch's meta device, and no quantised matrices come at all.
 
-    ``inventory`` holds what the model has asked for, and ``finish`` says whether it was all there.
+    ``inventory`` holds what the model has requested, and ``finish`` says whether it was all there.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class Answers:
     ] = None
 
     def options(self, model: str, engine: dict[str, Any], **others: Any) -> ServerOptions:
-        """The server's options; RequestError says what can't be honoured. engine gets room for adapters."""
+        """The server's options, or RequestError. ``engine`` gets space for the adapters."""
         from armllm.chat import read_template  # noqa: PLC0415 - --help needs none of it
         from armllm.server.adapters import with_adapters  # noqa: PLC0415
         from armllm.server.service import ServerOptions  # noqa: PLC0415

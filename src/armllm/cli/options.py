@@ -191,7 +191,7 @@ class EngineCommand(GroupedCommand):
         return option.command in (None, self.kind)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take them out; RequestError says why a value can't be honoured."""
+        """Take them out; raises RequestError for a value that is not supported."""
         own = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         remaining: list[str] = []
         position = 0
@@ -264,7 +264,7 @@ takes_engine_options = takes("engine", _EngineOptions, _changed)
 
 
 def only(option: str, value: Any, accepted: tuple[Any, ...], reason: str) -> None:
-    """Refuse an option of vLLM's whose other values can't be honoured."""
+    """Refuse an option of vLLM's whose other values are not supported."""
     if value not in accepted:
         shown = " or ".join(str(one) for one in accepted)
         raise RequestError(f"{option} must be {shown}, not {value}: {reason}")

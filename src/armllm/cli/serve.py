@@ -163,7 +163,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     )
 
 
-# The router's part; a replica listens to it on a socket of its own.
+# The router's part; a replica listens to it on a private socket.
 OF_ROUTER = frozenset(("host", "port", "uds", "allowed_origins", "allowed_hosts", "data_parallel_size"))
 
 

@@ -143,7 +143,7 @@ def _write_config(path: Path, work: Path) -> None:
 
 
 def _write_tokenizer(path: Path, work: Path) -> None:
-    """A GGUF file's tokenizer, if it has one, as files of their own."""
+    """A GGUF file's tokenizer, if it has one, as separate files."""
     if open_gguf(path).get("tokenizer.ggml.tokens"):
         tokenizer = Tokenizer(path)
         (work / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -152,7 +152,7 @@ def _write_tokenizer(path: Path, work: Path) -> None:
 
 
 def _check_products(inventory: Inventory, path: Path) -> None:
-    """Every quantised matrix must be in a product of a name of its own."""
+    """Every quantized matrix must be in a product with a unique name."""
     known = {product.prefix + name for product in inventory.products for name in product.parts}
     other = sorted(inventory.schemes.keys() - known)
     if other:

@@ -93,7 +93,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, each with memory of its own."""
+    """The tensors of a file, each with separate memory."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols that torch did not write

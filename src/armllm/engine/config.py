@@ -55,7 +55,7 @@ class EngineConfig:
     - model: a folder with a Hugging Face checkpoint, a GGUF file, or a name on the hub.
     - tokenizer: another folder with a tokenizer.json.
     - revision, tokenizer_revision: a branch, tag or commit on the hub; default: main.
-    - download_dir: where downloads are kept; default: ``$HF_HOME/hub``.
+    - download_dir: the folder of downloads; default: ``$HF_HOME/hub``.
     - load_format: "auto" reads the checkpoint; "safetensors" and "hf" mean the same. "dummy" makes random
       weights from config.json, for measurements.
     - hf_token: for private and gated models; default: HF_TOKEN, or what ``hf auth login`` stored.

@@ -1,4 +1,4 @@
-"""Grammars of strangers, compiled in a process of their own first.
+"""Grammars of clients, compiled in a separate process first.
 
 A schema of a few bytes can make the compiler work for hours, take all memory, or overflow its stack, which
 ends the process that it is in. That process is `python -m armllm.engine.grammar`: what it has compiled in

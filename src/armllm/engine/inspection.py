@@ -60,7 +60,7 @@ def inspect_checkpoint(model: str) -> dict[str, Any]:
 
 
 def _quantization(config: ModelConfig, checkpoint: Tensors, inventory: Inventory) -> str:
-    """The scheme, and what of a GGUF file is not kept as it is stored."""
+    """The scheme, and which tensors of a GGUF file change their format."""
     if isinstance(config.quantization, FloatFormat):
         return str(config.quantization)
     if not inventory.schemes:

@@ -35,7 +35,7 @@ GIB = 1 << 30
 class WeightSource:
     """Where a model's weights come from, and in which form, by the engine's options.
 
-    stored: how the checkpoint has its matrices. Nothing is opened before it is asked for.
+    stored: how the checkpoint has its matrices. Nothing is opened before it is needed.
     """
 
     def __init__(self, config: EngineConfig, stored: WeightFormat | None) -> None:

@@ -77,7 +77,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 
 def _cgroup(folder: Path) -> int | None:
-    """Bytes left in a cgroup; page cache counts as left, since it goes when memory is asked for."""
+    """Bytes left in a cgroup; page cache counts as left, since the kernel frees it when memory is needed."""
     left = []
     for limit_name, usage_name in _CGROUPS:
         try:

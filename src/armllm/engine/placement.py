@@ -129,7 +129,7 @@ def decide(
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one of several replicas gets. cpus: None for all; environment: what it is told of the others."""
+    """What one of several replicas gets. cpus: None for all; environment: variables on the others."""
 
     cpus: frozenset[int] | None
     environment: dict[str, str]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POOLED = SamplingParams(temperature=0.0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
-PREPARED = 8  # sets of lists that are kept
+PREPARED = 8  # sets of lists that are cached
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Processor:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
     ) -> Request:
-        """A request with its ``n`` sequences; RequestError says what can't be honoured."""
+        """A request with its ``n`` sequences; raises RequestError for what is not supported."""
         if self.is_encoder or self.pooling.classes is not None:
             raise RequestError("this model generates no text: it is for embeddings, classes or scores")
         self._check_priority(priority)

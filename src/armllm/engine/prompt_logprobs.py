@@ -19,9 +19,9 @@ ROWS_AT_ONCE = 64
 
 
 class PromptLogprobs:
-    """How likely each token of the prompt was, after those before it; told chunk by chunk.
+    """How likely each token of the prompt was, after those before it; computed chunk by chunk.
 
-    After a preemption the sequence starts anew, and what was told before is not told again.
+    After a preemption the sequence starts again, and what was reported before is not reported again.
     """
 
     def __init__(self, token_ids: list[int], count: int, tokenizer: Tokenizer | None) -> None:
@@ -38,7 +38,7 @@ class PromptLogprobs:
     def read(self, first: int, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> None:
         """Take ``hidden[rows, hidden_size]``, the final states of the tokens from position ``first`` on.
 
-        Each tells of the token after it; ``logits`` turns states into fp32 scores of the vocabulary.
+        Each predicts the token after it; ``logits`` turns states into fp32 scores of the vocabulary.
         """
         start = len(self.described) - 1 - first
         stop = min(len(hidden), len(self._token_ids) - 1 - first)

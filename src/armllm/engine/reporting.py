@@ -1,4 +1,4 @@
-"""From sequences to what the user sees of them, by the kind of output asked for."""
+"""From sequences to what the user sees of them, by the kind of output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def report(request: Request) -> RequestOutput | None:
-    """The request's next output, or None if nothing is due; what it tells counts as reported."""
+    """The request's next output, or None if nothing is due; its content counts as reported."""
     sequences = request.sequences
     first, finished = sequences[0], request.finished
     kind = first.params.output_kind

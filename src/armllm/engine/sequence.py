@@ -103,7 +103,7 @@ class Sequence:
 
     @property
     def reaches_end(self) -> bool:
-        """Whether the scheduled tokens reach the last one: its state is what was asked for."""
+        """Whether the scheduled tokens reach the last one: its state is the result."""
         return self.num_computed_tokens + self.num_scheduled_tokens == len(self.token_ids)
 
     @property

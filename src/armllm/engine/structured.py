@@ -91,7 +91,7 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for; the grammars used last are kept, up to ``CACHED_BYTES``.
+    """Compiles the grammars of requests; those used last are cached, up to ``CACHED_BYTES``.
 
     ``vocab_size`` is the model's, which may be more than the tokenizer's. May be used by several threads.
     """
@@ -107,7 +107,7 @@ class GrammarCompiler:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory that the grammars take which are kept."""
+        """Bytes of the cached grammars."""
         return sum(size for _, size in self._cached.values())
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:

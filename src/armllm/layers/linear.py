@@ -38,7 +38,7 @@ FAST_TARGETS = ("amx",)
 FAST_PANEL_TARGETS = ("bf16", "avx512_bf16")
 # On AArch64 oneDNN's own order leads to its portable code, not to that of Arm Compute Library.
 PACKING_MACHINES = ("x86_64",)
-# A table that is both embedding and head is kept twice when it is packed: only a small one is.
+# Packing a table that is both embedding and head stores it twice, so only a small one is packed.
 LARGEST_TIED = 64 << 20  # bytes
 
 

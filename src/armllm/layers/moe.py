@@ -303,7 +303,7 @@ def _alike(
 
     None too for what has no data. Tensors come in panels where those are faster.
 
-    Columns in an order of their own (act-order) and given scales of inputs are not the kernels'.
+    The kernels have no columns in another order (act-order) and no scales of inputs from the checkpoint.
     """
     tensors = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
     if not all(tensor.device.type == "cpu" for tensor in tensors):

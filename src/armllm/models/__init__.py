@@ -1,4 +1,4 @@
-"""Model architectures: the table of families, each in a file of its own, and how a model is built."""
+"""Model architectures: the table of families, each in one file, and how a model is built."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Model(Protocol):
 
     @staticmethod
     def read_config(reader: ConfigReader) -> ModelConfig:
-        """The family's configuration, or CheckpointError naming what it can't honour."""
+        """The family's configuration, or CheckpointError naming what it does not support."""
 
     @staticmethod
     def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FalconConfig(ParallelConfig):
-    """num_norms: 2 where the feed-forward part beside attention has a norm of its own."""
+    """num_norms: 2 where the feed-forward part beside attention has a separate norm."""
 
     num_norms: int
 

@@ -63,7 +63,7 @@ class Gemma3DecoderLayer(Gemma2DecoderLayer):
 
 
 class LocalRotary(LlamaForCausalLM):
-    """A decoder whose layers with a window have a rotary embedding of their own: config.local_rope."""
+    """A decoder whose layers with a window have another rotary embedding: config.local_rope."""
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         self.local_rotary = RotaryEmbedding(config.local_rope, max_positions=max_positions)

@@ -187,7 +187,7 @@ class Gemma4DecoderLayer(LlamaDecoderLayer):
     def load_attention(
         self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> Gemma4Attention | SharingAttention:
-        """With keys and values of its own, or without."""
+        """With separate keys and values, or with those of an earlier layer."""
         scope = weights.scope("self_attn")
         if config.sources[index] == index:
             return Gemma4Attention(config, scope, rotary, index)
@@ -228,7 +228,7 @@ class Gemma4DecoderLayer(LlamaDecoderLayer):
 
 
 class Gemma4ForCausalLM(LocalRotary):
-    """The decoder; layers of the two kinds have rotary embeddings of their own."""
+    """The decoder; layers of the two kinds have different rotary embeddings."""
 
     config: Gemma4Config
     layer_class = Gemma4DecoderLayer

@@ -29,7 +29,7 @@ MOE_SIZES = {"hidden_size": 2048, "num_hidden_layers": 40, "vocab_size": 248320}
 
 
 class SeparateDeltaNet(GatedDeltaNet):
-    """Query, key and value, gate, strength and step are products of their own."""
+    """Query, key and value, gate, strength and step are separate products."""
 
     def load_inputs(self, config: DeltaNetConfig, weights: Weights) -> None:
         """One product for all four."""

@@ -1,4 +1,4 @@
-"""Seed-OSS (ByteDance Seed 2025): Llama with biases of its own."""
+"""Seed-OSS (ByteDance Seed 2025): Llama with other biases."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ParallelConfig(LlamaConfig):
 
 
 class HeadNormAttention(LlamaAttention):
-    """Each head's query and key may have a layer norm of their own."""
+    """Each head's query and key may have a layer norm."""
 
     def __init__(
         self, config: ParallelConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int

@@ -23,7 +23,7 @@ def is_ir(folder: Path) -> bool:
 
 
 def weight_options(quantization: str | None, dtype: str) -> list[str]:
-    """What ``optimum-cli export openvino`` is told for our names of weights and dtype.
+    """The arguments of ``optimum-cli export openvino`` for our names of weights and dtype.
 
     NNCF rounds: 8 bits with a scale per output, 4 bits in groups, symmetric. The embedding and the head have
     8 bits then. RequestError for 8 bits in groups, which NNCF does not have.

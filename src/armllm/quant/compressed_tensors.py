@@ -39,7 +39,7 @@ ROUTERS = ("gate", "shared_expert_gate")
 class Group:
     """Layers that are stored alike. per_tensor: one scale for all rows. ordered: columns sorted (g_idx).
 
-    static: inputs have a scale of their own in the checkpoint. shifted: inputs have zero points.
+    static: the scale of inputs is in the checkpoint. shifted: inputs have zero points.
     """
 
     targets: tuple[str, ...]

@@ -73,7 +73,7 @@ def open_stored(path: Path, stored: WeightFormat | None) -> Checkpoint | GGUFChe
 
 
 def _section(reader: ConfigReader) -> ConfigReader | None:
-    """The object that tells; AutoGPTQ and AutoAWQ once wrote it into files of their own."""
+    """The object that describes the quantization; AutoGPTQ and AutoAWQ once wrote it into separate files."""
     for key in KEYS:
         if reader.values.get(key):
             return reader.section(key)

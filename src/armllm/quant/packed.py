@@ -188,7 +188,7 @@ class Packed:
     def load(
         self, weights: LoadingWeights, parts: Mapping[str, int], in_features: int, scheme: Scheme
     ) -> list[tuple[list[str], PackedMatrix]]:
-        """The matrices of ``parts``, each with the names of its own, mapped from their files."""
+        """The matrices of ``parts``, each with its names, mapped from their files."""
         del in_features, scheme  # the manifest says them, and `scheme` has compared them
         found: list[tuple[list[str], PackedMatrix]] = []
         names = list(parts)

@@ -94,7 +94,7 @@ class Answer:
 
 
 class Run:
-    """One request: what the engine is asked, and how its outputs are told."""
+    """One request: what the engine computes, and how its outputs become an answer."""
 
     def __init__(self, conversation: Conversation, body: ChatRequest) -> None:
         self.conversation = conversation
@@ -140,7 +140,7 @@ class Run:
         return answer
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: deltas of the answers, the usage if it was asked for, and the end mark."""
+        """Server-sent events: deltas of the answers, the usage if the request wants it, and the end mark."""
         options = self.body.stream_options
         with_usage = bool(options and options.include_usage)
         running = bool(options and options.continuous_usage_stats)

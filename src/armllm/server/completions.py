@@ -34,7 +34,7 @@ async def create_completion(request: Request) -> Response:
 
 
 class Run:
-    """One request: its prompts, what the engine is asked, and how its outputs are told."""
+    """One request: its prompts, what the engine computes, and how its outputs become an answer."""
 
     def __init__(
         self, service: Service, body: CompletionRequest, prompts: list[Prompt], params: SamplingParams
@@ -52,7 +52,7 @@ class Run:
 
     @classmethod
     async def prepare(cls, service: Service, body: CompletionRequest) -> Run:
-        """Check and tokenize; ApiError or RequestError says what can't be honoured."""
+        """Check and tokenize; ApiError or RequestError for what is not supported."""
         service = service.of(body.model)
         if body.stream and body.echo and body.max_tokens == 0:
             raise ApiError("max_tokens 0 with echo can't be streamed", param="stream")
@@ -95,7 +95,7 @@ class Run:
         return {**self._envelope(choices), "usage": self._whole_usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: a piece of text each, the usage if it was asked for, and the end mark."""
+        """Server-sent events: a piece of text each, the usage if the request wants it, and the end mark."""
         options = self.body.stream_options
         with_usage = bool(options and options.include_usage)
         running = bool(options and options.continuous_usage_stats)

@@ -74,7 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count before anything is kept."""
+        """Count before anything is stored."""
         if self._refusing is not None:
             self.flow.pause_reading()  # an answer before this one has resumed it
             return

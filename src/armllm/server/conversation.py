@@ -57,7 +57,7 @@ class Conversation:
 
 
 async def prepare(service: Service, body: ChatRequest) -> Conversation:
-    """Check, put into words and tokenize; ApiError or RequestError says what can't be honoured."""
+    """Check, put into words and tokenize; ApiError or RequestError for what is not supported."""
     service = service.of(body.model)
     mode, forced = _tool_choice(service, body)
     tools = body.tools or []

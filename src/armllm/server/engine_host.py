@@ -106,7 +106,7 @@ class EngineHost:
                 await self._engine.add_lora(change.adapter)
         except ArmllmError as error:
             self._send((change.key, error))
-        except Exception as error:  # noqa: BLE001 - whatever a file of a stranger's brings to light
+        except Exception as error:  # noqa: BLE001 - whatever an untrusted file causes
             line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
             self._send((change.key, EngineError(f"the adapter can't be read: {line:.200}")))
         else:

@@ -1,7 +1,7 @@
 """What the server's process and the engine's say to one another.
 
 A message is a pickle behind its length. The socket has no name, and both ends are this program's own: what a
-stranger sends is never unpickled.
+client sends is never unpickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine in a process of its own, so that no client's request takes the interpreter's lock from it."""
+"""The engine in a separate process, so that no client's request takes the interpreter's lock from it."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class EngineProcess:
         return f"its process ended with status {status}"
 
     def shutdown(self) -> None:
-        """End the process. The event loop that reads from it is told by the end of the connection."""
+        """End the process. The event loop that reads from it sees the end of the connection."""
         self._process.kill()
         self._process.wait()
         if self._reading is None:

@@ -2,7 +2,7 @@
 
 A page of any site can send requests to a server that its reader's browser reaches. Same-origin rules do not
 help where the site's own name is made to point at the server (DNS rebinding): then its name is in the Host
-header. Names that no stranger can register are safe, and so are addresses.
+header. Names that nobody else can register are safe, and so are addresses.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Refusals:
 
 
 class RefusalGuard:
-    """Holds back answers of status 4xx as a whole, so that nothing of their requests is kept meanwhile."""
+    """Holds back whole answers of status 4xx, so that nothing of their requests stays in memory."""
 
     def __init__(self, app: ASGIApp, refusals: Refusals) -> None:
         self._app = app

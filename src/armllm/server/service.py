@@ -51,10 +51,10 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """What the server is told beside the engine's own options.
+    """The options of the server beside those of the engine.
 
     served_model_names: names of the model, the first is the one answers bear. api_keys: any of them opens
-    /v1; empty: no key is asked for. chat_template: source of a template instead of the checkpoint's.
+    /v1; empty: no key is required. chat_template: source of a template instead of the checkpoint's.
     tool_call_parser, reasoning_parser: names in `TOOL_PARSERS` and `REASONING_PARSERS`.
     enable_auto_tool_choice: whether the model may decide to call tools. log_requests: a line per
     request, without its text. log_stats: a line every ten seconds while the engine works.
@@ -303,7 +303,7 @@ class Service:
             )
 
     def output_tokens(self, prompt: Prompt, max_tokens: int | None) -> int:
-        """How many tokens may follow the prompt: what was asked for, or all that fit; ApiError if none."""
+        """How many tokens may follow the prompt: as the request says, or all that fit; ApiError if none."""
         size = len(prompt.token_ids)
         room = self.max_model_len - size
         if size == 0:

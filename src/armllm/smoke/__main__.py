@@ -15,7 +15,7 @@ RUNTIME = ("torch", "numpy", "safetensors", "tokenizers", "tqdm")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Recite, report, and return the exit status; without an engine, say what to install."""
+    """Run the test, report, and return the exit status; without an engine, say what to install."""
     parsed = parse(arguments)
     try:
         command = importlib.import_module("armllm.smoke.command")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Recitation:
     """One request: ``num_given`` tokens of the passage's continuation are in the prompt, the rest follows.
 
-    With none given, the prompt goes to the engine as text, so that the tokenizer is part of the proof.
+    With none given, the prompt goes to the engine as text, so that the tokenizer is tested too.
     """
 
     passage: Passage
@@ -77,7 +77,7 @@ def blocks_for(recitation: Recitation, block_size: int) -> int:
 
 
 def alone(passage: Passage, options: dict[str, Any]) -> Case:
-    """All of one passage by itself, in an engine as a user would make it.
+    """All of one passage alone, in an engine as a user would make it.
 
     On one thread: the model is so small that threads would only wait for each other, for long when emulated.
     """
@@ -116,7 +116,7 @@ def mixture(passages: Sequence[Passage]) -> tuple[Recitation, ...]:
 
 
 def default_cases(passages: Sequence[Passage], options: dict[str, Any]) -> list[Case]:
-    """Alone, and in a batch on all threads: what proves a machine."""
+    """Alone, and in a batch on all threads: the usual test of a machine."""
     return [alone(passages[0], options), batch("batch", mixture(passages), options)]
 
 

@@ -39,7 +39,7 @@ OPTIONS = (
 QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
 """What the shortest text runs with as well: each of the quantized products once."""
 EXPERTS = (None, "int8", "int4-g32")
-"""What the model with experts recites with."""
+"""The schemes that the model with experts runs with."""
 
 Planned = tuple["Path", str, "str | None", "Case"]  # model, dtype, quantisation, case
 

@@ -1,4 +1,4 @@
-"""Every op beside the same op in plain torch: what is wrong in one kernel only, a recitation may not hear."""
+"""Every op beside the same op in plain torch: generated texts may not show an error of one kernel."""
 
 from __future__ import annotations
 

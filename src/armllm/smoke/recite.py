@@ -1,4 +1,4 @@
-"""Let the engine recite a case, and compare word for word."""
+"""Let the engine generate the texts of a case, and compare them word for word."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTEXT = 6  # tokens shown on each side of a difference
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where a recitation first goes wrong: request and token from 0; the texts begin a few tokens earlier."""
+    """Where a text first differs: request and token, from 0; the texts begin a few tokens earlier."""
 
     request: int
     passage: str
@@ -75,7 +75,7 @@ class Run:
 
 
 def run(case: Case, dtype: str, folder: Path, quantization: str | None = None) -> Run:
-    """Recite ``case`` with the model in ``folder``, its weights rounded by ``quantization``.
+    """Run ``case`` with the model in ``folder``, its weights rounded by ``quantization``.
 
     An engine that raises has failed; the run says how.
     """

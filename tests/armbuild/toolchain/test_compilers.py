@@ -39,8 +39,8 @@ def call(name, sysroot, tmp_path, tool, *arguments):
     folder = tmp_path / f"bin-{name}"
     if not folder.exists():
         folder.mkdir()
-        world = compilers.World(flags=("-mcpu=x",), headers=(tmp_path / "py",), sysroot=sysroot)
-        compilers.find(name, target="aarch64-linux-gnu.2.28").write(folder, world)
+        inputs = compilers.TargetInputs(flags=("-mcpu=x",), headers=(tmp_path / "py",), sysroot=sysroot)
+        compilers.find(name, target="aarch64-linux-gnu.2.28").write(folder, inputs)
     done = subprocess.run([folder / tool, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -74,8 +74,10 @@ def test_fortran_is_told_nothing_that_it_warns_of(echo, sysroot, tmp_path):
 def test_fortran_is_linked_with_the_old_debians_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
     compiler = compilers.find("gcc", target="aarch64-linux-gnu.2.28")
-    world = compilers.World(flags=(), headers=(), sysroot=make_sysroot((), compiler=True, mirror=None))
-    compiler.write(tmp_path, world)
+    inputs = compilers.TargetInputs(
+        flags=(), headers=(), sysroot=make_sysroot((), compiler=True, mirror=None)
+    )
+    compiler.write(tmp_path, inputs)
     (tmp_path / "a.f90").write_text("program hello\n  print *, 'hello'\nend program\n")
     command = [tmp_path / "fortran", "-o", "a.out", "a.f90"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)

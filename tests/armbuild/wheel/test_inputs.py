@@ -104,11 +104,11 @@ def test_what_changes_the_build_changes_its_folder(plan, tmp_path):
 
 def test_the_callers_flags_are_compiled_anew_when_they_change(tmp_path, monkeypatch):
     setup = Setup(environment={}, compiler="", headers="")
-    local.forget_other_world(tmp_path, setup)
+    local.forget_other_tools(tmp_path, setup)
     for value, stays in (("-DA=1", False), ("-DA=1", True), ("-DA=2", False)):
         (tmp_path / "build").mkdir(exist_ok=True)
         monkeypatch.setenv("CMAKE_ARGS", value)
-        local.forget_other_world(tmp_path, setup)
+        local.forget_other_tools(tmp_path, setup)
         assert (tmp_path / "build").exists() is stays, value
 
 

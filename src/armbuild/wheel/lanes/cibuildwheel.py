@@ -1,4 +1,4 @@
-"""What the container lane tells cibuildwheel: engine, image, build identifiers. Pure and fast.
+"""The container lane's variables for cibuildwheel: engine, image, build identifiers. Pure and fast.
 
 The options and their precedence (variables over ``[tool.cibuildwheel]``) are cibuildwheel's, documented at
 https://cibuildwheel.pypa.io/en/stable/options/.
@@ -100,7 +100,7 @@ class Container:
 
 
 def compute(plan: Plan, *, emulated: bool, environ: Mapping[str, str]) -> Container:
-    """Return what cibuildwheel is told for the project of ``plan``, by its ``[tool.cibuildwheel]`` too.
+    """Return the variables for cibuildwheel for the project of ``plan``, by its ``[tool.cibuildwheel]`` too.
 
     ``emulated``: the containers' programs run under QEMU. Raises UsageError for an engine that cibuildwheel
     does not drive.

@@ -96,7 +96,7 @@ KNOWN: tuple[tuple[str, type[ArmbuildError], str], ...] = (
 
 
 def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
-    """Refuse what cibuildwheel and the image decide, and work out what cibuildwheel is told."""
+    """Refuse what cibuildwheel and the image decide, and work out the variables for cibuildwheel."""
     del find  # the image has its own
     settings = draft.settings
     _check_settings(settings, draft.packages)
@@ -325,7 +325,7 @@ def _explain(error: BuildError, text: str, container: Container, python: HostPyt
         cause = reason[1] if reason else process.first_error(text)
         return BuildError(
             f"the wheel was built, and the project's own test-command failed: {cause[:240]}\n"
-            f"  CIBW_TEST_SKIP='*' leaves it out, --import NAME proves the wheel instead ({log})"
+            f"  CIBW_TEST_SKIP='*' leaves it out, --import NAME tests the wheel instead ({log})"
         )
     for pattern, kind, sentence in KNOWN:
         if found := re.search(pattern, text):

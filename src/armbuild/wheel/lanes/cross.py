@@ -82,7 +82,7 @@ def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
 def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, watcher: Watcher) -> BuiltWheel:
     """Build with the project's own back end; QEMU is fetched for one whose checks run on the target.
 
-    What zig cannot build for want of Fortran or OpenMP, GCC builds, unless zig was asked for by name.
+    GCC builds what needs Fortran or OpenMP, which zig does not have, unless --toolchain names zig.
     """
     if plan.settings.toolchain or plan.toolchain != "zig":
         return _build(plan, python, work, mirror=mirror, watcher=watcher)
@@ -124,7 +124,7 @@ def _build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wa
             if not _asked_for_rust(folder):
                 return built
         following = setup(folder)
-        local.forget_other_world(folder, following)
+        local.forget_other_tools(folder, following)
         return attempt(hooks, following, folder, log)
 
     return local.build(plan, python, work, mirror=mirror, watcher=watcher, prepare=setup, attempt=attempt)
@@ -158,7 +158,7 @@ def with_hint(error: BuildError, text: str, log: Path) -> BuildError:
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None) -> Setup:
-    """Return the back end's world; raises MissingError without zig or headers."""
+    """Return the environment of the back end; raises MissingError without zig or headers."""
     if plan.toolchain is None:
         raise UsageError(f"--lane {plan.lane} is not the cross lane")
     compiler = compilers.find(plan.toolchain, target=plan.target)
@@ -208,7 +208,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         compiler=f"{compiler.description}, {found.description}" if found else compiler.description,
         headers=tools.headers_source,
         runtime=None if ready else functools.partial(build_runtime, runtime, tools, own),
-        world=str(tools.tools) if plan.project.is_armllm else "",
+        tools_key=str(tools.tools) if plan.project.is_armllm else "",
         static=(*(ZIG_RUNTIME if plan.toolchain == "zig" else ()), *(rust.STATIC if found else ())),
         rust=found,
         libraries=tools.sysroot.libraries if tools.sysroot else (),

@@ -40,7 +40,7 @@ class BuiltWheel:
 
 
 class Watcher(Protocol):
-    """Who is told how far a build has come."""
+    """The observer of the progress of a build."""
 
     def step(self, name: str, detail: str) -> AbstractContextManager[None]:
         """Surround a step."""

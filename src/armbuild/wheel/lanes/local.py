@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from armbuild.wheel.settings import Settings
 
     Prepare = Callable[[Path], Setup]
-    """From the build folder to what the back end is told."""
+    """From the build folder to the settings for the back end."""
     Hooks = Callable[[Setup], tuple[Path, isolation.BuildEnvironment]]
     """Run the back end's hooks; returns the wheel and the environment that made it."""
     Attempt = Callable[[Hooks, Setup, Path, Path], tuple[Path, isolation.BuildEnvironment]]
@@ -80,7 +80,7 @@ def build(
     ):
         process.end_leftovers(folder)
         setup = prepare(folder)
-        forget_other_world(folder, setup)
+        forget_other_tools(folder, setup)
         added = inputs.environment(plan, setup.environment, folder)
         sources = _sources(plan, folder)
         (out := work / f"built-{python.version}").mkdir()
@@ -153,14 +153,14 @@ def _sandbox(
     return sandbox.make(out.parent, readable=readable, writable=writable, mirror=mirror)
 
 
-def forget_other_world(folder: Path, setup: Setup) -> None:
+def forget_other_tools(folder: Path, setup: Setup) -> None:
     """Drop what was compiled with other tools: CMake and meson keep the compiler they first saw."""
     callers = {name: os.environ[name] for name in os.environ if name in FLAGS or name.startswith("SKBUILD_")}
-    own = setup.world or dict(setup.environment)
-    world = cache.digest({"environment": own, "settings": setup.settings, "callers": callers})
-    stamp = folder / "world"
-    if not stamp.is_file() or stamp.read_text() != world:
+    own = setup.tools_key or dict(setup.environment)
+    current = cache.digest({"environment": own, "settings": setup.settings, "callers": callers})
+    stamp = folder / "tools"
+    if not stamp.is_file() or stamp.read_text() != current:
         for build_folder in (folder / "build", folder / "source/build"):
             shutil.rmtree(build_folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(world)
+        stamp.write_text(current)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def plan(draft: Plan, find: Callable[[str], HostPython]) -> Plan:
-    """Check that this is an AArch64 machine, and refuse what it decides by itself."""
+    """Check that this is an AArch64 machine, and refuse settings that this lane decides."""
     settings = draft.settings
     if platform.machine() != "aarch64":
         raise UsageError(
@@ -63,7 +63,7 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
 
 
 def prepare(plan: Plan, python: HostPython, folder: Path) -> Setup:
-    """Return the back end's world; raises MissingError without a C++ compiler or Python.h."""
+    """Return the environment of the back end; raises MissingError without a C++ compiler or Python.h."""
     environ = {**os.environ, **dict(plan.variables)}
     compiler = environ.get("CXX") or next(
         (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None

@@ -1,4 +1,4 @@
-"""What a back end is told: environment variables and configuration settings, whichever the lane."""
+"""What a back end gets in every lane: environment variables and configuration settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Settings = dict[str, "str | list[str]"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The world of the back end's hooks."""
+    """The environment of the back end's hooks."""
 
     environment: Mapping[str, str]
     settings: Settings = field(default_factory=dict)
@@ -28,8 +28,8 @@ class Setup:
     """Name and version, for the report."""
     headers: str
     """Whose headers of Python are used, for the report."""
-    world: str = ""
-    """What, when it changes, makes compiled code stale; empty: all of the environment."""
+    tools_key: str = ""
+    """The tools that compiled code depends on; empty: the whole environment."""
     libraries: tuple[Path, ...] = ()
     """Folders with libraries of the target that a wheel may have to bundle."""
     static: tuple[tuple[str, str], ...] = ()

@@ -86,7 +86,7 @@ def unsupported(name: str) -> PydanticCustomError:
 class Body(Strict):
     """The JSON body of a request.
 
-    Fields that other servers know and this one can't honour are in ``unsupported``, with the values that
+    Fields that other servers know and this one does not support are in ``unsupported``, with the values that
     would change nothing; every other value is refused by name, as an unknown field is.
     """
 

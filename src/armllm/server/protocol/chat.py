@@ -55,7 +55,7 @@ class NamedTool(Strict):
 
 
 class TemplateOptions(Strict):
-    """What a chat template is told beside the messages."""
+    """What a chat template gets beside the messages."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -43,7 +43,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside the text."""
+    """What a stream has beside the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None

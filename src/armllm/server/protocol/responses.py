@@ -186,7 +186,7 @@ class InputDetails(TypedDict):
 
 
 class OutputDetails(TypedDict):
-    """How many tokens went into thoughts; they are not told apart, so 0."""
+    """Number of reasoning tokens; they are not counted apart, so 0."""
 
     reasoning_tokens: int
 

@@ -58,7 +58,7 @@ class JsonSchema(Strict):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: bool | None = None  # the schema is always kept to
+    strict: bool | None = None  # the output always follows the schema
 
 
 class TextFormat(Strict):

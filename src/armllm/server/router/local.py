@@ -191,7 +191,7 @@ class LocalServer(RouterServer):
         await super().shutdown(sockets)
 
     def failed(self) -> bool:
-        """Whether a replica can't be kept alive."""
+        """Whether a replica ends too often."""
         found = [process.failed for process in self.processes if process.failed is not None]
         self.status = found[0] if found else self.status
         return bool(found)

@@ -180,7 +180,7 @@ class Answer:
     # what httptools calls
 
     def on_message_begin(self) -> None:
-        """Another answer that nobody asked for makes the connection useless."""
+        """A second answer without a request makes the connection unusable."""
         self._excess = self._excess or self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:

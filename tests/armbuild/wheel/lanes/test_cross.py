@@ -15,7 +15,7 @@ from armbuild.wheel.lanes import cross, local
 def lane(tmp_path, monkeypatch):
     """Run the lane's attempts with these hooks; returns what they returned and the setups they saw."""
     seen = []
-    monkeypatch.setattr(cross, "prepare", lambda *_args, **_more: SimpleNamespace(world="x", settings={}))
+    monkeypatch.setattr(cross, "prepare", lambda *_args, **_more: SimpleNamespace(tools_key="x", settings={}))
 
     def run(hooks):
         def build(*_args, prepare, attempt, **_more):
