@@ -8,10 +8,9 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import urllib.parse
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -22,10 +21,9 @@ from armbuild.host import cache
 from armbuild.wheel import provenance, smoke
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-SCRATCH = ".armbuild-"
 STATE = "armbuild-index.json"
 CHANNELS = ("latest", "nightly")
 PAGE = """\
@@ -102,7 +100,7 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
         raise UsageError(f"{folder}: not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with cache.lock(folder / "armbuild-index"):
-        for left in folder.rglob(f"{SCRATCH}????????"):  # by a killed writer: the lock is ours
+        for left in folder.rglob(f"{cache.SCRATCH}????????"):  # by a killed writer: the lock is ours
             left.unlink()
         state = _load(folder)
         known = {entry.filename: entry for entry in state.entries}
@@ -334,23 +332,9 @@ def _write(path: Path, text: str | bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, lambda sink: sink.write(content))
+    cache.replace_file(path, lambda sink: sink.write(content))
 
 
 def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as file:
-        _replace(target, lambda sink: shutil.copyfileobj(file, sink, 1 << 20))
-
-
-def _replace(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=SCRATCH, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as sink:
-            fill(sink)
-        os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp's 0600 no web server can read
-        os.replace(name, path)  # noqa: PTH105
-    except BaseException as error:
-        os.unlink(name)  # noqa: PTH108
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        cache.replace_file(target, lambda sink: shutil.copyfileobj(file, sink, 1 << 20))

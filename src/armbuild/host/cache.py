@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -14,7 +15,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from armbuild.errors import MissingError, UsageError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
 LOCKED_WITHIN_SECONDS = 5
 KEPT = ".kept"
+SCRATCH = ".armbuild-"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
 SPLIT = re.compile(r"[^\w/.,+@%~=-]")
 """What the cache's path must not have for the tools of a build."""
@@ -122,7 +124,10 @@ def work_folder(label: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(label: str, parent: Path) -> Iterator[Path]:
-    """Give a private folder in ``parent``, removed at the end; those that killed commands left go first."""
+    """Give a private folder in ``parent``, removed at the end; those that killed commands left go first.
+
+    An error that no space is left, which a write alone does not place, names the ``parent``.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     remove_left(parent, f"{label}-????????")
     folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=parent))
@@ -130,6 +135,10 @@ def scratch_folder(label: str, parent: Path) -> Iterator[Path]:
     _claim(descriptor)
     try:
         yield folder
+    except OSError as error:
+        if error.filename or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, str(parent)) from error
     finally:
         os.close(descriptor)
         if not (folder / KEPT).exists():
@@ -234,6 +243,27 @@ def _copy_beside(file: Path, folder: Path, stack: contextlib.ExitStack) -> Path:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
     return scratch
+
+
+def replace_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Write a file in one rename: nobody sees a part of it, and what cannot be written leaves the old one.
+
+    A pipe or a device is written to as it is. An OSError names ``path``.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as sink:
+                fill(sink)
+            return
+        descriptor, name = tempfile.mkstemp(prefix=SCRATCH, dir=path.parent)
+        with contextlib.ExitStack() as stack:
+            stack.callback(Path(name).unlink, missing_ok=True)
+            with os.fdopen(descriptor, "wb") as sink:
+                fill(sink)
+            Path(name).chmod(0o666 & ~_umask())
+            Path(name).replace(path.resolve())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _umask() -> int:

@@ -126,6 +126,13 @@ def test_a_work_folder_goes_on_success_and_interrupt_and_stays_on_failure():
     assert kept.is_dir()
 
 
+def test_a_full_disk_is_named_where_the_error_names_no_file(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, cache.scratch_folder("audit", tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_failures_of_last_month_are_swept_away():
     with cache.work_folder("old") as old:
         cache.keep(old)
@@ -202,6 +209,25 @@ def test_what_a_killed_command_left_outside_of_the_cache_goes_with_the_next_one(
     cache.move_into(source, output)
     assert [path.name for path in output.iterdir()] == ["x.whl"]
     assert sorted(path.name for path in shared.iterdir()) == ["audit-link", "other-folder"]
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
+    (path := tmp_path / "report").write_text("old")
+    (link := tmp_path / "link").symlink_to(path)
+
+    def half(sink):
+        sink.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        cache.replace_file(path, half)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old"
+    cache.replace_file(link, lambda sink: sink.write(b"new"))
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+    cache.replace_file(Path(os.devnull), lambda sink: sink.write(b"x"))
+    assert Path(os.devnull).is_char_device()
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "report"]
 
 
 def test_a_moved_file_replaces_an_older_one_and_leaves_no_scratch(tmp_path):
