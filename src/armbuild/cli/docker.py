@@ -113,14 +113,11 @@ def docker_command(
     from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import engines  # noqa: PLC0415
     from armbuild.image import plan as planning  # noqa: PLC0415
-    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
 
-    if mirror:
-        debian.check_address(mirror)
-        if builder != "oci":
-            raise typer.BadParameter(
-                f"--mirror goes with --builder oci; {builder} uses its build image's archive"
-            )
+    if mirror and builder != "oci":
+        raise typer.BadParameter(
+            f"--mirror goes with --builder oci; {builder} uses its build image's archive"
+        )
     process.interrupt_on_termination()
     settings = planning.ImageSettings(
         platform=platform,

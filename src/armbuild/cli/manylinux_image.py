@@ -53,10 +53,7 @@ def manylinux_image_command(
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
     from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import manylinux  # noqa: PLC0415
-    from armbuild.target import debian  # noqa: PLC0415 - heavy modules load when the command runs
 
-    if mirror:
-        debian.check_address(mirror)
     if load:
         manylinux.check_engine(load)
     process.interrupt_on_termination()

@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 
 build_option, target_option, proof_option, _ = map(option_of, settings.GROUPS)
 
+
+def _check_mirror(mirror: str | None) -> str | None:
+    if mirror:
+        from armbuild.target import debian  # noqa: PLC0415 - only where there is one
+
+        debian.check_address(mirror)
+    return mirror
+
+
 Mirror = Annotated[
     str | None,
     build_option(
         "--mirror",
+        callback=_check_mirror,
         metavar="URL",
         help="The Debian archive to use; default: that of this machine's apt sources, else Debian's.",
     ),

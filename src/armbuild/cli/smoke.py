@@ -54,7 +54,6 @@ def smoke_command(
     """Test a wheel or an image on each core: by real inference or by your test, natively or under QEMU."""
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
-    from armbuild.target import debian  # noqa: PLC0415
     from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
 
@@ -65,8 +64,6 @@ def smoke_command(
         project=Path.cwd(),
         sandbox=bool(options["sandbox"]),
     )
-    if mirror:
-        debian.check_address(mirror)
     process.interrupt_on_termination()
     names = tuple(options["cpu"] or cpus.default_cpus())
     if not is_image(wheel):

@@ -63,12 +63,9 @@ def wheel_command(
     from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
 
     process.interrupt_on_termination()
-    from armbuild.target import debian  # noqa: PLC0415
 
     if options["smoke"] is False and (options["cpu"] or options["imports"] or options["command"]):
         raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")
-    if mirror:
-        debian.check_address(mirror)
     plan = _plan(project, options, hashes or (), None if plan_only else mirror, obtain=not plan_only)
     if options["cpu"] and not plan.cpus:
         raise typer.BadParameter(

@@ -19,6 +19,7 @@ from armllm.models.gemma2 import (
 )
 from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_one
+from armllm.models.text_part import TextPart
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
@@ -86,14 +87,18 @@ class Gemma3ForCausalLM(LocalRotary, Gemma2ForCausalLM):
     config: Gemma3Config
     layer_class = Gemma3DecoderLayer
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> Gemma3Config:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> Gemma3Config:
         """The config.json of a text model."""
-        return read_text_config(reader, "Gemma3ForCausalLM")
+        return read_text_config(reader, cls.__name__)
 
 
-class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The text part of the model that also sees: images are not taken, its tower is not loaded."""
+class Gemma3ForConditionalGeneration(TextPart, Gemma3ForCausalLM):
+    """The text part of the model that also sees."""
+
+    text_type = "gemma3_text"
+    towers = ("*vision_tower.*", "*multi_modal_projector.*")
+    always_tied = True
 
     @staticmethod
     def decoder_weights(weights: Weights) -> Weights:
@@ -101,23 +106,13 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
         old = weights.scope("language_model.model", optional=True)
         return weights.scope("model.language_model") if old is weights else old
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> Gemma3Config:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> Gemma3Config:
         """The text_config of config.json."""
-        text = reader.section("text_config")
-        text.only("model_type", "gemma3_text")
-        text.only("final_logit_softcapping", None)  # this class of transformers would not apply it
-        for part in (reader, text):
-            part.only("tie_word_embeddings", True)
-        config = read_text_config(text, "Gemma3ForConditionalGeneration")
-        eos = reader.token_ids("eos_token_id", None, config.vocab_size)
-        text.refuse_unknown()
-        return dataclasses.replace(config, eos_token_ids=eos or config.eos_token_ids)
-
-    @staticmethod
-    def ignored_tensors(config: Any) -> tuple[str, ...]:
-        """The vision tower and what joins it to the text model."""
-        return (*Gemma3ForCausalLM.ignored_tensors(config), "*vision_tower.*", "*multi_modal_projector.*")
+        # this class of transformers would not apply it
+        reader.section("text_config").only("final_logit_softcapping", None)
+        config: Gemma3Config = super().read_config(reader)
+        return config
 
 
 def read_text_config(reader: ConfigReader, architecture: str) -> Gemma3Config:

@@ -24,6 +24,7 @@ from armllm.models.gemma3 import LocalRotary
 from armllm.models.llama import LlamaAttention, LlamaConfig, LlamaDecoderLayer, llama_fields
 from armllm.models.mixtral import MAX_EXPERTS
 from armllm.models.rope import read_one
+from armllm.models.text_part import TextPart
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 
 if TYPE_CHECKING:
@@ -284,10 +285,10 @@ class Gemma4ForCausalLM(LocalRotary):
         logits, cap = super().logits(hidden), self.config.final_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> Gemma4Config:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> Gemma4Config:
         """The config.json of a text model."""
-        return read_text_config(reader, "Gemma4ForCausalLM")
+        return read_text_config(reader, cls.__name__)
 
     @staticmethod
     def ignored_tensors(config: Any) -> tuple[str, ...]:
@@ -299,31 +300,12 @@ class Gemma4ForCausalLM(LocalRotary):
         )
 
 
-class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """The text part of the model that also sees and hears: its towers are not loaded."""
+class Gemma4ForConditionalGeneration(TextPart, Gemma4ForCausalLM):
+    """The text part of the model that also sees and hears."""
 
-    @staticmethod
-    def decoder_weights(weights: Weights) -> Weights:
-        """All but the head, which is tied."""
-        return weights.scope("model.language_model")
-
-    @staticmethod
-    def read_config(reader: ConfigReader) -> Gemma4Config:
-        """The text_config of config.json."""
-        text = reader.section("text_config")
-        text.only("model_type", "gemma4_text")
-        for part in (reader, text):
-            part.only("tie_word_embeddings", True)
-        config = read_text_config(text, "Gemma4ForConditionalGeneration")
-        eos = reader.token_ids("eos_token_id", None, config.vocab_size)
-        text.refuse_unknown()
-        return dataclasses.replace(config, eos_token_ids=eos or config.eos_token_ids)
-
-    @staticmethod
-    def ignored_tensors(config: Any) -> tuple[str, ...]:
-        """The towers, and what joins them to the text model."""
-        towers = ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
-        return (*Gemma4ForCausalLM.ignored_tensors(config), *(f"model.{name}.*" for name in towers))
+    text_type = "gemma4_text"
+    towers = ("model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*", "model.embed_audio.*")
+    always_tied = True
 
 
 def read_text_config(reader: ConfigReader, architecture: str) -> Gemma4Config:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from armllm.layers.linear import load_linear
-from armllm.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from armllm.models.mixtral import routing_fields
 from armllm.models.qwen3_next import (
     DeltaNetConfig,
@@ -17,14 +15,17 @@ from armllm.models.qwen3_next import (
     Qwen3NextForCausalLM,
     hybrid_fields,
 )
+from armllm.models.text_part import TextPart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.checkpoint.config import ConfigReader, ModelConfig
+    from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
+    from armllm.models.llama import LlamaDecoderLayer
 
 SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 248320}
+TOWERS = ("model.visual.*", "visual.*")
 MOE_SIZES = {"hidden_size": 2048, "num_hidden_layers": 40, "vocab_size": 248320}
 
 
@@ -62,10 +63,10 @@ class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):  # noqa: N801 - the architecture
 
     layer_class: type[LlamaDecoderLayer] = Qwen35DecoderLayer
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> DeltaNetConfig:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> DeltaNetConfig:
         """The config.json of a text model."""
-        return read_dense(reader, "Qwen3_5ForCausalLM")
+        return read_dense(reader, cls.__name__)
 
 
 class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801 - the architecture's name
@@ -73,59 +74,24 @@ class Qwen3_5MoeForCausalLM(Qwen3NextForCausalLM):  # noqa: N801 - the architect
 
     layer_class = Qwen35MoeDecoderLayer
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> DeltaNetConfig:
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> DeltaNetConfig:
         """The config.json of a text model."""
-        return read_sparse(reader, "Qwen3_5MoeForCausalLM")
-
-
-class TextPart(LlamaForCausalLM):
-    """The text part of a model that also sees: pictures are not taken, the tower is not loaded."""
-
-    @staticmethod
-    def decoder_weights(weights: Weights) -> Weights:
-        """All but the head."""
-        return weights.scope("model.language_model")
-
-    @staticmethod
-    def ignored_tensors(config: ModelConfig) -> tuple[str, ...]:
-        """The tower, too."""
-        return (*Qwen3NextForCausalLM.ignored_tensors(config), "model.visual.*", "visual.*")
+        return read_sparse(reader, cls.__name__)
 
 
 class Qwen3_5ForConditionalGeneration(TextPart, Qwen3_5ForCausalLM):  # noqa: N801
     """The text part of the dense model."""
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> DeltaNetConfig:
-        """The text_config of config.json."""
-        text = text_section(reader, "qwen3_5_text")
-        return of_whole(reader, text, read_dense(text, "Qwen3_5ForConditionalGeneration"))
+    text_type = "qwen3_5_text"
+    towers = TOWERS
 
 
 class Qwen3_5MoeForConditionalGeneration(TextPart, Qwen3_5MoeForCausalLM):  # noqa: N801
     """The text part of the model with experts."""
 
-    @staticmethod
-    def read_config(reader: ConfigReader) -> DeltaNetConfig:
-        """The text_config of config.json."""
-        text = text_section(reader, "qwen3_5_moe_text")
-        return of_whole(reader, text, read_sparse(text, "Qwen3_5MoeForConditionalGeneration"))
-
-
-def text_section(reader: ConfigReader, model_type: str) -> ConfigReader:
-    """The reader of text_config, whose model_type may be left out."""
-    text = reader.section("text_config")
-    text.only("model_type", model_type)
-    return text
-
-
-def of_whole(reader: ConfigReader, text: ConfigReader, config: DeltaNetConfig) -> DeltaNetConfig:
-    """The configuration with what stands beside text_config, which wins for end tokens and the head."""
-    eos = reader.token_ids("eos_token_id", None, config.vocab_size)
-    tied = reader.boolean("tie_word_embeddings", default=False)
-    text.refuse_unknown()
-    return dataclasses.replace(config, eos_token_ids=eos or config.eos_token_ids, tie_word_embeddings=tied)
+    text_type = "qwen3_5_moe_text"
+    towers = TOWERS
 
 
 def read_dense(reader: ConfigReader, architecture: str) -> DeltaNetConfig:
