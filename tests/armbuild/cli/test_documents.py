@@ -47,6 +47,17 @@ CASES = {
     "plan-container.json": ("wheel", PROJECTS / "scikit", *CONTAINER, *CONTAINER_OPTIONS, "--json"),
     "plan-container.txt": ("wheel", PROJECTS / "scikit", *CONTAINER, *CONTAINER_OPTIONS),
     "plan-two-pythons.json": ("wheel", PROJECTS / "setuptools", *CONTAINER, "--python=3.14t", "--json"),
+    "plan-musl.json": (
+        "wheel",
+        PROJECTS / "scikit",
+        *PLAN,
+        "--platform=musllinux",
+        "--no-smoke",
+        "--json",
+    ),
+    "index.json": ("index", "INDEX", "WHEEL", "--commit=0123abc", "--channel=nightly", "--json"),
+    "verify.json": ("verify", "WHEEL", "--json"),
+    "cache.json": ("cache", "--json"),
     "detect.json": ("detect", "--target=neoverse-v1", "--json"),
     "matrix.json": ("matrix", "PROJECT"),
     "matrix-github.json": ("matrix", "PROJECT", "--format=github"),
@@ -95,7 +106,7 @@ def test_a_document_is_the_one_that_was_recorded(name, capsys, tmp_path):
 def document(name, capsys, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project/pyproject.toml").write_text(TABLE)
-    places = {"PROJECT": tmp_path / "project", "WHEEL": wheels.write(tmp_path)}
+    places = {"PROJECT": tmp_path / "project", "WHEEL": wheels.write(tmp_path), "INDEX": tmp_path / "index"}
     arguments = [str(places.get(argument, argument)) for argument in CASES[name]]
     status = main(arguments)
     captured = capsys.readouterr()
