@@ -1,4 +1,4 @@
-"""Where the program starts: Ctrl-C while its modules load is an interruption too, and no traceback."""
+"""The start of the program: Ctrl-C while its modules load prints no traceback either."""
 
 import sys
 

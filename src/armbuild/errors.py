@@ -1,4 +1,4 @@
-"""What can go wrong, each with the exit status that a pipeline can rely on.
+"""The errors of armbuild, one class per exit status.
 
 A message says what is wrong, where, and what to do, in one or two lines.
 """

@@ -14,7 +14,7 @@ from armisa.model import Isa, assemble, reconcile
 
 
 def detect(root: Path = Path("/")) -> Isa:
-    """Return what this machine's CPU can do; raises IsaError on anything but AArch64 and x86-64 Linux.
+    """Return the facts about this machine's CPU; raises IsaError on anything but AArch64 and x86-64 Linux.
 
     Reads the auxiliary vector, prctl, and /proc and /sys below ``root``; what is missing or contradictory is
     noted.

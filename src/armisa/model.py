@@ -164,7 +164,7 @@ class Isa:
 def reconcile(
     listed: frozenset[str], capabilities: dict[str, int | None]
 ) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the features that cpuinfo and the auxiliary vector prove, and notes on disagreement.
+    """Return the features that cpuinfo and the auxiliary vector confirm, and notes on disagreement.
 
     The auxiliary vector is the kernel's promise to programs, so it decides for the words that are given;
     cpuinfo is text that containers and emulators replace.

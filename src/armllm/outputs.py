@@ -1,4 +1,4 @@
-"""What requests return."""
+"""The outputs of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a long step is doing and for how long, on stderr, for people who wait.
+"""The progress of a long step, on stderr.
 
 Only the command line shows it. A terminal has one line, which is written over. A pipe gets a line each 30 s.
 rich would hide the cursor, and an engine that is killed while it loads would leave it hidden.

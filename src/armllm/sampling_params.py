@@ -316,7 +316,7 @@ class SamplingParams:
 
     @property
     def num_entries(self) -> int:
-        """How many entries its lists have, by which the work grows that they take."""
+        """The number of entries of its lists, which the time to check them depends on."""
         lists = (self.stop, self.bad_words, self.stop_token_ids, self.allowed_token_ids, self.logit_bias)
         return sum(len(entries) for entries in lists if entries)
 

@@ -1,4 +1,4 @@
-"""What a wheel's code needs: libraries, and functions that nobody defines, which the linker lets pass."""
+"""The libraries that a wheel's code needs, and undefined functions, which the linker accepts."""
 
 from __future__ import annotations
 

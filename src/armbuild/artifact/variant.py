@@ -1,4 +1,4 @@
-"""Wheel variants (PEP 825 with PEP 850's providers, both drafts): a raised baseline, said to installers.
+"""Wheel variants (PEP 825 with PEP 850's providers, both drafts): a raised baseline, for installers.
 
 The properties are those of the provider package ``provider-variant-aarch64`` 0.0.1: ``version``, and Linux's
 names of single features.

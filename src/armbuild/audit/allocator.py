@@ -1,4 +1,4 @@
-"""For which pages an allocator inside of a file was built: jemalloc takes no larger ones than it was told of.
+"""The page size for which an allocator in a file was built: jemalloc fails with larger pages.
 
 It compares the system's page size with its own, and complains with a sentence of its own. The comparison
 before that sentence has the size in its instruction.

@@ -1,4 +1,4 @@
-"""What an opened input is, whatever its container: files with a name, a size, and bytes to read once."""
+"""An opened input of any container: files with a name, a size, and bytes to read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes one ELF file unloadable somewhere, unsafe, or needlessly large."""
+"""Faults of one ELF file: unloadable on some machines, unsafe, or needlessly large."""
 
 from __future__ import annotations
 

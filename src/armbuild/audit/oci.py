@@ -1,4 +1,4 @@
-"""Images: the files that remain when every layer lies over those below it, each layer read once."""
+"""Images: the files of all layers together, each layer read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a path to its files: a wheel, a folder, an OCI archive, or a lone ELF file."""
+"""Open the files of a path: a wheel, a folder, an OCI archive, or one ELF file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a command works: one line per step on stderr, with the time it took.
+"""The progress of a command: one line per step on stderr, with the time it took.
 
 While a step runs, a terminal shows its time and what its program wrote last; a pipe gets that twice a minute.
 """

@@ -1,4 +1,4 @@
-"""What a process started, and what started that: found and ended together, also when armbuild was killed.
+"""The descendants of a process: found and ended together, also when armbuild was killed.
 
 Run as a program, it outlives armbuild (kill -9) and ends what that left running. Nothing but the standard
 library, since it starts with each build.

@@ -1,4 +1,4 @@
-"""What an image stands on when the user brings it: an archive, an OCI layout, or an image in a registry."""
+"""The base image of `--base`: an archive, an OCI layout, or an image in a registry."""
 
 from __future__ import annotations
 

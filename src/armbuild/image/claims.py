@@ -1,4 +1,4 @@
-"""What an image says about itself, read back and held against what is in it."""
+"""The statements of an image about itself, compared with its content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image in a container engine's hands, for `armbuild smoke IMAGE --engine podman`."""
+"""The test of an image in a container, for `armbuild smoke IMAGE --engine podman`."""
 
 from __future__ import annotations
 

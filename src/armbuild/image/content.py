@@ -1,4 +1,4 @@
-"""What is truly inside an image: machine code by what it needs, and packages."""
+"""The content of an image: the needs of its machine code, and its packages."""
 
 from __future__ import annotations
 

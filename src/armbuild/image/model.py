@@ -1,4 +1,4 @@
-"""A model folder that goes into an image: is it one, and is it whole? Only headers are read."""
+"""Check of a model folder for an image: it must be complete. Only headers are read."""
 
 from __future__ import annotations
 

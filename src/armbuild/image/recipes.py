@@ -1,4 +1,4 @@
-"""How each layer is made, as values: what goes in, and the function that lays its files.
+"""How each layer is made: its inputs, and the function that writes its files.
 
 A recipe can be pickled, so that layers which do not depend on one another are made side by side.
 """

@@ -1,4 +1,4 @@
-"""Names that images go by, and platforms, checked as registries check them."""
+"""Names of images, and platforms, checked as registries check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image's root: Debian packages of the target, and by hand what their scripts would have made."""
+"""The image's root: Debian packages of the target, and the files that their scripts would have made."""
 
 from __future__ import annotations
 

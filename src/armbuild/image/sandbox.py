@@ -1,4 +1,4 @@
-"""A container runtime's work in little: a program inside an unpacked image, read-only, as the image's user.
+"""A small container runtime: a program inside an unpacked image, read-only, as the image's user.
 
 The program is untrusted. Bubblewrap gives it separate namespaces (users, mounts, processes, network,
 IPC), an unpacked root that it cannot write and no rights; a seccomp filter and limits do the rest. Where that

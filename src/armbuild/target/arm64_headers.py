@@ -1,4 +1,4 @@
-"""The target's Python.h: whose it is, and where it comes from when the interpreter brings none.
+"""The target's Python.h, and where it comes from if the interpreter has none.
 
 An interpreter's own headers serve first, for nothing must be fetched for them: those of uv's Pythons, of
 Debian's that were unpacked with their arm64 headers, and of this machine's (no macro of the binary interface

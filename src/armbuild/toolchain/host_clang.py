@@ -1,4 +1,4 @@
-"""The clang of the build machine in a container of another: it runs as it is, and only the rest under QEMU.
+"""The build machine's clang in a container of another architecture: it runs natively, the rest under QEMU.
 
 zig's program is static, and clang too: its subcommand ``clang`` is the plain driver, without zig's C library.
 With the container's headers, libstdc++, libgcc and linker it makes what a clang of the image's own would;

@@ -1,4 +1,4 @@
-"""The target's sysconfig: the host interpreter's build variables with the machine's words exchanged.
+"""The target's sysconfig: the host interpreter's build variables with the names of the target.
 
 Debian's arm64 pyconfig.h differs from amd64's in no macro of the binary interface, so the host's variables
 do.

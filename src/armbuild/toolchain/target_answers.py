@@ -1,4 +1,4 @@
-"""What answers for the target's system while a build asks this machine's: /proc/cpuinfo, `ldconfig -p`."""
+"""Answers of the target for a build on this machine: /proc/cpuinfo, `ldconfig -p`."""
 
 from __future__ import annotations
 

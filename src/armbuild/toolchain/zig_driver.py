@@ -1,4 +1,4 @@
-"""The compiler that build back ends see: GCC's command line in, ``zig cc`` with what zig understands out.
+"""The compiler that build back ends see: it translates GCC's command line for ``zig cc``.
 
 Runs as a separate program, with only the standard library.
 """

@@ -1,1 +1,1 @@
-"""From a project to a wheel that was built, repaired, audited and run."""
+"""Build, repair, audit and test a wheel of a project."""

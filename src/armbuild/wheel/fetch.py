@@ -1,4 +1,4 @@
-"""What a user calls a project, made a folder: a source tree, an sdist file, or a requirement's sdist."""
+"""The folder of a project: a source tree, an unpacked sdist file, or a requirement's sdist."""
 
 from __future__ import annotations
 

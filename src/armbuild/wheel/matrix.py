@@ -1,4 +1,4 @@
-"""One job per project and Python, in the form a CI system reads, so that a fleet shares the work."""
+"""One job per project and Python, in the form that a CI system reads."""
 
 from __future__ import annotations
 

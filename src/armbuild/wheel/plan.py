@@ -1,4 +1,4 @@
-"""What a plan of a build is: everything decided before anything is built."""
+"""The plan of a build: everything that is decided before the build starts."""
 
 from __future__ import annotations
 

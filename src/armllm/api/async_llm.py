@@ -141,7 +141,7 @@ class AsyncLLM(WithReasons):
         return read_default_sampling(self.llm_engine.config)
 
     def stats(self) -> EngineStats:
-        """Return what the engine has to do, and what it did since its start."""
+        """Return the engine's load, and its counters since the start."""
         return self.llm_engine.stats()
 
     async def generate(
@@ -218,7 +218,7 @@ class AsyncLLM(WithReasons):
         return await asyncio.to_thread(self.llm_engine.add_lora, lora_request)
 
     async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter, which running requests keep; return whether it was in memory."""
+        """Remove an adapter from memory; running requests still use it. Return whether it was there."""
         return self.llm_engine.remove_lora(lora_id)
 
     async def list_loras(self) -> set[int]:

@@ -72,11 +72,11 @@ class AsyncLLMEngine(async_llm.AsyncLLM):
         return len(self._streams)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        """What requests may ask for, in vLLM's terms."""
+        """The tasks that requests may name, in vLLM's terms."""
         return self.llm_engine.get_supported_tasks()
 
     async def do_log_stats(self) -> None:
-        """Log what there is to do."""
+        """Log the number of requests and the use of the cache."""
         self.llm_engine.do_log_stats()
 
     async def is_tracing_enabled(self) -> bool:

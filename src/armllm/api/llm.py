@@ -81,7 +81,7 @@ class LLM(WithReasons):
         return self.llm_engine.get_metrics()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget what prompts began with; see `LLMEngine.reset_prefix_cache`."""
+        """Empty the prefix cache; see `LLMEngine.reset_prefix_cache`."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -89,7 +89,7 @@ class LLM(WithReasons):
         return self.llm_engine.get_tokenizer()
 
     def stats(self) -> EngineStats:
-        """Return what the engine did since its start, and how long each part took."""
+        """Return counters of the engine since its start, and how long each part took."""
         return self.llm_engine.stats()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -155,7 +155,9 @@ class LLM(WithReasons):
         pooling_task: str | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Return what every prompt is pooled into as a tensor. ``pooling_task``: None, "embed" or "classify".
+        """Return the pooled states of every prompt, as a tensor.
+
+        ``pooling_task``: None, "embed" or "classify".
 
         RequestError says why a task is refused.
         """
@@ -177,8 +179,8 @@ class LLM(WithReasons):
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of every class for every prompt, in order.
 
-        ``pooling_params`` with ``use_activation=False`` asks for the scores before that. Raises RequestError
-        for a model without a classification head.
+        With ``use_activation=False`` in ``pooling_params`` it returns the scores before softmax or sigmoid.
+        Raises RequestError for a model without a classification head.
         """
         only_these(neutral, NEUTRAL)
         batch = as_batch(prompts)

@@ -218,7 +218,7 @@ class LLMEngine(WithReasons):
         return self.adapters.get(lora_request) is not None
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter, which running requests keep; return whether it was in memory."""
+        """Remove an adapter from memory; running requests still use it. Return whether it was there."""
         return self.adapters.forget(lora_id)
 
     def list_loras(self) -> set[int]:
@@ -234,7 +234,7 @@ class LLMEngine(WithReasons):
         return bool(self.requests)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """Drop requests, wherever they are, and return what they had to say; unknown ids are fine."""
+        """Drop requests and return their last outputs; unknown ids are ignored."""
         dropped = [self.requests.pop(request_id) for request_id in request_ids if request_id in self.requests]
         unfinished = [
             sequence for request in dropped for sequence in request.sequences if not sequence.finished
@@ -373,7 +373,7 @@ class LLMEngine(WithReasons):
         request_ids: str | Iterable[str],
         internal: bool = False,  # noqa: ARG002 - of vLLM's workers
     ) -> None:
-        """Drop one request or several, without an output; `abort` returns what they had to say."""
+        """Drop one request or several, without an output; `abort` returns the last outputs."""
         self.abort([request_ids] if isinstance(request_ids, str) else request_ids)
 
     def reset_prefix_cache(
@@ -381,9 +381,9 @@ class LLMEngine(WithReasons):
         reset_running_requests: bool = False,
         reset_connector: bool = False,  # noqa: ARG002 - there is none
     ) -> bool:
-        """Forget what prompts began with; return True.
+        """Empty the prefix cache; return True.
 
-        reset_running_requests: what runs is computed from its first token again.
+        reset_running_requests: running requests are computed again from their first token.
         """
         if reset_running_requests:
             for sequence in self.scheduler.running:
@@ -392,12 +392,12 @@ class LLMEngine(WithReasons):
         return True
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """What requests may ask for, in vLLM's terms."""
+        """The tasks that requests may name, in vLLM's terms."""
         classes = () if self.processor.pooling.classes is None else ("classify",)
         return (*(() if self.processor.is_encoder else ("generate",)), "embed", *classes)
 
     def do_log_stats(self) -> None:
-        """Log what there is to do."""
+        """Log the number of requests and the use of the cache."""
         stats = self.stats()
         hits = stats.num_prefix_hits / max(stats.num_prefix_queries, 1)
         logger.info(
@@ -413,7 +413,7 @@ class LLMEngine(WithReasons):
         return read_metrics(self.stats(), self.config.model)
 
     def stats(self) -> EngineStats:
-        """What there is to do, and what was done since the start; may be asked from any thread."""
+        """The engine's load, and its counters since the start; may be called from any thread."""
         scheduler, blocks = self.scheduler, self.blocks
         return EngineStats(
             num_running=len(scheduler.running),

@@ -82,12 +82,12 @@ def pack_weight(
     target: str | None = None,
     offsets: Tensor | None = None,
 ) -> PackedWeight:
-    """Bring a quantized weight into the order that `matmul_w4a8` or `matmul_w8a8` reads.
+    """Put a quantized weight into the order that `matmul_w4a8` or `matmul_w8a8` reads.
 
     - ``q``: int8 [out_features, in_features]. With ``bits`` 4 the values are -8..7. If a format stores 0..15,
       subtract 8 from its values and its zero points.
     - ``scales``: float32 [out_features, groups]: one group, or groups of 32, 64 or 128 input features.
-      Those of groups are kept in 16 bits if that is exact for all of them.
+      Those of groups are stored in 16 bits if that is exact for all of them.
     - ``zeros``: int8 in the shape of ``scales``, the zero points; -8..8 for 4 bits. None is symmetric.
     - ``offsets``: float32 in the shape of ``scales``, instead of ``zeros``. They are added to scale * q, so
       zero points need not be whole numbers.

@@ -1,4 +1,4 @@
-"""Models that also see or hear: their text part is computed, what they see and hear with is not loaded."""
+"""Models with vision or audio: only their text part is loaded and computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quantised checkpoint's data must be like, beyond shapes and dtypes."""
+"""Checks of a quantized checkpoint's data, beyond shapes and dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What formats have in common whose matrices come as integers with scales."""
+"""Common code of formats whose matrices are integers with scales."""
 
 from __future__ import annotations
 

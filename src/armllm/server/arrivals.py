@@ -1,4 +1,4 @@
-"""New connections of addresses that leave many: they wait a moment, and most have gone before they cost much.
+"""New connections of an address that closes many wait a moment: most have gone before they cost much.
 
 To read the start of a request and forget it takes several times the CPU time that its sender needs.
 """

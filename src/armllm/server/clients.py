@@ -1,4 +1,4 @@
-"""Who asks, so that the engine can give each client its share."""
+"""The client of a request, so that the engine can give each client its share."""
 
 from __future__ import annotations
 

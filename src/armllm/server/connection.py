@@ -1,4 +1,4 @@
-"""What a connection may cost before anybody knows whose it is: uvicorn's protocol, with limits."""
+"""Limits of a connection before its key is checked: uvicorn's protocol, with limits."""
 
 from __future__ import annotations
 

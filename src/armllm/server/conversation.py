@@ -1,4 +1,4 @@
-"""A conversation ready to be continued: prompt, parameters, and who reads what the model answers.
+"""A conversation, prepared for the engine: prompt, parameters, and the parser of the answer.
 
 /v1/chat/completions and /v1/responses both end up here.
 """

@@ -1,4 +1,4 @@
-"""The process that the engine lives in: `python -m armllm.server.engine_host DESCRIPTOR`.
+"""The process of the engine: `python -m armllm.server.engine_host DESCRIPTOR`.
 
 It answers what `EngineProcess` sends through the socket with that number. When the socket ends, it ends.
 """

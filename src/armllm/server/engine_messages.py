@@ -1,4 +1,4 @@
-"""What the server's process and the engine's say to one another.
+"""The messages between the server's process and the engine's.
 
 A message is a pickle behind its length. The socket has no name, and both ends are this program's own: what a
 client sends is never unpickled.

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, as OpenAI's error object: a message, a type, the field at fault, a code."""
+"""Errors as OpenAI's error object: a message, a type, the wrong field, a code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's text turns out to be, piece by piece, and the shape of the parsers that find out.
+"""The parts of a model's text (answer, reasoning, calls), and the protocol of the parsers that find them.
 
 A parser gets text as it is generated and is asked for the same answer whether it comes at once or in pieces,
 so that a streamed and a plain answer can't differ.

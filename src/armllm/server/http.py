@@ -1,4 +1,4 @@
-"""Bodies in, answers and server-sent events out, and noticing that a client went away."""
+"""Read bodies, send answers and server-sent events, and notice that a client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refused requests cost their senders time, so that a storm of them takes little from everybody else.
+"""Refused requests wait, so that many of them take little time from other clients.
 
 Each peer address has a leaky bucket of refusals, as `limit_req` of nginx has one of requests. What overflows
 is answered late. Requests that are answered well never wait.

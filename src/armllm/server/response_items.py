@@ -1,4 +1,4 @@
-"""The items of a response - messages, thoughts, calls - and the events that tell how they come about."""
+"""The items of a response - messages, thoughts, calls - and the events of a stream of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /score, /rerank, /pooling and /classify: what embeddings and classes are good for."""
+"""POST /score, /rerank, /pooling and /classify: from embeddings and classes."""
 
 from __future__ import annotations
 

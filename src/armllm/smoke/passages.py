@@ -1,4 +1,4 @@
-"""What the smoke model must say."""
+"""The texts of the smoke models."""
 
 from __future__ import annotations
 

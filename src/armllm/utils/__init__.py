@@ -1,4 +1,4 @@
-"""What vLLM has under this name: its argument parser and its helpers."""
+"""vLLM's module of this name: its argument parser and its helpers."""
 
 from armllm.utils.argparse_utils import FlexibleArgumentParser
 from armllm.utils.programs import random_uuid

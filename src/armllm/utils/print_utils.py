@@ -1,4 +1,4 @@
-"""What examples for vLLM print vectors with."""
+"""Printing of vectors, for examples of vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Being chosen by vLLM, which asks its own kernels first.
+"""How vLLM chooses our kernels, although it tries its own first.
 
 ``VLLM_DISABLED_KERNELS`` is vLLM's variable for kernels that it must not choose. The built-in ones that ours
 replace are named there, and registered once more behind ours, under another name. So vLLM takes them where

@@ -1,4 +1,4 @@
-"""What every lane has to offer, and what comes out of it."""
+"""The protocol of a lane, and the wheel that it builds."""
 
 from __future__ import annotations
 

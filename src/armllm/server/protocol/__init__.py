@@ -1,1 +1,1 @@
-"""What comes in and goes out over HTTP: requests are pydantic models, answers typed dictionaries."""
+"""The types of HTTP: requests are pydantic models, answers typed dictionaries."""

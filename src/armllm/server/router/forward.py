@@ -1,4 +1,4 @@
-"""Requests go to a replica as they came, and its answers come back as they are."""
+"""Forward requests and answers unchanged between a client and a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prompt will cost a replica, by which prompts it has seen before.
+"""The cost of a prompt at a replica, by the prompts that it has computed before.
 
 A prompt is cut into chunks of bytes. The hash of each covers everything before it, so that a known hash means
 a known beginning, as blocks of a prefix cache are found. Tokens are estimated: the router has no tokenizer.

@@ -1,4 +1,4 @@
-"""The replicas: which are well, what each has to do, and which one a prompt costs least."""
+"""The replicas: their health, their load, and the choice of one for a prompt."""
 
 from __future__ import annotations
 
