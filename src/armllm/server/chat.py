@@ -258,9 +258,10 @@ def _merged(deltas: list[AssistantMessage]) -> AssistantMessage:
         "role": "assistant",
         "content": content if content or not (calls or reasoning) else None,
         "refusal": None,
+        # programs for vLLM read them of every message
+        "reasoning": reasoning or None,
+        "reasoning_content": reasoning or None,
     }
-    if reasoning:
-        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if calls:
         message["tool_calls"] = list(calls.values())
     return message

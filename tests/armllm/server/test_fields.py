@@ -132,6 +132,18 @@ def test_best_of_may_be_n(request_type):
             request_type.model_validate({**needed, **other})
 
 
+def test_forms_of_vllm_pass_where_they_change_nothing():
+    """It would catch a client that sends all fields of StructuredOutputsParams, most of them null."""
+    neutral = {"whitespace_pattern": None, "structural_tag": None, "disable_any_whitespace": True}
+    form = {"regex": "a", "json": None, "disable_fallback": False, **neutral}
+    assert CompletionRequest(prompt="a", structured_outputs=form).structured().regex == "a"
+    for wrong in ({"structural_tag": "x"}, {"disable_fallback": True}, {"whitespace_pattern": " "}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            CompletionRequest(prompt="a", structured_outputs={**form, **wrong})
+    with pytest.raises(ValidationError, match=r"structural_tag is not supported: use structured_outputs\."):
+        CompletionRequest(prompt="a", response_format={"type": "structural_tag", "structures": []})
+
+
 def test_fields_of_a_response_reach_the_engine(served):
     """It would catch a field that is accepted and dropped."""
     body = {"model": "smoke", "input": "Hi", "max_output_tokens": 8, "request_id": "mine"}

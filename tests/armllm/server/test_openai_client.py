@@ -218,6 +218,7 @@ def test_no_tool_is_called_when_none_may_be(client):
     asked = {"model": "smoke", "messages": HELLO, "tools": TOOLS, "tool_choice": "none", "max_tokens": 5}
     answer = client.chat.completions.create(**asked).choices[0]
     assert answer.message.tool_calls is None
+    assert answer.message.reasoning is answer.message.reasoning_content is None  # there in every message
     assert answer.finish_reason == "length"
 
 

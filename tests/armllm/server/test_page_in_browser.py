@@ -20,6 +20,7 @@ PASSAGE = load_passages()[0]
 PHONE = {"viewport": {"width": 375, "height": 667}, "is_mobile": True, "has_touch": True}
 SECONDS = 120.0  # waits end with what they wait for; only a failure takes so long
 pytestmark = pytest.mark.slow
+expect.set_options(timeout=1000 * SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ class Phone:
         return self.page.locator(f"#{name}")
 
     def shows(self, name, text):
-        expect(self[name]).to_have_text(text, timeout=1000 * SECONDS)
+        expect(self[name]).to_have_text(text)
 
     def complete(self, prompt):
         """Ask for the rest of a text, greedily."""
@@ -65,7 +66,7 @@ class Phone:
         before = self.page.locator(".note").count()
         self["message"].fill(message)
         self["message"].press("Enter")
-        expect(self.page.locator(".note")).to_have_count(before + 1, timeout=1000 * SECONDS)
+        expect(self.page.locator(".note")).to_have_count(before + 1)
 
     @property
     def answer(self):
@@ -90,9 +91,7 @@ def test_a_phone_is_recited_to(served, phone):
     look = phone(served.url)
     look.shows("model", "smoke")
     look.complete(PASSAGE.prompt)
-    expect(look.answer.locator(".note")).to_contain_text(
-        f"{len(PASSAGE.token_ids)} tokens, first after", timeout=1000 * SECONDS
-    )
+    expect(look.answer.locator(".note")).to_contain_text(f"{len(PASSAGE.token_ids)} tokens, first after")
     assert look.answer.locator(".text").inner_text() == PASSAGE.text.strip()
     assert look.page.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
     look.shows("running", "0")
@@ -120,8 +119,8 @@ def test_the_page_counts_and_stops(serving, phone):
         try:
             look.shows("running", "1")
             look.complete("Hello")
-            expect(look["waiting"]).not_to_have_text("0", timeout=1000 * SECONDS)
-            expect(look["speed"]).to_have_text(re.compile(r"^[1-9]"), timeout=1000 * SECONDS)
+            expect(look["waiting"]).not_to_have_text("0")
+            expect(look["speed"]).to_have_text(re.compile(r"^[1-9]"))
             look["stop"].click()
             expect(look["send"]).to_be_visible()
         finally:
@@ -142,7 +141,7 @@ def test_a_page_without_the_key_says_so(serving, phone):
         look["key"].press("Tab")
         look.shows("model", "smoke")
         look.complete(PASSAGE.prompt)
-        expect(look.answer.locator(".text")).to_have_text(PASSAGE.text, timeout=1000 * SECONDS)
+        expect(look.answer.locator(".text")).to_have_text(PASSAGE.text)
 
 
 MARKDOWN = """## A *heading*

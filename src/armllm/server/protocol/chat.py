@@ -144,8 +144,8 @@ class AssistantMessage(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
     refusal: NotRequired[None]
-    reasoning: NotRequired[str]
-    reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str | None]
+    reasoning_content: NotRequired[str | None]
     tool_calls: NotRequired[list[ToolCall]]
 
 

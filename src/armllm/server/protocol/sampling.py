@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from armllm.errors import RequestError
 from armllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -80,7 +81,19 @@ class JsonSchemaFormat(Strict):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+def _no_structural_tag(form: Any) -> Any:
+    if isinstance(form, dict) and form.get("type") == "structural_tag":
+        raise PydanticCustomError(
+            "structural_tag",
+            "structural_tag is not supported: use structured_outputs.grammar, or tool_choice for calls",
+        )
+    return form
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")],
+    BeforeValidator(_no_structural_tag),
+]
 
 
 class StructuredOutputs(Strict):
@@ -91,6 +104,12 @@ class StructuredOutputs(Strict):
     choice: FewStrings | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    # vLLM's other fields, with the values that change nothing
+    disable_any_whitespace: bool | None = None  # there is never optional whitespace
+    disable_additional_properties: Literal[False] | None = None
+    disable_fallback: Literal[False] | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
 
 
 class Sampling(WithoutEffect):
@@ -178,7 +197,9 @@ class Sampling(WithoutEffect):
 
     def _structured(self) -> Iterator[dict[str, Any]]:
         if self.structured_outputs is not None:
-            fields = self.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+            fields = self.structured_outputs.model_dump(
+                by_alias=True, exclude_none=True, exclude={"disable_any_whitespace"}
+            )
             yield {name: value for name, value in fields.items() if value is not False}
 
     def _guided(self) -> Iterator[dict[str, Any]]:
