@@ -10,6 +10,18 @@ import os
 import threading
 
 
+def put_into_cache(cache, name, files):
+    """What huggingface_hub leaves behind after a download."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(snapshot.name)
+    for path in files:
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    return snapshot
+
+
 class FakeHub(http.server.BaseHTTPRequestHandler):
     """What a download needs of the hub's API: files of one model at two revisions, behind a token or not."""
 

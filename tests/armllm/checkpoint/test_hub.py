@@ -13,7 +13,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from tests.armllm.hub import fake_hub_of, variables_for
+from tests.armllm.hub import fake_hub_of, put_into_cache, variables_for
 
 from armllm import LLM
 from armllm.checkpoint import hub
@@ -36,18 +36,6 @@ for name in sys.argv[1:]:
 @pytest.fixture(autouse=True)
 def forget():
     hub._download.cache_clear()
-
-
-def put_into_cache(cache, name, files):
-    """What huggingface_hub leaves behind after a download."""
-    repository = cache / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name)
-    for path in files:
-        (snapshot / path.name).write_bytes(path.read_bytes())
-    return snapshot
 
 
 def test_a_name_in_the_cache_works_offline(make_checkpoint, tmp_path, monkeypatch):
