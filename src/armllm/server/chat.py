@@ -242,7 +242,7 @@ class Run:
 def _merged(deltas: list[AssistantMessage]) -> AssistantMessage:
     """A whole message from its deltas."""
     content = "".join(delta.get("content") or "" for delta in deltas)
-    reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
+    reasoning = "".join(delta.get("reasoning") or "" for delta in deltas)
     calls: dict[int, ToolCall] = {}
     for piece in (piece for delta in deltas for piece in delta.get("tool_calls", [])):
         index = piece["index"]
