@@ -99,11 +99,11 @@ void while_counts_change(Result& result, const char* what, const Compute& comput
 
 // A packed weight of random numbers.
 Array<char> packed(const armllm::KernelTable& table, const armllm::WeightShape& shape, Random& random) {
-  const int64_t n = shape.out_features, k = shape.in_features;
+  const int64_t n = shape.out_features, k = shape.in_features, groups = armllm::weight_groups(shape);
   const Array<int8_t> q(n * k);
-  const Array<float> scales(n);
+  const Array<float> scales(n * groups);
   for (int64_t i = 0; i < n * k; ++i) q[i] = static_cast<int8_t>(random.integer(-8, 7));
-  for (int64_t i = 0; i < n; ++i) scales[i] = 0.01f;
+  for (int64_t i = 0; i < n * groups; ++i) scales[i] = 0x1p-7f;
   Array<char> weight((armllm::packed_bytes(table, 4, shape) + 63) / 64 * 64);
   armllm::pack_weight(table, 4, {weight.data(), q.data(), scales.data(), nullptr, shape, k});
   return weight;
@@ -127,9 +127,15 @@ void test_count_changes(Result& result, uint64_t seed) {
   const auto bytes = static_cast<size_t>(out.size()) * sizeof(float);
   const char* const memory = reinterpret_cast<char*>(out.data());
 
+  // Scales in 16 bits go through scratch memory of each thread.
+  const armllm::WeightShape groups{2 * kWidth, kHidden, 32, false, Storage::bf16};
+  const Array<char> grouped = packed(table, groups, random);
+  if (armllm::matmul_kernel(table, 4, Storage::f32).scratch_bytes(groups, kRows) == 0) {
+    result.fail("matmul_w4a8 has no scratch memory for scales in 16 bits");
+  }
   const auto matmul = [&] {
     armllm::matmul(table, form_of(4), Storage::f32,
-                   {out.data(), x.data(), nullptr, up.data(), nullptr, wide, kRows, kHidden, kHidden});
+                   {out.data(), x.data(), nullptr, grouped.data(), nullptr, groups, kRows, kHidden, kHidden});
   };
   while_counts_change(result, "matmul_w4a8", matmul, memory, bytes);
   const auto moe = [&] {
