@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "armllm/dispatch.h"
@@ -12,6 +12,7 @@
 #include "armllm/threads.h"
 #include "product.h"
 #include "ranges.h"
+#include "routing.h"
 #include "workspace.h"
 
 namespace armllm {
@@ -19,79 +20,6 @@ namespace armllm {
 namespace {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// The pairs of one expert are rows [first, first + rows) of the sorted ones.
-struct Group {
-  int64_t expert, first, rows;
-};
-
-// Pairs in the order of experts, those of an expert in the order of tokens.
-struct Routing {
-  std::vector<Group> groups;      // of experts that have tokens
-  std::vector<int32_t> tokens;    // of each row
-  std::vector<int32_t> rows;      // [tokens, per_token]: which row; -1: none
-  std::vector<int32_t> group_of;  // each row's index in `groups`
-};
-
-Routing sort_by_expert(const MoeArgs& args) {
-  const int64_t pairs = args.tokens * args.per_token;
-  if (pairs > INT32_MAX) throw std::invalid_argument("expert_ids has more than 2^31 - 1 elements");
-  std::vector<int64_t> next(static_cast<size_t>(args.num_experts));
-  for (int64_t i = 0; i < pairs; ++i) {
-    const int64_t expert = args.expert_ids[i];
-    if (expert < -1 || expert >= args.num_experts) {
-      throw std::invalid_argument("expert_ids[" + std::to_string(i / args.per_token) + ", " +
-                                  std::to_string(i % args.per_token) + "] is " + std::to_string(expert) +
-                                  ", expected an expert below " + std::to_string(args.num_experts) +
-                                  ", or -1 for none");
-    }
-    if (expert >= 0) ++next[static_cast<size_t>(expert)];
-  }
-  Routing routing;
-  int64_t first = 0;
-  for (int64_t expert = 0; expert < args.num_experts; ++expert) {
-    const int64_t count = next[static_cast<size_t>(expert)];
-    if (count > 0) routing.groups.push_back({expert, first, count});
-    next[static_cast<size_t>(expert)] = first;
-    first += count;
-  }
-  routing.tokens.resize(static_cast<size_t>(first));
-  routing.rows.assign(static_cast<size_t>(pairs), -1);
-  for (int64_t i = 0; i < pairs; ++i) {
-    if (args.expert_ids[i] < 0) continue;
-    const int64_t row = next[static_cast<size_t>(args.expert_ids[i])]++;
-    routing.tokens[static_cast<size_t>(row)] = static_cast<int32_t>(i / args.per_token);
-    routing.rows[static_cast<size_t>(i)] = static_cast<int32_t>(row);
-  }
-  routing.group_of.resize(static_cast<size_t>(first));
-  for (size_t g = 0; g < routing.groups.size(); ++g) {
-    const Group& group = routing.groups[g];
-    std::fill_n(routing.group_of.begin() + group.first, group.rows, static_cast<int32_t>(g));
-  }
-  return routing;
-}
-
-// Groups [begin, end) of a routing, which are rows [first, first + rows) of the sorted ones.
-struct Batch {
-  size_t begin, end;
-  int64_t first, rows;
-};
-
-// Experts whose rows, `row_bytes` each, lie in memory together: no more than the last caches hold, but one
-// expert at least.
-std::vector<Batch> batches(const Routing& routing, int64_t row_bytes) {
-  constexpr int64_t kBatchBytes = 16 * 1024 * 1024;
-  std::vector<Batch> all;
-  for (size_t g = 0; g < routing.groups.size(); ++g) {
-    const Group& group = routing.groups[g];
-    if (all.empty() || (all.back().rows + group.rows) * row_bytes > kBatchBytes) {
-      all.push_back({g, g, group.first, 0});
-    }
-    all.back().end = g + 1;
-    all.back().rows += group.rows;
-  }
-  return all;
-}
 
 // One of the two products of every expert of a batch.
 class GroupedProduct {
@@ -193,114 +121,183 @@ void clamp(float* row, int64_t width, float alpha, float limit) {
   }
 }
 
-}  // namespace
-
-// NOLINTNEXTLINE(readability-function-size) - its steps share the memory that it divides at the start
-void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
-  const int bits = bits_of(form);
-  if (bits != 0) {
-    check_weight(bits, args.gate_up_shape);
-    check_weight(bits, args.down_shape);
+// One call: its experts in batches, the memory between its steps, and the steps.
+class Mixture {
+ public:
+  Mixture(const KernelTable& table, WeightForm form, Storage storage, Activation* activation,
+          const MoeArgs& args)
+      : table_(table),
+        storage_(storage),
+        is_quantized_(bits_of(form) != 0),
+        kernel_(matmul_kernel(table, form, is_quantized_ ? Storage::f32 : storage)),
+        activation_(activation),
+        args_(args),
+        hidden_(args.gate_up_shape.in_features),
+        width_(args.down_shape.in_features),
+        routing_(sort_by_expert(args)) {
+    for (const Batch& batch : batches(routing_, 2 * width_ * kFloat)) {
+      experts_.push_back({batch,
+                          {kernel_, args.gate_up_shape, routing_, batch, args.gate_up},
+                          {kernel_, args.down_shape, routing_, batch, args.down}});
+    }
+    divide_memory();
   }
-  const int64_t hidden = args.gate_up_shape.in_features, width = args.down_shape.in_features;
-  const MatmulKernel& kernel = matmul_kernel(table, form, bits == 0 ? storage : Storage::f32);
-  const bool clamped = args.alpha != 0;
-  Activation* activate = clamped ? table.silu_and_mul_f32 : gated(table, function);
-  const Routing routing = sort_by_expert(args);
-  const auto rows = static_cast<int64_t>(routing.tokens.size());
-  const int64_t product_row_bytes = 2 * width * static_cast<int64_t>(sizeof(float));
-  int64_t activation_bytes = 0, product_bytes = 0, scratch_bytes = 0;
-  struct Products {
+
+  void run() {
+    if (is_quantized_) quantize();
+    for (Experts& experts : experts_) {
+      gather(experts);
+      experts.gate_up.run(scratch_, threads_);
+      activate(experts);
+      experts.down.run(scratch_, threads_);
+      if (args_.down_bias != nullptr) add_down_bias(experts);
+    }
+    sum();
+  }
+
+ private:
+  static constexpr int64_t kFloat = sizeof(float);
+  struct Experts {
     Batch batch;
     GroupedProduct gate_up, down;
   };
-  std::vector<Products> all;
-  for (const Batch& batch : batches(routing, product_row_bytes)) {
-    all.push_back({batch,
-                   {kernel, args.gate_up_shape, routing, batch, args.gate_up},
-                   {kernel, args.down_shape, routing, batch, args.down}});
-    activation_bytes = std::max(
-        {activation_bytes, all.back().gate_up.activation_bytes(), all.back().down.activation_bytes()});
-    product_bytes = std::max(product_bytes, aligned(batch.rows * product_row_bytes));
-    scratch_bytes =
-        std::max({scratch_bytes, all.back().gate_up.scratch_bytes(), all.back().down.scratch_bytes()});
+
+  void divide_memory() {
+    int64_t activations = 0, products = 0, scratch = 0, end = 0;
+    for (const Experts& e : experts_) {
+      activations = std::max({activations, e.gate_up.activation_bytes(), e.down.activation_bytes()});
+      products = std::max(products, e.batch.rows * 2 * width_ * kFloat);
+      scratch = std::max({scratch, e.gate_up.scratch_bytes(), e.down.scratch_bytes()});
+    }
+    const auto part = [&end](int64_t bytes) { return std::exchange(end, end + aligned(bytes)); };
+    const int64_t row = aligned(width_ * kFloat), rows = static_cast<int64_t>(routing_.tokens.size());
+    const int64_t at_activations = part(activations), at_products = part(products);
+    const int64_t at_results = part(rows * hidden_ * kFloat);
+    const int64_t at_q = part(is_quantized_ ? args_.tokens * hidden_ : 0);
+    const int64_t at_scales = part(is_quantized_ ? args_.tokens * kFloat : 0);
+    const int64_t at_rows = part(threads_ * row), at_scratch = part(threads_ * scratch);
+    thread_local Workspace workspace;
+    char* const memory = workspace.reserve(end);
+    activations_ = memory + at_activations;
+    products_ = reinterpret_cast<float*>(memory + at_products);
+    results_ = reinterpret_cast<float*>(memory + at_results);
+    q_ = reinterpret_cast<int8_t*>(memory + at_q);
+    scales_ = reinterpret_cast<float*>(memory + at_scales);
+    activated_ = {memory + at_rows, row};
+    scratch_ = {memory + at_scratch, scratch};
   }
-  const int64_t result_bytes = aligned(rows * hidden * static_cast<int64_t>(sizeof(float)));
-  const int64_t activated_bytes = aligned(width * static_cast<int64_t>(sizeof(float)));
-  const int64_t q_bytes = bits == 0 ? 0 : aligned(args.tokens * hidden);
-  const int64_t scale_bytes = bits == 0 ? 0 : aligned(args.tokens * static_cast<int64_t>(sizeof(float)));
-  thread_local Workspace workspace;
-  const int threads = num_threads();
-  char* memory = workspace.reserve(activation_bytes + product_bytes + result_bytes + q_bytes + scale_bytes +
-                                   threads * (activated_bytes + scratch_bytes));
-  char* const activations = memory;
-  float* const products = reinterpret_cast<float*>(activations + activation_bytes);
-  float* const results = reinterpret_cast<float*>(activations + activation_bytes + product_bytes);
-  int8_t* const q = reinterpret_cast<int8_t*>(reinterpret_cast<char*>(results) + result_bytes);
-  float* const scales = reinterpret_cast<float*>(q + q_bytes);
-  const ThreadScratch activated{reinterpret_cast<char*>(scales) + scale_bytes, activated_bytes};
-  const ThreadScratch scratch{activated.first + threads * activated_bytes, scratch_bytes};
 
   // Each token is rounded once, however many experts it goes to.
-  GatherArgs from{args.x, nullptr, nullptr, args.x_stride};
-  if (bits != 0) {
-    quantize_rows(table, storage, {q, scales, nullptr, args.x, args.tokens, hidden, hidden, args.x_stride});
-    from = {q, scales, nullptr, hidden};
+  void quantize() {
+    quantize_rows(table_, storage_,
+                  {q_, scales_, nullptr, args_.x, args_.tokens, hidden_, hidden_, args_.x_stride});
   }
-  for (auto& [batch, gate_up, down] : all) {
-    const int64_t first_row = batch.first;
-    const GroupedProduct& up = gate_up;
-    gate_up.place(activations, products);
-    parallel_ranges(batch.rows, hidden, kProductElements, [&](int64_t begin, int64_t end, int) {
-      up.for_rows(begin, end, [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last) {
-        GatherArgs gather = from;
-        gather.ids = routing.tokens.data() + group.first;
-        kernel.gather(call, gather, first, last);
-      });
-    });
-    gate_up.run(scratch, threads);
 
-    // A row is activated in memory of the thread's own, and from there rounded into its place.
-    const GroupedProduct& second = down;
-    down.place(activations, results + first_row * hidden);
+  // The rows of x, for gate and up.
+  void gather(Experts& experts) {
+    experts.gate_up.place(activations_, products_);
+    const GatherArgs x = is_quantized_ ? GatherArgs{q_, scales_, nullptr, hidden_}
+                                       : GatherArgs{args_.x, nullptr, nullptr, args_.x_stride};
+    for_rows(experts, experts.gate_up, hidden_, kProductElements,
+             [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last, int) {
+               GatherArgs rows = x;
+               rows.ids = routing_.tokens.data() + group.first;
+               kernel_.gather(call, rows, first, last);
+             });
+  }
+
+  // From gate and up the activations for down. A row is activated in memory of the thread's own, and from
+  // there rounded into its place.
+  void activate(Experts& experts) {
+    experts.down.place(activations_, results_ + experts.batch.first * hidden_);
+    for_rows(experts, experts.down, 2 * width_, kProductElements,
+             [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last, int thread) {
+               auto* const row = static_cast<float*>(activated_.of(thread));
+               float* product = products_ + (group.first - experts.batch.first + first) * 2 * width_;
+               MatmulArgs call = shared;
+               call.x = row;
+               call.x_stride = 0;
+               for (int64_t r = first; r < last; ++r, product += 2 * width_) {
+                 if (args_.gate_up_bias != nullptr) {
+                   add(product, args_.gate_up_bias + group.expert * 2 * width_, 2 * width_);
+                 }
+                 if (args_.alpha != 0) clamp(product, width_, args_.alpha, args_.limit);
+                 activation_({row, product, 1, width_, width_, 2 * width_}, 0,
+                             ceil_div(width_, kActivationChunk));
+                 kernel_.quantize(call, r, r + 1);
+               }
+             });
+  }
+
+  void add_down_bias(const Experts& experts) {
+    for_rows(experts, experts.down, hidden_, kSimpleElements,
+             [&](const MatmulArgs&, const Group& group, int64_t first, int64_t last, int) {
+               for (int64_t r = group.first + first; r < group.first + last; ++r) {
+                 add(results_ + r * hidden_, args_.down_bias + group.expert * hidden_, hidden_);
+               }
+             });
+  }
+
+  // Each token's results, weighted.
+  void sum() {
+    const WeightedSumArgs sum{args_.out,
+                              results_,
+                              args_.expert_weights,
+                              routing_.rows.data(),
+                              args_.tokens,
+                              args_.per_token,
+                              hidden_,
+                              args_.out_stride,
+                              hidden_,
+                              args_.per_token};
+    WeightedSum* kernel = ARMLLM_OF_STORAGE(table_, weighted_sum, storage_);
+    parallel_ranges(args_.tokens, hidden_ * std::max<int64_t>(1, args_.per_token), kSimpleElements,
+                    [&](int64_t begin, int64_t end, int) { kernel(sum, begin, end); });
+  }
+
+  // Threads share the rows of a batch, `elements` of `width` at a time: body(args, group, begin, end,
+  // thread).
+  template <class Body>
+  void for_rows(const Experts& experts, const GroupedProduct& product, int64_t width, int64_t elements,
+                const Body& body) const {
     parallel_ranges(
-        batch.rows, 2 * width, kProductElements,
+        experts.batch.rows, width, elements,
         [&](int64_t begin, int64_t end, int thread) {
-          float* const row = static_cast<float*>(activated.of(thread));
-          second.for_rows(
-              begin, end, [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last) {
-                float* product = products + (group.first - first_row + first) * 2 * width;
-                MatmulArgs call = shared;
-                call.x = row;
-                call.x_stride = 0;
-                for (int64_t r = first; r < last; ++r, product += 2 * width) {
-                  if (args.gate_up_bias != nullptr) {
-                    add(product, args.gate_up_bias + group.expert * 2 * width, 2 * width);
-                  }
-                  if (clamped) clamp(product, width, args.alpha, args.limit);
-                  activate({row, product, 1, width, width, 2 * width}, 0, ceil_div(width, kActivationChunk));
-                  kernel.quantize(call, r, r + 1);
-                }
-              });
+          product.for_rows(begin, end,
+                           [&](const MatmulArgs& call, const Group& group, int64_t first, int64_t last) {
+                             body(call, group, first, last, thread);
+                           });
         },
-        threads);
-    down.run(scratch, threads);
-    if (args.down_bias == nullptr) continue;
-    parallel_ranges(batch.rows, hidden, kSimpleElements, [&](int64_t begin, int64_t end, int) {
-      second.for_rows(begin, end, [&](const MatmulArgs&, const Group& group, int64_t first, int64_t last) {
-        for (int64_t r = group.first + first; r < group.first + last; ++r) {
-          add(results + r * hidden, args.down_bias + group.expert * hidden, hidden);
-        }
-      });
-    });
+        threads_);
   }
 
-  const WeightedSumArgs sum{
-      args.out,        results, args.expert_weights, routing.rows.data(), args.tokens, args.per_token, hidden,
-      args.out_stride, hidden,  args.per_token};
-  WeightedSum* add = ARMLLM_OF_STORAGE(table, weighted_sum, storage);
-  parallel_ranges(args.tokens, hidden * std::max<int64_t>(1, args.per_token), kSimpleElements,
-                  [&](int64_t begin, int64_t end, int) { add(sum, begin, end); });
+  const KernelTable& table_;
+  Storage storage_;
+  bool is_quantized_;
+  const MatmulKernel& kernel_;
+  Activation* activation_;
+  const MoeArgs& args_;
+  int64_t hidden_, width_;
+  Routing routing_;
+  const int threads_ = num_threads();
+  std::vector<Experts> experts_;
+  char* activations_;  // of the product that comes next
+  float* products_;    // [rows of the batch, 2 * width]: gate and up
+  float* results_;     // [rows, hidden]: down
+  int8_t* q_;          // [tokens, hidden]
+  float* scales_;      // [tokens]
+  ThreadScratch activated_, scratch_;
+};
+
+}  // namespace
+
+void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args) {
+  if (const int bits = bits_of(form); bits != 0) {
+    check_weight(bits, args.gate_up_shape);
+    check_weight(bits, args.down_shape);
+  }
+  Activation* const activation = args.alpha != 0 ? table.silu_and_mul_f32 : gated(table, function);
+  Mixture(table, form, storage, activation, args).run();
 }
 
 }  // namespace armllm

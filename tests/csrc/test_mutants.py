@@ -126,8 +126,8 @@ GROUPS = (
             "experts activate the rows of the first",
             "moe_w4a8_f32",
             "csrc/moe.cpp",
-            "products + (group.first - first_row + first) * 2 * width",
-            "products + (group.first / 2 - first_row / 2 + first) * 2 * width",
+            "products_ + (group.first - experts.batch.first + first) * 2 * width_",
+            "products_ + (group.first / 2 - experts.batch.first / 2 + first) * 2 * width_",
         ),
     ),
     (
