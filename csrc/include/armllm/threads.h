@@ -56,7 +56,7 @@ void set_num_threads(int threads);  // 0: back to the default
 // Takes the pool even where there is an OpenMP runtime, or not any more.
 void use_own_threads(bool own);
 
-// "libgomp" and where it was found, or "pool".
+// "libgomp" or "pool".
 const char* thread_backend();
 
 }  // namespace armllm
