@@ -4,9 +4,9 @@
 // threads, throws nothing. The driver has checked every shape and index, owns all memory, and splits the
 // range.
 //
-// Strides and sizes count elements unless a name says `_bytes`. The last dimension is always contiguous. No
-// pointer needs more alignment than its element type, except the KV cache and scratch memory (64 bytes).
-// Buffers don't overlap unless a comment says that they may.
+// Void pointers are to elements of the op's storage type. Strides and sizes count elements unless a name says
+// `_bytes`. The last dimension is contiguous. No pointer needs more alignment than its element type, except
+// the KV cache and scratch memory (64 bytes). Buffers don't overlap unless a comment says that they may.
 
 #pragma once
 
@@ -26,8 +26,8 @@ struct float16 {  // IEEE 754 binary16
 // out[row, i] = x[row, i] / sqrt(mean(x[row]^2) + eps) * (weight[i] + weight_offset)
 // Range: rows. `out` may be `x` itself (same pointer, same stride). Zhang & Sennrich 2019, arXiv:1910.07467.
 struct RmsNormArgs {
-  void* out;
-  const void* x;
+  void* out;           // [rows, hidden]
+  const void* x;       // [rows, hidden]
   const void* weight;  // [hidden]
   int64_t rows, hidden;
   int64_t out_stride, x_stride;
@@ -39,8 +39,8 @@ using RmsNorm = void(const RmsNormArgs&, int64_t begin, int64_t end);
 // residual[row] = round(x[row] + residual[row]); x[row] = rms_norm(residual[row]). Both in place. Range:
 // rows.
 struct FusedAddRmsNormArgs {
-  void* x;
-  void* residual;
+  void* x;             // [rows, hidden]
+  void* residual;      // [rows, hidden]
   const void* weight;  // [hidden]
   int64_t rows, hidden;
   int64_t x_stride, residual_stride;
@@ -52,8 +52,8 @@ using FusedAddRmsNorm = void(const FusedAddRmsNormArgs&, int64_t begin, int64_t 
 // out[row, i] = (x[row, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i], mean and variance of the
 // row. Range: rows. `out` may be `x` itself. Ba, Kiros & Hinton 2016, arXiv:1607.06450.
 struct LayerNormArgs {
-  void* out;
-  const void* x;
+  void* out;           // [rows, hidden]
+  const void* x;       // [rows, hidden]
   const void* weight;  // [hidden]
   const void* bias;    // [hidden], or null for none
   int64_t rows, hidden;
@@ -67,10 +67,10 @@ using LayerNorm = void(const LayerNormArgs&, int64_t begin, int64_t end);
 // or (2i, 2i + 1) when interleaved. Range: tokens * (num_query_heads + num_key_heads), heads of a token
 // adjacent. Su et al. 2021, arXiv:2104.09864.
 struct RotaryArgs {
-  const int64_t* positions;  // [tokens]
-  void* query;
-  void* key;
-  const float* cos_sin_cache;
+  const int64_t* positions;    // [tokens]
+  void* query;                 // [tokens, num_query_heads, head_dim]
+  void* key;                   // [tokens, num_key_heads, head_dim]
+  const float* cos_sin_cache;  // [positions, rotary_dim]
   int64_t tokens, num_query_heads, num_key_heads, head_dim, rotary_dim;
   int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride, cache_stride;
   bool interleaved;
@@ -87,8 +87,8 @@ using RotaryEmbedding = void(const RotaryArgs&, int64_t begin, int64_t end);
 // A chunk is whole turns of all targets' loops, which take one, four or six vectors.
 inline constexpr int64_t kActivationChunk = 1152;
 struct ActivationArgs {
-  void* out;
-  const void* x;
+  void* out;      // [rows, width]
+  const void* x;  // [rows, width], of gated ones [rows, 2 * width]
   int64_t rows, width;
   int64_t out_stride, x_stride;
 };
@@ -116,9 +116,9 @@ using KvCacheLayoutOf = void(const KvCacheShape&, KvCacheLayout&);
 // Stores key[t], value[t] at slot_mapping[t] = block * block_size + offset; a negative slot is skipped.
 // Range: tokens * num_kv_heads, heads of a token adjacent.
 struct WriteKvCacheArgs {
-  const void* key;
-  const void* value;
-  void* cache;
+  const void* key;              // [tokens, num_kv_heads, head_dim]
+  const void* value;            // the same
+  void* cache;                  // [blocks, block_bytes]
   const int64_t* slot_mapping;  // [tokens]
   KvCacheShape shape;
   KvCacheLayout layout;
@@ -131,9 +131,9 @@ using WriteKvCache = void(const WriteKvCacheArgs&, int64_t begin, int64_t end);
 // at position p and a key at position k is capped(query . key * scale) + slope * (k - p), where capped(x) is
 // cap * tanh(x / cap).
 struct PagedAttentionArgs {
-  void* out;
-  const void* query;
-  const void* cache;
+  void* out;                       // [tokens, num_query_heads, head_dim]
+  const void* query;               // the same
+  const void* cache;               // [blocks, block_bytes]
   const int32_t* block_tables;     // [num_seqs, max_blocks]
   const int32_t* query_start_loc;  // [num_seqs + 1]
   const int32_t* seq_lens;         // [num_seqs], cached tokens, those of the query included
@@ -192,10 +192,10 @@ using PagedAttention = const AttentionKernel;
 // A row whose largest magnitude is below 2^-100 counts as zeros: scale 0, q and zero 0. One that holds an
 // infinity or a NaN has scale NaN, q and zero 0. Range: rows.
 struct QuantizeRowsArgs {
-  int8_t* q;
+  int8_t* q;       // [rows, width]
   float* scales;   // [rows]
   int32_t* zeros;  // [rows], or null
-  const void* x;
+  const void* x;   // [rows, width]
   int64_t rows, width;
   int64_t q_stride, x_stride;
 };
@@ -219,8 +219,8 @@ static inline constexpr __attribute__((always_inline)) int64_t scale_bytes(const
   return s.scales == Storage::f32 ? 4 : 2;
 }
 struct PackWeightArgs {
-  void* packed;  // 64 bytes aligned
-  const int8_t* q;
+  void* packed;          // 64 bytes aligned
+  const int8_t* q;       // [out_features, in_features]
   const float* scales;   // [out_features, groups], contiguous; shape.scales holds them exactly
   const float* offsets;  // the same shape, added to scale * q: -scale * zero point; or null
   WeightShape shape;
@@ -242,8 +242,8 @@ static inline constexpr __attribute__((always_inline)) int64_t panel_elements(in
   return (in_features + 3) / 4 * 4 * kPanelColumns;
 }
 struct MatmulArgs {
-  void* out;
-  const void* x;
+  void* out;           // [rows, out_features]
+  const void* x;       // [rows, in_features]
   const void* bias;    // [out_features], or null
   const void* weight;  // packed
   void* activations;   // scratch memory, 64 bytes aligned: the quantised x
@@ -257,9 +257,9 @@ struct MatmulArgs {
 // Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantised weights int8 and
 // scale as quantize_rows makes them, for others the storage type and no scales.
 struct GatherArgs {
-  const void* rows;
-  const float* scales;
-  const int32_t* ids;
+  const void* rows;     // [all rows, in_features]
+  const float* scales;  // [all rows], or null
+  const int32_t* ids;   // [rows], as many as MatmulArgs says
   int64_t stride;
 };
 struct MatmulKernel {
@@ -296,8 +296,8 @@ using Matmul = const MatmulKernel;
 // out[t, i] = sum_j weights[t, j] * x[rows[t, j], i], in the order of j. A negative row is left out; a token
 // without rows gets zeros. Range: tokens.
 struct WeightedSumArgs {
-  void* out;
-  const float* x;
+  void* out;             // [tokens, width]
+  const float* x;        // [rows, width]
   const float* weights;  // [tokens, terms]
   const int32_t* rows;   // [tokens, terms], contiguous
   int64_t tokens, terms, width;

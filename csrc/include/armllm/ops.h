@@ -62,8 +62,8 @@ void convert(const KernelTable& table, Storage to, Storage from, const Activatio
 
 // out[t] = table[rows[t]]
 struct GatherRowsArgs {
-  void* out;
-  const void* table;
+  void* out;            // [tokens, width], of the storage type
+  const void* table;    // [num_rows, width], of the storage type
   const int64_t* rows;  // [tokens], in [0, num_rows)
   int64_t tokens, width;
   int64_t out_stride, table_stride;
@@ -114,8 +114,8 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
 // round their inputs as matmul does, with weights as they are to the storage type at most. out must not
 // overlap x. Shazeer et al. 2017, arXiv:1701.06538.
 struct MoeArgs {
-  void* out;
-  const void* x;
+  void* out;                    // [tokens, hidden], of the storage type
+  const void* x;                // [tokens, hidden], of the storage type
   const int64_t* expert_ids;    // [tokens, per_token], contiguous; below num_experts, -1: none
   const float* expert_weights;  // [tokens, per_token], contiguous
   const void* const* gate_up;   // per expert [2 * intermediate, hidden], gate first
