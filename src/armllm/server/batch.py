@@ -21,7 +21,7 @@ from armllm.server.openapi import ENDPOINTS
 from armllm.server.service import ServerOptions, Service, new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from starlette.types import ASGIApp, Message
 
@@ -49,6 +49,8 @@ def run_batch(
     if not requests:
         raise RequestError(f"--input-file {source}: there is no request in it")
     with _written(target, folder) as path:
+        if path.exists() and Path(source).exists() and path.samefile(source):
+            raise RequestError(f"--output-file {target}: it is the input file, whose requests would be lost")
         engine = AsyncLLM(model, **engine_options)
         try:
             service = Service(engine, options)
@@ -56,7 +58,7 @@ def run_batch(
                 from prometheus_client import start_http_server  # noqa: PLC0415 - few want them
 
                 start_http_server(metrics[1], metrics[0], service.metrics.registry)
-            with path.open("w", encoding="utf-8") as file:
+            with _named(path), path.open("w", encoding="utf-8") as file:
                 failed = asyncio.run(_answer_all(create_app(service), requests, file.write))
         finally:
             engine.shutdown()
@@ -95,6 +97,16 @@ def _written(target: str, folder: str | None) -> Any:
                 pass
         except (OSError, ValueError) as error:
             raise RequestError(f"--output-file {target}: {error}") from None
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Let what the system says of a full disk name the file."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _parse(line: str, number: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,21 @@ def test_answers_of_an_earlier_run_stay_until_the_model_is_loaded(tmp_path):
     (target := tmp_path / "out.jsonl").write_text("of an earlier run")
     assert batch("/nowhere", source, str(target)) == 1
     assert target.read_text() == "of an earlier run"
+
+
+def test_the_input_is_not_overwritten(tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [line(1, "/v1/completions", prompt="x")])
+    (link := tmp_path / "link").symlink_to(source)
+    before = Path(source).read_text()
+    assert batch("/nowhere", source, str(link)) == 2
+    assert "it is the input file" in capsys.readouterr().err
+    assert Path(source).read_text() == before
+
+
+def test_a_full_disk_is_named(folder, tmp_path, capsys):
+    source = write(tmp_path / "in.jsonl", [line(1, "/v1/completions", prompt="x", max_tokens=1)])
+    assert batch(folder, source, "/dev/full") == 3
+    assert "/dev/full: No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
