@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure the memory of a server's processes over thousands of requests of many kinds.
 
-    python tools/measure_memory.py src/armllm/smoke/model --requests 10000
+    VLLM_CPU_KVCACHE_SPACE=0.004 python tools/measure_memory.py src/armllm/smoke/model
 
-Prints the resident memory of each process in MiB, twenty times. Good and refused requests, streams, clients
-that leave, grammars, several choices, log-probabilities, embeddings and cached prefixes take turns.
+Prints the resident memory of each process, twenty times. Good and refused requests, streams, clients that
+leave, grammars, several choices, log-probabilities, embeddings and cached prefixes take turns. The variable
+makes a KV cache that is full at once, and the grammars are 50: both are kept up to a limit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def message(index: int) -> tuple[bytes, bool]:
         ("/v1/completions", {"prompt": name, "temperature": 1e39, "user": name}),
         ("/v1/completions", {"prompt": LONG + name, "max_tokens": 4, "n": 4, "temperature": 1}),
         ("/v1/completions", {"prompt": name, "max_tokens": 4, "logprobs": 5, "echo": True}),
-        ("/v1/completions", {"prompt": name, "max_tokens": 4, "guided_regex": f"({name}|[a-z]+)"}),
+        ("/v1/completions", {"prompt": name, "max_tokens": 4, "guided_regex": f"{index // 12 % 50}|[a-z]+"}),
         ("/v1/completions", {"prompt": name, "max_tokens": 4, "logit_bias": {str(index % 200): -9}}),
         ("/v1/completions", {"prompt": name, name: 1}),
         ("/v1/embeddings", {"input": [name, LONG + name]}),

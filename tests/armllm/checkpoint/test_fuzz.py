@@ -17,12 +17,13 @@ import time
 import pytest
 from tests.armllm.adapters import write_adapter
 from tests.armllm.checkpoint.gguf_files import KINDS, write_gguf
-from tests.armllm.checkpoint.opening import open_checkpoint
+from tests.armllm.checkpoint.opening import TEXT, open_checkpoint
 from tests.armllm.checkpoint.test_adapter import Modules
 from tests.armllm.checkpoint.test_adapter import read as read_adapter
 
 from armllm.errors import ArmllmError
 from armllm.smoke.passages import MIXTURE, MODEL
+from armllm.tokenizer import Tokenizer
 
 USUAL = 50
 SECONDS, MEGABYTES = 10, 1024  # of CPU time, and of memory
@@ -191,3 +192,55 @@ def test_changed_adapters(tmp_path, name):
 
 def test_changed_headers_of_gguf(gguf_file, tmp_path):
     run("gguf", gguf_file, tmp_path / "changed.gguf", gguf_header)
+
+
+def lines_of(name):
+    """Changes a file of lines: bytes, lines that come twice, are missing, or are long."""
+
+    def mutate(folder, rng):
+        path = folder / name
+        if rng.random() < 0.4:
+            path.write_bytes(damaged(path.read_bytes(), rng, 0, 3000))
+            return
+        lines = path.read_bytes().split(b"\n")
+        for _ in range(rng.choice([1, 3, 20])):
+            place = rng.randrange(len(lines))
+            odd = [b"", b" ", lines[0], lines[place] * 2, b"a" * 700_000, b"\xff", b"##", b"a b c", b"\0"]
+            lines[place : place + rng.choice([0, 1, 30])] = [rng.choice(odd)]
+        path.write_bytes(b"\n".join(lines))
+
+    return mutate
+
+
+def read_tokenizer(folder):
+    tokenizer = Tokenizer(folder)
+    tokenizer.decode(tokenizer.encode(TEXT))
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.json", "merges.txt", "tokenizer_config.json"])
+def test_changed_tokenizers_of_older_forms(tmp_path, name):
+    (sound := tmp_path / "sound").mkdir()
+    settings = {"do_lower_case": True, "unk_token": "[UNK]", "errors": "replace", "add_prefix_space": False}
+    if name == "vocab.txt":
+        pieces = [
+            "[PAD]",
+            "[UNK]",
+            "[CLS]",
+            "[SEP]",
+            "[MASK]",
+            "the",
+            "quick",
+            "##er",
+            *map(chr, range(33, 127)),
+        ]
+        (sound / name).write_text("\n".join(pieces) + "\n")
+    else:
+        model = json.loads((MODEL / "tokenizer.json").read_text())["model"]
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        (sound / "vocab.json").write_text(json.dumps(model["vocab"]))
+        (sound / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+        settings = {"tokenizer_class": "GPT2Tokenizer", "errors": "replace", "add_prefix_space": False}
+    (sound / "tokenizer_config.json").write_text(json.dumps(settings))
+    read_tokenizer(sound)
+    mutate = json_file(name) if name.endswith(".json") else lines_of(name)
+    run(f"older {name}", sound, tmp_path / "changed", mutate, read_tokenizer)
