@@ -114,6 +114,9 @@ class _Layer:
         elif self.has("mlp.c_fc"):
             self.from_norm("post_attention_layernorm", ["mlp.c_fc"], [])
             self.plain("mlp.c_fc", "mlp.c_proj")
+        elif self.has("mlp.up_proj") and not self.has("mlp.gate_proj"):
+            self.from_norm("post_attention_layernorm", ["mlp.up_proj"], [])
+            self.plain("mlp.up_proj", "mlp.down_proj")
         elif self.parallel:
             self.gated("mlp")
         else:

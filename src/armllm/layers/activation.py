@@ -19,7 +19,7 @@ _SILU = ("silu", "swish")
 _GELU = ("gelu", "gelu_python")
 _GELU_TANH = ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast")
 GATED = (*_SILU, *_GELU, *_GELU_TANH, "relu")
-PLAIN = (*_SILU, *_GELU, *_GELU_TANH, "relu", "quick_gelu")
+PLAIN = (*_SILU, *_GELU, *_GELU_TANH, "relu", "relu2", "quick_gelu")
 
 
 def gated_kernel(name: str | kernels.ClampedSwiGLU) -> str | kernels.ClampedSwiGLU | None:
@@ -56,7 +56,7 @@ def plain(name: str) -> Callable[[Tensor], Tensor]:
     if name in _SILU:
         return partial(torch.nn.functional.silu, inplace=True)
     op: Callable[[Tensor, Tensor], None]
-    if name == "relu":
+    if name in ("relu", "relu2"):
         op = kernels.relu
     elif name == "quick_gelu":
         op = kernels.quick_gelu
@@ -65,7 +65,7 @@ def plain(name: str) -> Callable[[Tensor], Tensor]:
 
     def apply(x: Tensor) -> Tensor:
         op(x, x)
-        return x
+        return x.mul_(x) if name == "relu2" else x
 
     return apply
 

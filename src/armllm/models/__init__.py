@@ -79,6 +79,7 @@ FAMILIES = {
     "SeedOssForCausalLM": Family("seed_oss", "seed_oss"),
     "SmolLM3ForCausalLM": Family("smollm3", "smollm3"),
     "StableLmForCausalLM": Family("stablelm", "stablelm"),
+    "ArceeForCausalLM": Family("arcee", "arcee"),
     "Starcoder2ForCausalLM": Family("starcoder2", "starcoder2"),
 }
 

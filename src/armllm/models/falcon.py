@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from armllm.layers.mlp import PlainMLP
-from armllm.models.llama import LlamaAttention, LlamaForCausalLM, llama_fields
+from armllm.models.llama import LlamaAttention, LlamaForCausalLM, llama_fields, plain_mlp
 from armllm.models.stablelm import ParallelConfig, ParallelDecoderLayer
 from armllm.models.windows import same_everywhere
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.mlp import PlainMLP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,7 @@ class FalconDecoderLayer(ParallelDecoderLayer):
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> PlainMLP:  # noqa: ARG004
         """The feed-forward part."""
-        return PlainMLP(
-            weights.scope("mlp"),
-            config.hidden_size,
-            config.intermediate_size,
-            activation=config.activation,
-            bias=config.mlp_bias,
-            names=("dense_h_to_4h", "dense_4h_to_h"),
-        )
+        return plain_mlp(config, weights, ("dense_h_to_4h", "dense_4h_to_h"))
 
 
 class FalconForCausalLM(LlamaForCausalLM):

@@ -13,7 +13,7 @@ from armllm.layers.activation import GATED
 from armllm.layers.attention import Attention, AttentionMetadata
 from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
-from armllm.layers.mlp import GatedMLP
+from armllm.layers.mlp import GatedMLP, PlainMLP
 from armllm.layers.norm import LayerNorm, RMSNorm
 from armllm.layers.recurrent import RecurrentLayer
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
@@ -251,6 +251,18 @@ def add_and_normalise(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | N
     return x, residual
 
 
+def plain_mlp(config: Any, weights: Weights, names: tuple[str, str]) -> PlainMLP:
+    """A feed-forward part without gates; ``names``: of its matrices."""
+    return PlainMLP(
+        weights.scope("mlp"),
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.activation,
+        bias=config.mlp_bias,
+        names=names,
+    )
+
+
 def llama_fields(
     reader: ConfigReader,
     common: dict[str, Any],
@@ -259,14 +271,15 @@ def llama_fields(
     default_theta: float = 10000.0,
     rope: RopeParameters | None = None,
     eps_name: str = "rms_norm_eps",
-    activation: tuple[str, str] = ("hidden_act", "silu"),
+    activation: tuple[str, str] | tuple[str, str, tuple[str, ...]] = ("hidden_act", "silu"),
     default_intermediate: int | None = None,
 ) -> dict[str, Any]:
     """What all Llama-like families have, but ``windows`` and biases: ``common`` and the fields beside it.
 
     ``rope``: where the family has read it already. ``eps_name``: the key of what norms add to a variance.
-    ``activation``: its key and default.
+    ``activation``: its key and default, and the known ones where the feed-forward part is not gated.
     """
+    key, default, *known = activation
     rope = rope or read_rope(
         reader,
         head_dim=common["head_dim"],
@@ -278,6 +291,6 @@ def llama_fields(
         "rope": rope,
         "rope_switch_length": rope.switch_length,
         "intermediate_size": reader.integer("intermediate_size", default_intermediate),
-        "activation": reader.choice(*activation, GATED),
+        "activation": reader.choice(key, default, *(known or [GATED])),
         "rms_norm_eps": reader.number(eps_name, default_eps),
     }

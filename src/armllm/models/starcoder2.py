@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from armllm.layers.mlp import PlainMLP
 from armllm.layers.norm import LayerNorm
-from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
+from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields, plain_mlp
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.mlp import PlainMLP
 
 
 class LayerNormDecoderLayer(LlamaDecoderLayer):
@@ -29,14 +29,7 @@ class Starcoder2DecoderLayer(LayerNormDecoderLayer):
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> PlainMLP:  # noqa: ARG004
         """The feed-forward part."""
-        return PlainMLP(
-            weights.scope("mlp"),
-            config.hidden_size,
-            config.intermediate_size,
-            activation=config.activation,
-            bias=config.mlp_bias,
-            names=("c_fc", "c_proj"),
-        )
+        return plain_mlp(config, weights, ("c_fc", "c_proj"))
 
 
 class Starcoder2ForCausalLM(LlamaForCausalLM):

@@ -537,6 +537,12 @@ def whole_heads(rng: random.Random) -> Config:
     return config
 
 
+def arcee(rng: random.Random) -> Config:
+    biases = {name: rng.random() < 0.5 for name in ("attention_bias", "mlp_bias")}
+    config = decoder(rng)
+    return with_rope(rng, config) | {"model_type": "arcee", "hidden_act": "relu2"} | biases
+
+
 def starcoder2(rng: random.Random) -> Config:
     config = decoder(rng)
     config["norm_epsilon"] = config.pop("rms_norm_eps")
@@ -737,6 +743,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Ernie4_5_MoeForCausalLM": ernie4_5_moe,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,
+    "ArceeForCausalLM": arcee,
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,
     "CohereForCausalLM": cohere,
