@@ -87,7 +87,7 @@ class Added:
 
 
 def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iterable[str] = ()) -> Added:
-    """Take wheels into the index in ``folder`` and write its pages anew; what was there stays.
+    """Take wheels into the index in ``folder`` and write its pages again; what was there stays.
 
     ``commit`` stands for wheels without a provenance file beside them; ``channels`` (CHANNELS) then point to
     the commit of the last wheel. Two writers take turns. Raises UsageError for what is no intact wheel, for
@@ -113,7 +113,7 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
                 )
         for channel in channels:
             if not entries or not entries[-1].commit:
-                raise UsageError(f"--channel {channel}: no wheel with a known commit: say --commit")
+                raise UsageError(f"--channel {channel}: no wheel with a known commit: use --commit")
             state.channels[channel] = entries[-1].commit
         _variants([*state.entries, *entries])
         for path, entry in zip(paths, entries, strict=True):

@@ -104,7 +104,7 @@ def answer_questions(
     """Be a `HelperProcess`. ``prepare(setup)`` returns its answer, and the function that answers the others.
 
     ``cpu_seconds``: of one answer. ``most_bytes``: of address space, beside what ``prepare`` took, which may
-    take ``prepare_bytes`` (None: as much). Beyond either the kernel ends the process, or memory can't be had.
+    take ``prepare_bytes`` (None: as much). Beyond either the kernel ends the process, or memory is refused.
     """
     os.nice(LOWEST_PRIORITY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks

@@ -103,7 +103,7 @@ def test_many_writers_at_once_lose_nothing(tmp_path):
         (["ix"], "no wheels there and none named"),
         (["ix", "nothing.whl"], "no such file"),
         (["ix", "in/thing-1.0-py3-none-any.whl", "--channel", "weekly"], "there are latest and nightly"),
-        (["ix", "in/thing-1.0-py3-none-any.whl", "--channel", "latest"], "say --commit"),
+        (["ix", "in/thing-1.0-py3-none-any.whl", "--channel", "latest"], "use --commit"),
         (["ix", "in/thing-1.0-py3-none-any.whl", "--commit", "HEAD"], "not a commit"),
         (["in/thing-1.0-py3-none-any.whl", "in/thing-1.0-py3-none-any.whl"], "not a folder"),
     ],

@@ -1,6 +1,6 @@
 """Untrusted ELF files, opened so that following their headers ends.
 
-pyelftools reads a name from where a header says it begins to the next zero byte, for each header anew.
+pyelftools reads a name from where a header says it begins to the next zero byte, for each header again.
 Thousands of headers that point into one long run of letters would keep it busy for hours.
 """
 

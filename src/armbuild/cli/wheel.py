@@ -226,5 +226,5 @@ def _plan_text(plan: Plan) -> str:
             (f"Python {wheel['python']}", f"{wheel['executable']} (headers: {wheel['headers']})"),
             ("wheel", f"{wheel['file']}{' (or a lower glibc)' if plan.glibc else ''}"),
         ]
-    rows += [(f"Python {version}", f"cannot be had: {reason}") for version, reason in plan.missing]
+    rows += [(f"Python {version}", f"not available: {reason}") for version, reason in plan.missing]
     return "\n".join(f"{name:<12}{value}" for name, value in rows)

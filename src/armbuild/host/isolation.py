@@ -178,7 +178,7 @@ def check_locked(lock: Path, environment: BuildEnvironment, requires: Iterable[s
     missing = unsatisfied(environment, requires)
     if missing:
         raise UsageError(
-            f"--lock {lock}: lacks {', '.join(missing)}: remove the file to have it written anew"
+            f"--lock {lock}: lacks {', '.join(missing)}: remove the file to have it written again"
         )
 
 

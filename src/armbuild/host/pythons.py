@@ -76,7 +76,7 @@ def tags(version: str) -> str:
 def obtain(version: str, *, mirror: str | None = None) -> HostPython:
     """Return this machine's CPython ``version``, else one fetched into the cache: Debian's, else uv's.
 
-    Raises MissingError with the reasons when it cannot be had at all.
+    Raises MissingError with the reasons when neither has it.
     """
     from armbuild.host import fetched_pythons  # noqa: PLC0415 - which uses this module
 

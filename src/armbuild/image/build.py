@@ -89,7 +89,7 @@ def build_image(
 ) -> Built:
     """Build every platform of ``plan`` and write the archive; it appears whole or not at all.
 
-    Raises CheckFailed when the wheel's audit says no, MissingError when packages cannot be had, UsageError
+    Raises CheckFailed when the wheel's audit fails, MissingError when packages are missing, UsageError
     for a base or a torch that does not fit.
     """
     platforms, wheels = {}, {}
@@ -154,7 +154,7 @@ class _Maker:
         plan, architecture = self.plan, self.architecture
         if self.target.host is None:
             self.note(
-                f"no Python {plan.python} here: the image has no bytecode, and each start compiles anew"
+                f"no Python {plan.python} here: the image has no bytecode, and each start compiles again"
             )
         with self.step("audit", self.wheel.name):
             report = self._audit()

@@ -97,7 +97,7 @@ def make(
     """Lay a root with ``python`` into the empty folder ``tree`` and return the packages in it.
 
     With ``python`` None only the packages ``only`` are laid out, as an addition to an image that has the
-    rest. Raises MissingError when the archive cannot be had.
+    rest. Raises MissingError when the archive is not available.
     """
     with cache.work_folder("image-root") as work:
         (main := work / "main").mkdir()

@@ -2,7 +2,7 @@
 
 The program is untrusted. Bubblewrap gives it separate namespaces (users, mounts, processes, network,
 IPC), an unpacked root that it cannot write and no rights; a seccomp filter and limits do the rest. Where that
-cannot be had nothing runs, unless the caller asks for it.
+is not available, nothing runs, unless the caller asks for it.
 """
 
 from __future__ import annotations

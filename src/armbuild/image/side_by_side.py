@@ -75,7 +75,7 @@ def _finish(name: str, child: subprocess.Popen[bytes], log: Path) -> None:
     if answer:
         raise pickle.loads(answer)  # noqa: S301 - our own process wrote it
     if status:
-        raise MissingError(f"{name}: killed (status {status}), perhaps for want of memory\n  log: {log}")
+        raise MissingError(f"{name}: killed (status {status}), perhaps because memory ran out\n  log: {log}")
 
 
 def main() -> int:

@@ -96,7 +96,7 @@ def smoke_test(
     ``engine`` ("docker", "podman") runs it in a container, on another machine with the QEMU of binfmt_misc;
     ``unsafe`` runs it as the caller, without a sandbox.
     Raises UsageError for what is no image or CPU, CheckFailed for an image whose layers do not match their
-    digests, MissingError when QEMU, a sandbox or the engine cannot be had.
+    digests, MissingError when QEMU, a sandbox or the engine is not available.
     """
     cores = cpus.check_names(names)
     models = tuple(cpu.model for cpu in cores if cpu.model)

@@ -33,7 +33,7 @@ Debian's packages for it."""
 def make(python: str, *, packages: tuple[str, ...] = (), mirror: str | None = None) -> Path:
     """Return a cached root with Python ``python`` ("3.11"), libgomp, libstdc++ and ``packages``.
 
-    Raises MissingError when no Debian release carries that Python or the archive cannot be had.
+    Raises MissingError when no Debian release carries that Python or the archive is not available.
     """
     suite = SUITES.get(python)
     if suite is None:

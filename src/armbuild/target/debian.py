@@ -218,7 +218,7 @@ def download(
 
 
 def state(*, suite: str, architecture: str, source: Archive, log: Path) -> str:
-    """Return a digest of the archive's package lists, read anew each day: the same one, the same packages."""
+    """Return a digest of the archive's package lists, which are read again each day."""
     with _lists(suite, architecture, source, log) as (apt, _, _):
         seen = hashlib.sha256()
         for path in sorted((apt / "lists").iterdir()):

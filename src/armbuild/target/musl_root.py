@@ -32,7 +32,7 @@ PATHS = "etc/ld-musl-aarch64.path"
 def make(python: str, *, log: Path, mirror: str | None = None) -> Path:
     """Return a cached root with musl and CPython ``python`` below usr, as Debian's roots have theirs.
 
-    Raises MissingError for another Python than PYTHON, and where the index or the archive cannot be had.
+    Raises MissingError for another Python than PYTHON, and where the index or the archive is not available.
     """
     if python != PYTHON:
         raise MissingError(f"there is no Python {python} for musl on AArch64 to emulate, only {PYTHON}")

@@ -49,7 +49,7 @@ class CompileCache:
             for name, usual in (("CC", "cc"), ("CXX", "c++")):
                 variables[name] = f"{self.program} {environ.get(name) or usual}"
         if self.name == "ccache":
-            # our compilers are scripts, written anew with the environment; their text names all that matters
+            # our compilers are scripts, written again with the environment; their text names all that matters
             variables["CCACHE_COMPILERCHECK"] = "content"
             configured = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "ccache/ccache.conf")
             if not configured.exists():

@@ -60,7 +60,7 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
 
     ``settings``: ``flags`` go first (later ones win), ``headers`` and ``libraries`` are searched last. What
     only links gets neither flags nor headers, nor any optimisation level, CPU or debug option of its own: zig
-    builds its C++ runtime anew, in a minute, for every such combination that it links for. (Bitcode of
+    builds its C++ runtime again, in a minute, for every such combination that it links for. (Bitcode of
     ``-flto`` is compiled at the link in any case.)
     """
     if arguments in (["--version"], ["-v"], ["-dumpversion"]):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def find_interpreters(
     described: Project, asked: Sequence[str], find: Callable[[str], HostPython]
 ) -> tuple[tuple[HostPython, ...], tuple[tuple[str, str], ...]]:
-    """Return the interpreters to build with and, for ``all``, those that cannot be had with the reason."""
+    """Return the interpreters to build with and, for ``all``, the missing ones with the reason."""
     if "all" not in asked:
         named = tuple(map(find, dict.fromkeys(asked))) or (find(pythons.running()),)
         for version in (python.version for python in named):

@@ -99,9 +99,9 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
 
 
 def check_musl(settings: Settings, described: Project, lane: str) -> None:
-    """Raise UsageError for what cannot be had together with musl, and why."""
+    """Raise UsageError for what does not work with musl, and why."""
     reasons = {
-        f"--lane {lane}": lane != "cross" and "the cross lane builds for musl: say --lane cross",
+        f"--lane {lane}": lane != "cross" and "the cross lane builds for musl: use --lane cross",
         "--glibc": settings.glibc and "musl is another C library",
         f"--toolchain {settings.toolchain}": settings.toolchain in ("gcc", "clang")
         and "it has GNU's C library of an old Debian; zig has musl's",
@@ -121,7 +121,7 @@ def check_proof(settings: Settings, name: str, *, tested: bool) -> None:
         raise UsageError("--require-proof says that the wheel must be run, --no-smoke that it is not")
     if settings.smoke and not tested and settings.proof_required:
         why = "--require-proof" if settings.require_proof else "in CI a wheel must be run (--no-smoke: not)"
-        raise UsageError(f"{why}: no test of {name} was named: say --import NAME or --command TEXT")
+        raise UsageError(f"{why}: no test of {name} was named: use --import NAME or --command TEXT")
 
 
 def check_writable(folder: Path, option: str) -> None:

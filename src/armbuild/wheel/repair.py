@@ -165,7 +165,7 @@ def repack(
     add: Mapping[str, bytes] | None = None,
     variant_label: str | None = None,
 ) -> Path:
-    """Write ``wheel`` anew into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version.
+    """Write ``wheel`` again into ``out``: sorted, dated ``epoch``, new RECORD, ``label`` in the version.
 
     ``add`` are files for its ``.dist-info`` folder; ``variant_label`` goes to the end of the file name.
     """

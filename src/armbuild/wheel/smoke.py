@@ -100,7 +100,7 @@ def smoke_test(
     """Install the wheel at ``path`` for AArch64 and run ``tests``, or the engine's own, on each CPU named.
 
     Raises UsageError for a wheel, CPU or test it cannot use, MissingError when QEMU, the root or a package
-    that the wheel requires cannot be had. A run that lasts longer than ``timeout`` seconds has failed.
+    that the wheel requires is not available. A run that lasts longer than ``timeout`` seconds has failed.
     """
     wheel = check(path, tests)
     cores = cpus.check_names(names)

@@ -37,7 +37,7 @@ def mirror(project: Path, folder: Path, *, leave_out: Path | None = None, comple
         known: dict[str, list[int]] = json.loads(manifest.read_text())
     except (OSError, ValueError):
         known = {}
-    manifest.unlink(missing_ok=True)  # an interrupted copy starts anew
+    manifest.unlink(missing_ok=True)  # an interrupted copy starts again
     seen: dict[str, list[int]] = {}
     for name in _files(project, complete=complete):
         source, copy = project / name, target / name

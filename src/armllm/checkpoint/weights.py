@@ -324,7 +324,7 @@ class CheckingWeights(Weights):
 class LoadingWeights(Weights):
     """Reads what `CheckingWeights` found to be there.
 
-    ``rounding_errors``: relative errors of the quantised matrices that had to be rounded anew.
+    ``rounding_errors``: relative errors of the quantised matrices that had to be rounded again.
     """
 
     def __init__(

@@ -55,6 +55,6 @@ def pack_command(  # noqa: PLR0917 - a list of options
     )
     if written.rounding_errors:
         print(
-            f"{len(written.rounding_errors)} matrices had to be rounded anew,"
+            f"{len(written.rounding_errors)} matrices had to be rounded again,"
             f" relative error at most {max(written.rounding_errors):.2g}"
         )

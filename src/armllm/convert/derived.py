@@ -1,4 +1,4 @@
-"""Folders made from a model's folder: all of it but the weights, which are written anew."""
+"""Folders made from a model's folder: all of it but the weights, which are written again."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class GrammarCheck:
         """How many bytes the compiled grammar takes; RequestError if it can't be compiled in bounded time."""
         answer = self._process.ask({"kind": kind, "source": source})
         if answer is None and self._process.setup_answer is None:
-            raise RequestError("structured_outputs can't be had: the process that compiles does not start")
+            raise RequestError("structured_outputs is not available: the compiling process does not start")
         if answer is None:
             raise RequestError(
                 f"structured_outputs.{kind} is too complex: compiling it takes too much time, memory or depth"

@@ -68,5 +68,5 @@ def _quantization(config: ModelConfig, checkpoint: Tensors, inventory: Inventory
     if isinstance(config.quantization, GGUFFormat):
         types = {checkpoint.describe(f"{name}.weight")[0] for name in inventory.schemes}
         if anew := sorted(types.intersection(ROUNDED)):
-            return f"{config.quantization} ({', '.join(anew)} rounded anew to int8, about 0.9% off)"
+            return f"{config.quantization} ({', '.join(anew)} rounded again to int8, about 0.9% off)"
     return str(config.quantization)

@@ -101,7 +101,7 @@ def load_model(
         )
     if report.rounding_error is not None:
         logger.warning(
-            "%d matrices of %s had to be rounded anew, relative error at most %.2g: see docs/quantization.md",
+            "%d matrices of %s had to be rounded again, relative error up to %.2g: see docs/quantization.md",
             len(weights.rounding_errors),
             source.quantization,
             report.rounding_error,

@@ -147,7 +147,7 @@ def read_projection(folder: Path, width: int) -> Projection:
     file = folder / "model.safetensors"
     if not file.is_file():
         raise CheckpointError(
-            f"{folder} has no model.safetensors; pickled weights are not opened: save the model anew with"
+            f"{folder} has no model.safetensors; pickled weights are not opened: save the model again with"
             " sentence-transformers"
         )
     tensors = SafetensorsFile(file)

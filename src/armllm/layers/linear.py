@@ -3,7 +3,7 @@
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
 call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, with Arm's
 BF16 instructions, and in 16 bits on a CPU for which torch's oneDNN has none of these. Otherwise they are
-torch's. On x86-64, and in bf16 on AArch64, those bring the weights into their own order anew in each call:
+torch's. On x86-64, and in bf16 on AArch64, those bring the weights into their own order again in each call:
 three times the memory traffic for the few rows of a decode. On x86-64 that can be done before.
 """
 

@@ -49,7 +49,7 @@ class GGUFFormat(IntegerFormat):
     def read(
         self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
     ) -> IntegerWeight:
-        """Types of integers exactly; those of 5 bits with minima, which would take 10, rounded to 8 anew."""
+        """Types of integers exactly; those of 5 bits with minima, which would take 10, rounded to 8 again."""
         del shape
         checkpoint = cast("GGUFCheckpoint", weights.checkpoint)
         full_name = f"{weights.prefix}{name}.weight"

@@ -50,7 +50,7 @@ def fit(weight: IntegerWeight) -> tuple[IntegerWeight, float | None]:
     """The matrix in a form that the kernels have.
 
     Large groups are cut into smaller ones, which is exact. 8 bits in groups that are no multiple of 32 are
-    rounded anew, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
+    rounded again, with one scale per row: then the second value is the relative error, ||w' - w|| / ||w||.
     """
     if weight.zeros is not None and not weight.zeros.any():
         weight = dataclasses.replace(weight, zeros=None)

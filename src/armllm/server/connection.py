@@ -87,7 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Start to count anew."""
+        """Start to count again."""
         self._header_bytes = self._message_bytes = 0
         super().on_message_begin()
 

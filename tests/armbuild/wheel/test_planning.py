@@ -153,7 +153,7 @@ def test_a_wheel_without_a_test_is_refused_where_it_must_be_run(monkeypatch, tmp
 
     monkeypatch.setenv("CI", "true")
     for settings, reason in (
-        ({}, "in CI a wheel must be run .*: no test of fixture-setuptools was named: say --import NAME"),
+        ({}, "in CI a wheel must be run .*: no test of fixture-setuptools was named: use --import NAME"),
         ({"require_proof": True}, "--require-proof: no test of fixture-setuptools was named"),
         ({"require_proof": True, "smoke": False}, "--no-smoke that it is not"),
     ):

@@ -25,7 +25,7 @@ def test_a_cpu_that_nobody_knows_or_qemu_lacks_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "files", "reason"),
     [
-        ("thing-1.0-cp311-cp311-linux_aarch64.whl", {}, "say --import NAME or --command TEXT"),
+        ("thing-1.0-cp311-cp311-linux_aarch64.whl", {}, "add --import NAME or --command TEXT"),
         ("armllm-1.0-cp311-cp311-linux_x86_64.whl", {}, "for another machine"),
         ("armllm-1.0-cp311-cp311-linux_aarch64.whl", {"x.so": wheels.elf("x86_64")}, "x.so is x86_64"),
     ],

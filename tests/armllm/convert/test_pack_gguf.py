@@ -48,7 +48,7 @@ def test_a_packed_file_computes_what_the_file_does(tmp_path, case):
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_nothing_but_the_file_is_taken(make_checkpoint, tmp_path, kind):
-    """Not what lies beside it; tables in blocks become bfloat16, matrices that are rounded anew stay so."""
+    """Not what lies beside it; tables in blocks become bfloat16, matrices that are rounded again stay so."""
     source = make_checkpoint(**test_gguf.SIZES)
     source.model.requires_grad_(False)
     test_gguf.write_gguf(tmp_path / "model.gguf", source, kind)

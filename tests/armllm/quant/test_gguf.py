@@ -115,7 +115,7 @@ def source(make_checkpoint):
 @pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("kind", sorted(SCHEMES))
 def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
-    """`KEPT` exactly; of the others, the matrices that are rounded anew, as `from_float` rounds them."""
+    """`KEPT` exactly; of the others, the matrices that are rounded again, as `from_float` rounds them."""
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, source, kind)
     model = copy.deepcopy(source.model)
@@ -128,7 +128,7 @@ def test_a_file_means_what_gguf_py_reads_from_it(source, tmp_path, kind):
     for prompt in random_prompts((1, 36), 4):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
-    anew = "" if kind in KEPT else f" ({kind} rounded anew to int8, about 0.9% off)"
+    anew = "" if kind in KEPT else f" ({kind} rounded again to int8, about 0.9% off)"
     assert inspect_checkpoint(str(path))["quantization"] == f"gguf{anew}"
 
 
@@ -165,7 +165,7 @@ def test_what_rounding_anew_cost_is_logged(source, tmp_path, caplog):
     llm = LLM(path, dtype="float32", skip_tokenizer_init=True)
     report = llm.llm_engine.runner.load_report
     assert 0 < report.rounding_error < 0.02
-    assert "had to be rounded anew" in caplog.text
+    assert "had to be rounded again" in caplog.text
 
 
 @pytest.mark.parametrize(

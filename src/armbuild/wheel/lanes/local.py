@@ -56,7 +56,7 @@ def refuse_container_settings(settings: Settings, lane: str) -> None:
     """Raise UsageError for a setting of the container lane in another."""
     for name in ("engine", "image"):
         if getattr(settings, name):
-            raise UsageError(f"--{name} is for the container lane, and this is {lane}: say --lane container")
+            raise UsageError(f"--{name} is for the container lane, and this is {lane}: use --lane container")
 
 
 def build(

@@ -44,7 +44,7 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-# What is written anew, or was decided here.
+# What is written again, or was decided here.
 OWN = frozenset((b"host", b"content-length", b"expect", b"origin", b"x-forwarded-for", b"x-forwarded-proto"))
 UNWELL = (502, 503, 504)
 EVENT_BYTES = 8 << 20  # of an event that is not whole; longer ones are passed on in pieces
