@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
+
+POINTS_PER_INCH = 72
 CURVES = {"ttft": "mean time to first token (ms)", "tpot": "mean time per output token (ms)"}
 
 
@@ -25,26 +30,44 @@ def draw_plot(results: Sequence[dict[str, Any]], prefix: Path, title: str) -> li
         x = [result[f"mean_{name}_ms"] for result in points]
         y = [result["output_throughput"] for result in points]
         axes.plot(x, y, marker="o")
-        for result, across, up in zip(points, x, y, strict=True):
+        labels = [
             axes.annotate(
                 _rate(result["request_rate"]),
                 (across, up),
-                xytext=(8, 0),
+                xytext=(10, 0),
                 textcoords="offset points",
                 va="center",
-                bbox={"color": "white", "alpha": 0.8, "pad": 1},  # the line may go through it
+                bbox={"color": "white", "alpha": 0.8, "pad": 0},  # the line may go through it
+                arrowprops={"arrowstyle": "-", "linewidth": 0.5},
             )
+            for result, across, up in zip(points, x, y, strict=True)
+        ]
         axes.set_xlabel(label)
         axes.set_ylabel("output tokens/s")
         axes.set_xlim(0, 1.25 * max(x))  # with room for the last label
         axes.set_ylim(0, 1.08 * max(y) or None)
         axes.set_title(title)
         axes.grid(alpha=0.3)
+        _spread(figure, sorted(labels, key=lambda label: label.xy[1]))
         for ending in ("png", "svg"):
             path = prefix.with_name(f"{prefix.name}-{name}.{ending}")
             figure.savefig(path, dpi=150)
             written.append(path)
     return written
+
+
+def _spread(figure: Figure, labels: Sequence[Annotation]) -> None:
+    """Raise each label, the lowest first, above those that it would cover."""
+    figure.draw_without_rendering()  # places them
+    placed: list[Bbox] = []
+    for label in labels:
+        box = Text.get_window_extent(label)  # without the line to the point
+        raised = 0.0  # in pixels
+        while other := next((one for one in placed if one.overlaps(box)), None):
+            step = other.y1 - box.y0 + 2
+            raised, box = raised + step, box.translated(0, step)
+        placed.append(box)
+        label.xyann = (10, raised * POINTS_PER_INCH / figure.dpi)
 
 
 def _rate(rate: float | str) -> str:

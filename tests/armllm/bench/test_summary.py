@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 
 import pytest
+from matplotlib.text import Text
 
 from armllm.bench.dataset import random_requests, sharegpt_requests
 from armllm.bench.plot import draw_plot
@@ -86,6 +88,19 @@ def test_curves_are_written_as_png_and_svg_with_a_point_per_rate(tmp_path):
                 f"<!-- {rate} -->".encode() in content
                 for rate in ("1 request/s", "4 requests/s", "all at once")
             )
+
+
+def test_labels_of_rates_that_are_as_fast_can_all_be_read(tmp_path, monkeypatch):
+    """It would catch labels that cover one another where a server is far from busy."""
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
+    results = [summarize(OUTCOMES, 2.0, rate) for rate in (0.5, 1.0, 2.0, 4.0)]
+    draw_plot(results, tmp_path / "curve", "model")
+    for figure in figures:
+        figure.draw_without_rendering()
+        boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
+        assert len(boxes) == 4
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_random_requests_have_the_lengths_asked_for():
