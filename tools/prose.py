@@ -10,9 +10,9 @@ The rules keep the pages readable for people who read English as a second langua
 - a word of `BANNED` has a plainer one, which the finding names
 - a page explains "lane" where it first uses the word: by a link, or by words in parentheses
 
-tests/test_prose.py applies the rules to the help of both programs too. Nothing reads docstrings and messages.
-Vale has such rules too, but its Python package downloads a program when it first runs. The tests must not
-need that. proselint looks for worn phrases and textstat computes grades; neither has these rules.
+tests/test_prose.py applies the rules to the help of both programs and to messages of errors, nothing to
+docstrings. Vale has such rules too, but its Python package downloads a program when it first runs. The tests
+must not need that. proselint looks for worn phrases and textstat computes grades; neither has these rules.
 
 Exit status: 0 when no rule is broken, 1 otherwise, with one line for each finding.
 """

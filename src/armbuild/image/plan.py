@@ -186,7 +186,7 @@ def _cores(settings: ImageSettings, architectures: tuple[str, ...]) -> tuple[str
         return ()
     if "arm64" not in architectures:
         raise UsageError(
-            f"--platform {settings.platform}: only linux/arm64 can be proven; --no-require-proof builds it"
+            f"--platform {settings.platform}: only linux/arm64 can be tested; --no-require-proof builds it"
         )
     cores = tuple(dict.fromkeys(settings.cpus)) or cpus.default_cpus()
     cpus.check_names(cores)

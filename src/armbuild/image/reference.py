@@ -60,7 +60,7 @@ def check_labels(labels: list[str]) -> dict[str, str]:
         if not equals or not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?", key):
             raise UsageError(f"--label {label}: say KEY=VALUE, such as org.example.team=inference")
         if key.startswith("armllm."):
-            raise UsageError(f"--label {label}: what begins with armllm. is told by the audit of the image")
+            raise UsageError(f"--label {label}: what begins with armllm. comes from the audit of the image")
         parsed[key] = value
     return parsed
 

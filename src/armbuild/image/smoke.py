@@ -148,7 +148,7 @@ def prove(
         report = smoke_test(path, names, work, mirror=mirror, on_step=on_step)
     except MissingError as error:
         cause = str(error).splitlines()[0]
-        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a proof)") from error
+        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a test)") from error
     finally:
         discard(work)
     for result in report.results:

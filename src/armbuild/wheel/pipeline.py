@@ -222,7 +222,7 @@ def _prove(
         if not plan.settings.proof_required:
             return None, str(error)
         cause = str(error).splitlines()[0]
-        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a proof)") from error
+        raise MissingError(f"not proven: {cause} (--no-require-proof builds without a test)") from error
     if not report.ok:
         reason = smoke.explain_failure(report, repaired.path)
         raise CheckFailed(f"smoke: {reason}\n  the wheel stays in {repaired.path}")

@@ -59,8 +59,8 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     stacked = file.tensors.get("blk.0.ffn_gate_exps.weight")
     if stacked is None or len(stacked.shape) != 3:
         raise CheckpointError(
-            f"{file.path}: blk.0.ffn_gate_exps.weight is missing or not of three dimensions; experts in"
-            " tensors of their own, as old files have them, are not supported"
+            f"{file.path}: blk.0.ffn_gate_exps.weight is missing or not of three dimensions; old"
+            " files, with a tensor for each expert, are not supported"
         )
     size = stacked.shape[1]
     fields = {

@@ -221,7 +221,7 @@ class CheckingWeights(Weights):
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
         if self.quantization is None:
-            raise ValueError("the checkpoint is not quantised")
+            raise ValueError("the checkpoint is not quantized")
         self.inventory.products.append(
             Product(prefix=self.prefix, parts=dict(parts), in_features=in_features, scheme=scheme, bias=bias)
         )
@@ -355,7 +355,7 @@ class LoadingWeights(Weights):
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
         if self.quantization is None:
-            raise ValueError("the checkpoint is not quantised")
+            raise ValueError("the checkpoint is not quantized")
         if not bias:
             self.check_idle_biases(parts)
         return self.quantization.load(self, parts, in_features, scheme)

@@ -134,7 +134,7 @@ def calibrated(
     architecture, config = read_model_config(folder, overrides)
     if config.quantization is not None:
         raise RequestError(
-            f"{folder} is quantised already: {config.quantization}; there is nothing to calibrate"
+            f"{folder} is quantized already: {config.quantization}; there is nothing to calibrate"
         )
     pieces = read_pieces(text, tokenizer, config.max_model_len)
     checkpoint = Checkpoint(folder)

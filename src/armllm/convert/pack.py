@@ -90,7 +90,7 @@ def pack_checkpoint(
         progress.line(str(report))
     _, inventory = check_model(architecture, config, source, torch.bfloat16, form)
     if not isinstance(form, IntegerFormat) or not inventory.schemes:
-        raise RequestError(f"{path} is not quantised: add --quantization, one of {', '.join(SCHEMES)}")
+        raise RequestError(f"{path} is not quantized: add --quantization, one of {', '.join(SCHEMES)}")
     _check_products(inventory, path)
     with derived_folder(None if path.is_file() else path, output) as work, progress.step("packing"):
         writer = _Writer(work / SINGLE, source, form, targets)

@@ -87,14 +87,14 @@ def find_matrices(folder: Path, scheme: str) -> tuple[dict[str, Scheme], Checkpo
     """Full names of the matrices to round, from the model built without data."""
     architecture, config = read_model_config(folder)
     if config.quantization is not None:
-        raise CheckpointError(f"{folder} is quantised already: {config.quantization}")
+        raise CheckpointError(f"{folder} is quantized already: {config.quantization}")
     checkpoint = Checkpoint(folder)
     _, inventory = check_model(architecture, config, checkpoint, torch.float32, RoundToNearest(scheme))
     ends = tuple(end for pair in STACKED for end in pair)
     stacked = [name for name in checkpoint.names() if name.endswith(ends)]
     if stacked:
         raise CheckpointError(
-            f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantised;"
+            f"{folder}: {min(stacked)} holds all experts in one tensor, which can't be written quantized;"
             " --quantization rounds it while loading"
         )
     return inventory.schemes, checkpoint

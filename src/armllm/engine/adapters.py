@@ -56,7 +56,7 @@ class AdapterCache:
             elif known[0] != request:
                 raise RequestError(
                     f"lora_int_id {request.lora_int_id} is that of adapter {known[0].lora_name!r} from"
-                    f" {known[0].lora_path}: give each adapter a number of its own"
+                    f" {known[0].lora_path}: give each adapter a separate number"
                 )
             self._adapters.move_to_end(request.lora_int_id)
             return known[1]

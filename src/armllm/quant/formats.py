@@ -59,7 +59,7 @@ def read_format(reader: ConfigReader) -> WeightFormat | None:
     if method not in READERS:
         raise reader.error(
             f"quantization_config ({method}) is not supported, only {', '.join(READERS)}; take the"
-            " unquantised checkpoint, which --quantization rounds while loading"
+            " unquantized checkpoint, which --quantization rounds while loading"
         )
     return READERS[method](section)
 
@@ -100,6 +100,6 @@ def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat
     if found is not None and not isinstance(found, GGUFFormat | FloatFormat):
         raise RequestError(
             f"quantization {asked!r}: the checkpoint is {found} already; leave the option away, or take the"
-            " unquantised checkpoint"
+            " unquantized checkpoint"
         )
     return RoundToNearest(asked)

@@ -101,7 +101,7 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"tag": ""}, "--tag : not an image's name"),
         ({"labels": ["novalue"]}, "KEY=VALUE"),
         ({"labels": ["=x"]}, "KEY=VALUE"),
-        ({"labels": ["armllm.floor=none"]}, "told by the audit"),
+        ({"labels": ["armllm.floor=none"]}, "comes from the audit"),
         ({"torch": "nonsense"}, "--torch nonsense: not a version"),
         ({"torch": ">=2.10"}, "not a version"),
         ({"torch": ""}, "not a version"),
@@ -150,7 +150,7 @@ def test_an_image_is_served_from_in_ci_or_where_somebody_asks_for_it(
         monkeypatch.setenv("CI", value)
         made = planned(tmp_path, wheels=[a_wheel(tmp_path)], output=tmp_path / "x.tar", **settings)
         assert made.cpus == cores
-    with pytest.raises(UsageError, match="only linux/arm64 can be proven"):
+    with pytest.raises(UsageError, match="only linux/arm64 can be tested"):
         plan._cores(plan.ImageSettings(platform="linux/amd64", require_proof=True), ("amd64",))
 
 

@@ -219,7 +219,7 @@ def test_what_cannot_be_packed_is_refused(one, make_checkpoint, tmp_path, capsys
     gguf.write_bytes(b"GGUF")
     cases = [
         ([str(source), "-o", str(folder)], "exists already"),
-        ([str(source), "-o", str(tmp_path / "x")], "is not quantised: add --quantization, one of int8"),
+        ([str(source), "-o", str(tmp_path / "x")], "is not quantized: add --quantization, one of int8"),
         ([str(folder), "-o", str(tmp_path / "x")], f"already; pack {source}"),
         ([str(source), "-o", str(tmp_path / "x"), "--quantization", "int5"], "--quantization 'int5'"),
         ([str(source), "-o", str(tmp_path / "x"), "--target", "pentium"], "--target: "),

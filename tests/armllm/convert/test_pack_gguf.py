@@ -110,7 +110,7 @@ def test_a_file_of_floating_point_numbers_wants_a_scheme(llama_file, capsys):
     path, arch, model = llama_file
     gguf_files.write_gguf(path, arch, model, KINDS.F16)
     assert pack(path, path.parent / "out") != 0
-    assert f"{path} is not quantised: add --quantization, one of int8" in capsys.readouterr().err
+    assert f"{path} is not quantized: add --quantization, one of int8" in capsys.readouterr().err
     assert pack(path, path.parent / "out", "--quantization", "int8") == 0
     assert inspect_checkpoint(str(path.parent / "out"))["quantization"].endswith(
         "rounded to int8 while loading"

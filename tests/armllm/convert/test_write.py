@@ -144,7 +144,7 @@ def test_what_cannot_be_written_is_refused(make_checkpoint, tmp_path, capsys):
     quantize(source, out, "int8")
     cases = [
         (source, out, "int8", "exists already"),
-        (out, str(tmp_path / "again"), "int8", "is quantised already: compressed-tensors (W8A8"),
+        (out, str(tmp_path / "again"), "int8", "is quantized already: compressed-tensors (W8A8"),
         (source, str(tmp_path / "x"), "fp8", "--scheme 'fp8' is not supported, only int8, int8-g32"),
     ]
     for model, output, scheme, words in cases:

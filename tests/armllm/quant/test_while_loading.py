@@ -210,7 +210,7 @@ def test_loading_peaks_at_the_packed_size_and_a_tensor(large_checkpoint):
     [
         ("int3", RequestError, "quantization 'int3' is not supported, only int8, int8-g32, int8-g64"),
         ("int4-g128", RequestError, "model.layers.0.mlp.down_proj: groups of 128 don't divide its 96 inputs"),
-        ("gptq", RequestError, "quantization 'gptq': the checkpoint is not quantised"),
+        ("gptq", RequestError, "quantization 'gptq': the checkpoint is not quantized"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(make_checkpoint, scheme, error, words):
