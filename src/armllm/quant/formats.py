@@ -96,7 +96,7 @@ def choose_format(asked: str | None, found: WeightFormat | None) -> WeightFormat
     if asked is None or (found is not None and asked == found.method):
         return found
     if asked in METHODS:
-        raise RequestError(f"quantization {asked!r}: the checkpoint is {found or 'not quantised'}")
+        raise RequestError(f"quantization {asked!r}: the checkpoint is {found or 'not quantized'}")
     if found is not None and not isinstance(found, GGUFFormat | FloatFormat):
         raise RequestError(
             f"quantization {asked!r}: the checkpoint is {found} already; leave the option away, or take the"
