@@ -82,8 +82,6 @@ def _fetched(mirror: str | None) -> tuple[str, ...]:
         except MissingError as error:
             reasons.append(str(error).splitlines()[0])
             continue
-        if ":" in str(folder):
-            raise MissingError(f"the cache folder {cache.root()} has a colon: set ARMBUILD_CACHE_DIR")
         loader = next(folder.glob("usr/lib/*/ld*.so.*"))
         return (str(loader), "--library-path", str(loader.parent), str(folder / "usr/bin/bwrap"))
     raise MissingError("; ".join(reasons))

@@ -85,7 +85,11 @@ def run(
     kills all that the command started before it goes on.
     """
     arguments = [os.fspath(part) for part in command]
-    with log.open("a+b") as sink, tempfile.TemporaryFile(dir=log.parent) as stdout:
+    with (
+        _full_disk_is_named(what, log),
+        log.open("a+b") as sink,
+        tempfile.TemporaryFile(dir=log.parent) as stdout,
+    ):
         start = _write_header(sink, arguments)
         child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=stdout, stderr=sink)
         outputs = (stdout.fileno(), sink.fileno())
@@ -107,6 +111,20 @@ def run(
             sink.flush()
             _fail(what, heard, output.decode(errors="replace"), log, status=child.returncode, error=error)
     return output.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MissingError(_no_space(what, log)) from error
+
+
+def _no_space(what: str, log: Path) -> str:
+    return f"{what}: no space left on the device that holds {log.parent} (log: {log})"
 
 
 def latest_line() -> str:
@@ -274,7 +292,7 @@ def _fail(
     heard, printed = COLOUR.sub("", heard), COLOUR.sub("", printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
-        raise MissingError(f"{what}: no space left on the device that holds {log.parent} (log: {log})")
+        raise MissingError(_no_space(what, log))
     reason = first_error(text, heard) if text.strip() else _describe(status)
     if (found := UNANSWERED.search(text)) and OFFLINE.search(found[2]):
         cause = found[2].strip().rpartition("\n")[2].partition(": ")[2]

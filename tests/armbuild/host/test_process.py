@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,14 @@ def test_a_disk_so_full_that_the_reason_was_not_written_is_still_the_reason(tmp_
     monkeypatch.setattr(process.shutil, "disk_usage", lambda _path: SimpleNamespace(free=4096))
     with pytest.raises(MissingError, match="no space left"):
         process.run(python("raise SystemExit('trunc')"), log=tmp_path / "x.log", what="it")
+
+
+def test_a_disk_that_has_no_room_for_the_log_is_named(tmp_path, monkeypatch):
+    """The first line of the log is what meets a full disk: nothing has been started then."""
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(process, "_write_header", lambda *_: full.write(b"x"))
+        with pytest.raises(MissingError, match=rf"^it: no space left on the device that holds {tmp_path}"):
+            process.run(["true"], log=tmp_path / "x.log", what="it")
 
 
 def test_a_missing_program_is_named(tmp_path):
