@@ -3,52 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import logging
 import math
 import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from armllm.api.back_ends import back_end
 from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
-from armllm.convert.calibration import source_of
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
 from armllm.engine.metrics import read_metrics
-from armllm.engine.model_runner import ModelRunner
 from armllm.engine.placement import place, torch_threads, unconfine
 from armllm.engine.pooling import Pooling
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
-from armllm.engine.ranks import Followers, check_ranks, follower_config
+from armllm.engine.ranks import Followers, check_ranks
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
 from armllm.engine.states import StateSlots
 from armllm.engine.stats import EngineStats, Stopwatch
 from armllm.errors import ArmllmError, CheckpointError, EngineError, ModelError, RequestError
-from armllm.models import read_model_config
 from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
-    from armllm.checkpoint.config import ModelConfig
     from armllm.engine.arg_utils import EngineArgs
     from armllm.engine.config import EngineConfig
     from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
-    from armllm.engine.runner import Runner
     from armllm.engine.sequence import Request, Sequence
     from armllm.lora.request import LoRARequest
-    from armllm.models import Model
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
 
@@ -61,7 +54,7 @@ class LLMEngine(WithReasons):
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        load, model_config = self._back_end()
+        load, model_config = back_end(config)
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer(config.tokenizer_folder)
         if self.tokenizer is not None and self.tokenizer.vocab_size > model_config.vocab_size:
             raise CheckpointError(
@@ -81,7 +74,7 @@ class LLMEngine(WithReasons):
             self.followers = Followers(config.tensor_parallel_size)
         try:
             self.placement = place(0, config.tensor_parallel_size)
-            self.runner = load()
+            self.runner = load(self.placement, self.followers)
         except BaseException:
             if self.followers is not None:
                 self.followers.close()
@@ -117,43 +110,6 @@ class LLMEngine(WithReasons):
         self.requests: dict[str, Request] = {}
         self._stopwatch = Stopwatch()
         self._num_prompt_tokens = self._num_generation_tokens = self._num_steps = 0
-
-    def _back_end(self) -> tuple[Callable[[], Runner], ModelConfig]:
-        """What loads the model once there is a placement, and what config.json says."""
-        config = self.config
-        if config.backend == "openvino":
-            if importlib.util.find_spec("openvino") is None:
-                raise RequestError(
-                    "backend openvino: OpenVINO is not installed: pip install 'armllm[openvino]'"
-                )
-            from armllm.openvino.runner import OpenVINORunner, read_config  # noqa: PLC0415 - an extra
-
-            model_config = read_config(config.model_folder)
-            return lambda: OpenVINORunner(config, model_config, self.placement), model_config
-        architecture, model_config = read_model_config(config.model_folder, config.hf_overrides)
-        return functools.partial(self._load, architecture, model_config), model_config
-
-    def _load(self, architecture: type[Model], model_config: ModelConfig) -> ModelRunner:
-        config, followers = self.config, self.followers
-        source = source_of(config, model_config.quantization)
-        runner = functools.partial(
-            ModelRunner, config, architecture, model_config, source, self.placement.node
-        )
-        if followers is None:
-            return runner()
-        try:
-            loaded = runner(
-                ranks=followers.ranks,
-                checked=lambda runner: followers.load(follower_config(config, runner)),
-            )
-        except BaseException:
-            followers.check()
-            raise
-        followers.wait()
-        logger.info(
-            "%d ranks compute the model; their decode steps are not recorded", config.tensor_parallel_size
-        )
-        return loaded
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **neutral: Any) -> LLMEngine:
