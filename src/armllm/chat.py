@@ -120,7 +120,7 @@ def read_template(template: str | Path, option: str = "chat_template") -> str:
     try:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{option} {template}: {error}") from None
+        raise RequestError(f"{option} {template}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -171,5 +172,6 @@ def find_model(base_url: str, api_key: str | None, *, patience: float = 0.0) -> 
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()["data"][0]
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
-        raise RequestError(f"no server with OpenAI's API at {base_url}: {error}".split("\n", 1)[0]) from None
+        reason = re.sub(r"^\[Errno \d+\] ", "", str(error)).split("\n", 1)[0]
+        raise RequestError(f"no server with OpenAI's API at {base_url}: {reason}") from None
     return found
