@@ -1,5 +1,5 @@
-// AMX (Sapphire Rapids and later): TDPBF16PS on tiles of 16 rows for attention on a bfloat16 cache. What it
-// does not override is left to avx512.
+// AMX (Sapphire Rapids and later): TDPBF16PS on tiles of 16 rows for attention on a bfloat16 cache and for
+// products with bfloat16 weights. What it does not override is left to avx512.
 
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own immintrin.h

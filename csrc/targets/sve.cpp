@@ -1,4 +1,4 @@
-// SVE of any vector length: norms, rotary embedding, activations and conversions, with FEXPA for
+// SVE of any vector length: norms, rotary embedding, activations, conversions and attention, with FEXPA for
 // exponentials. The table asks for vectors longer than Advanced SIMD's: with as many bits per cycle NEON
 // needs no predicates.
 
