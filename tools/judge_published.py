@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 from armbuild.errors import ArmbuildError
 from armbuild.host import pythons
 from armbuild.target import arm64_root, qemu, target_packages
@@ -105,7 +105,7 @@ def verdicts(requirement: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         target_packages.install(
             [requirement], PYTHON, folder / "site", log=folder / "uv.log", dependencies=False
         )
-        return {item.core: (item.verdict, item.missing) for item in audit(folder / "site").cores}
+        return {item.core: (item.verdict, item.missing) for item in audit_path(folder / "site").cores}
 
 
 def outcome(code: str, site: Path, cpu: str) -> str:

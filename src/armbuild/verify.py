@@ -79,7 +79,7 @@ def _checks(part: str, problems: Iterable[str], holds: str) -> Iterator[Check]:
 
 
 def _wheel(path: Path, file: Path | None, signer: Signer | None) -> Iterator[Check]:
-    report = audit.audit(path, keep=lambda name: ".dist-info/sboms/" in name)
+    report = audit.audit_path(path, keep=lambda name: ".dist-info/sboms/" in name)
     yield from _checks("wheel", report.errors, f"RECORD has all files as they are; tag {report.tag}")
     name = None
     with contextlib.suppress(UsageError):  # which the audit says, too
@@ -209,7 +209,7 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
     images = []
     beside = provenance.beside(path)
     while number < count:
-        report = audit.audit(path, image=number, keep=claims.keep)
+        report = audit.audit_path(path, image=number, keep=claims.keep)
         image = claims.read(report)
         images.append(image)
         number, count = number + 1, report.images

@@ -76,7 +76,7 @@ def docker_archive(random, folder):
         tar.addfile(link)
     if random.random() < 0.5:
         written(path, with_checksums(damaged(random, path.read_bytes())))
-    json.dumps(audit.audit(path, keep=claims.keep).as_dict())
+    json.dumps(audit.audit_path(path, keep=claims.keep).as_dict())
     (root := folder / "root").mkdir()
     with reader.open_image(path) as image:
         for manifest in image.manifests():
@@ -163,7 +163,7 @@ def record(random, folder):
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, damaged(random, content) if ".dist-info/" in name else content)
-    json.dumps(audit.audit(path).as_dict())
+    json.dumps(audit.audit_path(path).as_dict())
     index.add(folder / "index", [path])
     for page in (folder / "index").rglob("*.html"):
         assert "<script" not in page.read_text()
@@ -172,14 +172,14 @@ def record(random, folder):
 def elf_object(random, folder):
     """An object whose sections are counted beside its header and its symbols."""
     content = an_object([[RET]] * random.randrange(1, 40) + [[CRC32B, RET]])
-    audit.audit(written(folder / "x.o", damaged(random, content)))
+    audit.audit_path(written(folder / "x.o", damaged(random, content)))
 
 
 def static_library(random, folder):
     member = an_object([[RET]])
     content = damaged(random, wheels.static_library(("a.o", member), ("b.o", member)))
     path = wheels.write(folder, "thing-1.0-cp311-cp311-linux_aarch64.whl", {"thing/x.a": content})
-    json.dumps(audit.audit(path).as_dict())
+    json.dumps(audit.audit_path(path).as_dict())
 
 
 class Token:

@@ -87,7 +87,7 @@ CPUINFO = (
 
 
 def read_wheel(path):
-    report = audit.audit(path)
+    report = audit.audit_path(path)
     json.dumps(report.as_dict())
     wheelfile.read(path)
     symbols.unresolved(path)
@@ -119,7 +119,7 @@ def wheel_member(random, folder):
 
 def elf_file(random, folder):
     content = make_elf([("f", ".text", [0xD65F03C0, 0x4E829420]), ("g", "other", [0xD65F03C0])], debug=True)
-    audit.audit(written(folder / "x.so", damaged(random, content)))
+    audit.audit_path(written(folder / "x.so", damaged(random, content)))
 
 
 def sdist_tar(random, folder):
@@ -170,7 +170,7 @@ def deb(random, folder):
 
 
 def read_image(path, folder):
-    report = audit.audit(path, keep=claims.keep)
+    report = audit.audit_path(path, keep=claims.keep)
     json.dumps(report.as_dict())
     claims.read(report)
     (root := folder / "root").mkdir()

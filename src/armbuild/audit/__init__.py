@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from armbuild.audit.auditor import audit
+from armbuild.audit.auditor import audit_path
 from armbuild.audit.floor import Guard, make_guard, parse_floor, parse_guard
 from armbuild.audit.report import AuditReport, CoreVerdict, ElfReport, Offence
 
@@ -12,7 +12,7 @@ __all__ = [
     "ElfReport",
     "Guard",
     "Offence",
-    "audit",
+    "audit_path",
     "make_guard",
     "parse_floor",
     "parse_guard",

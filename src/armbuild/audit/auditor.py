@@ -37,7 +37,7 @@ _MAX_ELF_FILES, _MAX_SECTIONS = 10_000, 500_000
 _OPENMP = re.compile(r"lib(gomp|omp|iomp5)([-.]|$)")
 
 
-def audit(
+def audit_path(
     path: Path | str,
     *,
     floor: str | None = None,

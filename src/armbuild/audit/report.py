@@ -76,7 +76,7 @@ class CoreVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """The result of ``audit()``.
+    """The result of ``audit_path()``.
 
     ``errors`` make the check fail, ``warnings`` don't; ``kernel_targets`` are armllm's compiled-in targets;
     ``tag`` is the wheel's tag as in its file name; sizes are in bytes; ``floor`` is the text that was asked
@@ -106,7 +106,7 @@ class AuditReport:
     """Which one of the archive's ``images`` this is."""
     images: int = 0
     texts: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The files that ``audit()`` was asked to return."""
+    """The files that ``audit_path()`` was asked to return."""
 
     @property
     def ok(self) -> bool:

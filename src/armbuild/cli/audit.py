@@ -127,7 +127,7 @@ def _audits(
     waiting = [(path, 0) for path in paths]
     while waiting:
         path, number = waiting.pop(0)
-        report = api.audit(path, floor=floor, guards=guards, image=number, keep=claims.keep)
+        report = api.audit_path(path, floor=floor, guards=guards, image=number, keep=claims.keep)
         claim = claims.read(report) if report.kind == "oci" else None
         if claim:
             report = replace(report, errors=(*report.errors, *claim.errors))

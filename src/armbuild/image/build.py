@@ -206,7 +206,7 @@ class _Maker:
         return Platform(image=image, content=found, facts=facts, pins=pins)
 
     def _audit(self) -> AuditReport:
-        report = audit.audit(self.wheel, floor=self.plan.project.baseline if self.plan.project else None)
+        report = audit.audit_path(self.wheel, floor=self.plan.project.baseline if self.plan.project else None)
         if report.errors and self.architecture == "amd64":  # for development: built as the machine builds
             self.note(f"audit of {self.wheel.name}: {report.errors[0]}")
         elif report.errors:

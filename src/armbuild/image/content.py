@@ -49,7 +49,7 @@ class Content:
 
 def inspect(tree: Path, components: Iterable[Mapping[str, Any]]) -> Content:
     """Audit every ELF file below ``tree``."""
-    report = audit.audit(tree)
+    report = audit.audit_path(tree)
     return Content(
         needs=report.needs_everywhere,
         dispatched=report.needs_dispatched,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from armbuild.artifact import wheelfile
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 from armbuild.errors import ArmbuildError, CheckFailed, MissingError
 from armbuild.host import cache
 from armbuild.wheel import provenance, reproduce, smoke
@@ -189,7 +189,7 @@ def build_one(plan: Plan, python: HostPython, observer: Observer, *, mirror: str
 
 def _audit(plan: Plan, repaired: RepairedWheel, observer: Observer) -> AuditReport:
     with observer.step("audit", "tag, ELF, symbols, instructions"):
-        report = audit(
+        report = audit_path(
             repaired.path,
             floor=None if plan.variant else plan.baseline,  # a variant states its floor
             expect_targets=plan.targets if plan.project.is_armllm else None,

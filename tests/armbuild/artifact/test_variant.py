@@ -150,7 +150,7 @@ def test_a_variant_that_breaks_the_drafts_rules_is_named_by_reader_and_audit(tmp
     path = wheel(tmp_path, told=told, label=label)
     with pytest.raises(UsageError, match=reason):
         wheelfile.read(path)
-    assert any(reason in error for error in audit.audit(path).errors)
+    assert any(reason in error for error in audit.audit_path(path).errors)
 
 
 def test_a_label_and_its_metadata_come_together_or_not_at_all(tmp_path):
@@ -158,15 +158,15 @@ def test_a_label_and_its_metadata_come_together_or_not_at_all(tmp_path):
     bare = path.rename(tmp_path / variant.split(path.name)[0])
     with pytest.raises(UsageError, match="name has no variant label"):
         wheelfile.read(bare)
-    assert "variant.json in a wheel whose name has no variant label" in audit.audit(bare).errors
+    assert "variant.json in a wheel whose name has no variant label" in audit.audit_path(bare).errors
     empty = write(tmp_path, NAME.format("x"))
     with pytest.raises(UsageError, match=r"there is no variant\.json"):
         wheelfile.read(empty)
-    assert any("there is no variant.json" in error for error in audit.audit(empty).errors)
+    assert any("there is no variant.json" in error for error in audit.audit_path(empty).errors)
 
 
 def test_the_audit_holds_a_variant_to_its_own_floor(tmp_path):
-    report = audit.audit(wheel(tmp_path, "neoverse-n1"))
+    report = audit.audit_path(wheel(tmp_path, "neoverse-n1"))
     assert report.floor == "armv8.2-a+aes+dotprod+fp16+rcpc+sha2"
     assert report.tag == "cp311-cp311-manylinux_2_24_aarch64"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ziglang
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 
 ZIG = [sys.executable, "-m", "ziglang"]
 HEADERS_OF_ZIG = str(Path(ziglang.__file__).parent / "lib" / "include")
@@ -139,21 +139,21 @@ def accused(report):
 def test_each_function_is_accused_of_its_feature_and_no_other(compiler, tmp_path, wheel):
     guilty = objects(compiler, tmp_path)
     path = wheel({"demo/x.cpython-311-aarch64-linux-gnu.so": linked(tmp_path)})
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert accused(report) == guilty
     assert len(report.errors) == 1  # the floor, nothing about the packaging
     assert report.doubts == ()
     guards = [f"{name}={feature}" for name, (feature, _) in guilty.items()]
-    assert audit(path, floor="armv8-a", guards=guards).errors == ()
+    assert audit_path(path, floor="armv8-a", guards=guards).errors == ()
     for name, guard in zip(guilty, guards, strict=True):
         others = [item for item in guards if item != guard]
-        assert list(accused(audit(path, floor="armv8-a", guards=others))) == [name]
+        assert list(accused(audit_path(path, floor="armv8-a", guards=others))) == [name]
     features = sorted({feature for feature, _ in guilty.values()})
-    assert audit(path, floor=f"armv8-a+{'+'.join(features)}").errors == ()
+    assert audit_path(path, floor=f"armv8-a+{'+'.join(features)}").errors == ()
     answers = {item.core: item.verdict for item in report.cores}
     assert answers["Cortex-A72"] == "only if dispatched"
     assert "no" not in answers.values()
     # Stripping hides the names and no instruction.
     stripped = wheel({"demo/x.cpython-311-aarch64-linux-gnu.so": linked(tmp_path, "-s")})
-    found = {name for item in audit(stripped, floor="armv8-a").offences for name in item.missing}
+    found = {name for item in audit_path(stripped, floor="armv8-a").offences for name in item.missing}
     assert found == set(features)

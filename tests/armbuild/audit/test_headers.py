@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from armbuild.artifact import elffile
-from armbuild.audit import audit, auditor, code
+from armbuild.audit import audit_path, auditor, code
 from armbuild.audit.elf import read_elf
 
 SVE, RET = 0x04E0E3E0, 0xD65F03C0
@@ -32,7 +32,7 @@ def segment(kind, offset, size, address=0):
 
 def refusal(path, content):
     path.write_bytes(content)
-    report = audit(path)
+    report = audit_path(path)
     assert not report.ok
     return report.errors[0]
 
@@ -69,11 +69,11 @@ def test_functions_that_use_extensions_are_counted_over_all_files(tmp_path, usin
     (tmp_path / "a.so").write_bytes(using)
     (tmp_path / "b.so").write_bytes(using)
     monkeypatch.setattr(code, "MAX_USES", 16)
-    assert audit(tmp_path).ok
+    assert audit_path(tmp_path).ok
     monkeypatch.setattr(code, "MAX_USES", 15)
-    assert audit(tmp_path).errors == ("refused: its functions use extensions in more than 15 ways",)
+    assert audit_path(tmp_path).errors == ("refused: its functions use extensions in more than 15 ways",)
     monkeypatch.setattr(code, "MAX_USES", 7)
-    assert "more than 7 uses of extensions" in audit(tmp_path).errors[0]
+    assert "more than 7 uses of extensions" in audit_path(tmp_path).errors[0]
 
 
 def test_elf_files_and_their_sections_are_counted(tmp_path, elf, monkeypatch):
@@ -81,23 +81,23 @@ def test_elf_files_and_their_sections_are_counted(tmp_path, elf, monkeypatch):
         (tmp_path / name).write_bytes(elf())
     sections = len(read_elf(tmp_path / "a.so").sections)
     monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections)
-    assert audit(tmp_path).ok
+    assert audit_path(tmp_path).ok
     monkeypatch.setattr(auditor, "_MAX_SECTIONS", 3 * sections - 1)
-    assert "its ELF files have more than" in audit(tmp_path).errors[0]
+    assert "its ELF files have more than" in audit_path(tmp_path).errors[0]
     monkeypatch.setattr(auditor, "_MAX_ELF_FILES", 2)
-    assert audit(tmp_path).errors == ("refused: it has more than 2 ELF files",)
+    assert audit_path(tmp_path).errors == ("refused: it has more than 2 ELF files",)
 
 
 def test_documents_that_a_caller_wants_are_kept_up_to_a_limit_and_then_an_error(tmp_path, monkeypatch):
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(bytes(100))
     monkeypatch.setattr(auditor, "_ALL_KEPT_LIMIT", 250)
-    report = audit(tmp_path, keep=lambda _name: True)
+    report = audit_path(tmp_path, keep=lambda _name: True)
     assert list(report.texts) == ["a", "b"]
     assert len(report.errors) == 1
     assert "c: refused" in report.errors[0]
     monkeypatch.setattr(auditor, "_KEPT_LIMIT", 99)
-    assert len(audit(tmp_path, keep=lambda _name: True).errors) == 3
+    assert len(audit_path(tmp_path, keep=lambda _name: True).errors) == 3
 
 
 def test_mapping_symbols_are_found_by_section(tmp_path, elf):
@@ -107,5 +107,5 @@ def test_mapping_symbols_are_found_by_section(tmp_path, elf):
         mapping=[("$x", ".text", 0), ("$d", ".text", 4), ("$x", "other", 0)],
     )
     (tmp_path / "x.so").write_bytes(content)
-    (file,) = audit(tmp_path / "x.so").files
+    (file,) = audit_path(tmp_path / "x.so").files
     assert [function.name for function in file.functions] == ["g"]

@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 
 SUFFIX = ".cpython-311-aarch64-linux-gnu.so"
 LINK = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", "--eh-frame-hdr"]
@@ -33,18 +33,18 @@ def link(tmp_path_factory):
 
 
 def test_a_well_linked_module_has_nothing_to_say_about(link, wheel):
-    report = audit(wheel({f"demo/x{SUFFIX}": link()}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link()}))
     assert (report.errors, report.warnings) == ((), ())
 
 
 def test_missing_relro_is_warned_of(link, wheel):
-    report = audit(wheel({f"demo/x{SUFFIX}": link("-z", "max-page-size=65536", "-z", "norelro")}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link("-z", "max-page-size=65536", "-z", "norelro")}))
     assert report.errors == ()
     assert [word for word in report.warnings if "RELRO" in word] == list(report.warnings) != []
 
 
 def test_executable_stack_is_an_error(link, wheel):
-    report = audit(wheel({f"demo/x{SUFFIX}": link("-z", "max-page-size=65536", "-z", "execstack")}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link("-z", "max-page-size=65536", "-z", "execstack")}))
     assert ["executable stack" in error for error in report.errors] == [True]
 
 
@@ -52,7 +52,7 @@ def test_executable_stack_is_an_error(link, wheel):
     ("size", "fine"), [("4096", False), ("16384", False), ("65536", True), ("2097152", True)]
 )
 def test_segments_must_fit_64_kib_pages(link, wheel, size, fine):
-    report = audit(wheel({f"demo/x{SUFFIX}": link("-z", f"max-page-size={size}")}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link("-z", f"max-page-size={size}")}))
     assert (not any("64 KiB" in error for error in report.errors)) == fine
 
 
@@ -62,14 +62,14 @@ def test_segments_must_fit_64_kib_pages(link, wheel, size, fine):
 )
 @pytest.mark.parametrize("kind", ["--enable-new-dtags", "--disable-new-dtags"])
 def test_rpath_of_the_build_machine_is_warned_of(link, wheel, path, fine, kind):
-    report = audit(wheel({f"demo/x{SUFFIX}": link(*GOOD, kind, "-rpath", path)}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link(*GOOD, kind, "-rpath", path)}))
     assert report.errors == ()
     assert (not any(repr(path) in warning for warning in report.warnings)) == fine
     assert report.files[0].runpath == (path,)
 
 
 def test_debug_information_is_warned_of(link, wheel):
-    report = audit(wheel({f"demo/x{SUFFIX}": link(flags=("-g",))}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link(flags=("-g",))}))
     assert any("debug information" in warning for warning in report.warnings)
 
 
@@ -83,10 +83,10 @@ def test_a_policy_lower_than_the_symbols_need_is_an_error(link, wheel, tmp_path)
     subprocess.run([*LINK, *options, str(stub.with_suffix(".o"))], check=True)
     code = "extern void *dlopen(const char *, int); void *f(void) { return dlopen(0, 1); }\n"
     module = {f"demo/x{SUFFIX}": link(*GOOD, str(libc), code=code)}
-    report = audit(wheel(module, tag="cp311-cp311-manylinux_2_17_aarch64"))
+    report = audit_path(wheel(module, tag="cp311-cp311-manylinux_2_17_aarch64"))
     assert len(report.errors) == 1
     assert "manylinux_2_17_aarch64 is not kept: it needs symbols of GLIBC_2.34" in report.errors[0]
-    report = audit(wheel(module, tag="cp311-cp311-manylinux_2_34_aarch64"))
+    report = audit_path(wheel(module, tag="cp311-cp311-manylinux_2_34_aarch64"))
     assert report.errors == ()
     assert report.policy.name == "manylinux_2_34_aarch64"
 
@@ -98,7 +98,7 @@ def test_a_library_from_outside_the_policy_is_an_error(link, wheel, tmp_path):
     subprocess.run(
         [*LINK, "-soname", "libfoo.so.1", "-o", str(library), str(stub.with_suffix(".o"))], check=True
     )
-    report = audit(wheel({f"demo/x{SUFFIX}": link(*GOOD, str(library))}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link(*GOOD, str(library))}))
     assert ["libfoo.so.1" in error for error in report.errors] == [True]
     assert report.files[0].needed == ("libfoo.so.1",)
 
@@ -115,7 +115,7 @@ def test_an_allocator_that_was_built_for_small_pages_is_an_error(link, wheel, pa
         f"int boot(void) {{ unsigned long page = sysconf(30); if (page > {page}ul) {{"
         ' outside("<jemalloc>: Unsupported system page size\\n"); return 1; } booted = 1; return 0; }\n'
     )
-    report = audit(wheel({f"demo/x{SUFFIX}": link(*GOOD, code=code, flags=(optimised,))}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link(*GOOD, code=code, flags=(optimised,))}))
     found = [line for line in (*report.errors, *report.warnings) if "jemalloc" in line]
     assert [error in line for line in found] == [True] if error else found == []
 
@@ -132,7 +132,9 @@ def test_an_allocator_that_was_built_for_small_pages_is_an_error(link, wheel, pa
 )
 def test_duplicate_openmp_runtimes_are_warned_of(link, wheel, names, several):
     library = link()
-    report = audit(wheel({f"demo/x{SUFFIX}": library, **{f"demo.libs/{name}": library for name in names}}))
+    report = audit_path(
+        wheel({f"demo/x{SUFFIX}": library, **{f"demo.libs/{name}": library for name in names}})
+    )
     assert any("more than one OpenMP" in warning for warning in report.warnings) == several
 
 
@@ -154,7 +156,7 @@ def test_odd_file_modes_are_warned_of(wheel, link, mode, word):
         for item, data in content:
             item.external_attr = (0o100000 | mode) << 16
             archive.writestr(item, data)
-    report = audit(path)
+    report = audit_path(path)
     assert report.errors == ()
     assert (word is None) == (report.warnings == ())
     assert word is None or all(word in warning for warning in report.warnings)
@@ -164,4 +166,4 @@ def test_modes_of_a_folder_are_its_files(tmp_path, link):
     file = tmp_path / "x.so"
     file.write_bytes(link())
     file.chmod(0o666)
-    assert any("writable by everybody" in warning for warning in audit(tmp_path).warnings)
+    assert any("writable by everybody" in warning for warning in audit_path(tmp_path).warnings)

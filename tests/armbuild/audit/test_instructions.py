@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from armbuild.audit import audit, parse_floor
+from armbuild.audit import audit_path, parse_floor
 from armbuild.audit.instructions import UNDEFINED, classify, table
 from armisa import Isa
 from armisa.tables import extensions
@@ -153,15 +153,15 @@ def test_word_needs_its_extension(extension, word, text):
 def test_function_above_the_floor_is_accused_alone_unless_guarded(extension, word, text, elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("innocent", ".text", [0xD503201F, RET]), ("guilty", ".text", [word, RET])]))
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert [item.function.name for item in report.offences] == ["guilty"], text
     assert not report.ok
     use = report.offences[0].function.uses[0]
     assert use.word == word
     assert extension in use.extensions
-    assert audit(path, floor=f"armv8-a+{extension}").ok
-    assert audit(path, floor="armv8-a", guards=[f"guil*={extension}"]).ok
-    assert not audit(path, floor="armv8-a", guards=[f"inno*={extension}"]).ok
+    assert audit_path(path, floor=f"armv8-a+{extension}").ok
+    assert audit_path(path, floor="armv8-a", guards=[f"guil*={extension}"]).ok
+    assert not audit_path(path, floor="armv8-a", guards=[f"inno*={extension}"]).ok
 
 
 def test_every_extension_with_instructions_has_a_tested_word():
@@ -186,15 +186,15 @@ def test_mapping_symbols_tell_data_from_code(elf, tmp_path):
     path.write_bytes(
         elf([("f", ".text", [RET, 0x4E829420])], mapping=[("$x", ".text", 0), ("$d", ".text", 4)])
     )
-    assert audit(path, floor="armv8-a").ok
+    assert audit_path(path, floor="armv8-a").ok
     path.write_bytes(elf([("f", ".text", [0x4E829420, RET])], mapping=[("$x", ".text", 0)]))
-    assert not audit(path, floor="armv8-a").ok
+    assert not audit_path(path, floor="armv8-a").ok
 
 
 def test_data_among_code_without_mapping_symbols_is_doubt_not_guilt(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("f", ".text", [RET, 0x4E829420, 0x06060606])]))
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert report.ok
     assert len(report.doubts) == 1
     assert any("not counted" in warning for warning in report.warnings)
@@ -203,7 +203,7 @@ def test_data_among_code_without_mapping_symbols_is_doubt_not_guilt(elf, tmp_pat
 def test_literals_are_data(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("f", ".text", [0x58000040, RET, 0x4E829420, 0x4E829420])]))  # ldr x0, . + 8
-    assert audit(path, floor="armv8-a").ok
+    assert audit_path(path, floor="armv8-a").ok
 
 
 def test_outline_atomics_helpers_do_not_count(elf, tmp_path):
@@ -221,7 +221,7 @@ def test_outline_atomics_helpers_do_not_count(elf, tmp_path):
         ([("stripped", ".text", helper)], False),
     ):
         path.write_bytes(elf(functions, symbols=symbols))
-        report = audit(path, floor="armv8-a")
+        report = audit_path(path, floor="armv8-a")
         assert report.ok, report.offences
         assert report.files[0].self_checked == 1
 
@@ -229,21 +229,21 @@ def test_outline_atomics_helpers_do_not_count(elf, tmp_path):
 def test_the_unwinder_that_retags_tagged_frames_does_not_count(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("unwind", ".text", [0xD9200908, RET])]))  # stg x8, [x8]
-    assert audit(path, floor="armv8-a").ok
+    assert audit_path(path, floor="armv8-a").ok
     path.write_bytes(elf([("tagged", ".text", [0xD9200BFF, RET])]))  # stg sp, [sp]
-    assert not audit(path, floor="armv8-a").ok
+    assert not audit_path(path, floor="armv8-a").ok
 
 
 def test_the_unwinder_that_reads_the_vector_length_does_not_count(elf, tmp_path):
     path = tmp_path / "lib.so"
     cntd, ptrue = 0x04E0E3E3, 0x2598E3E0
     path.write_bytes(elf([("uw_update_context_1", ".text", [cntd, RET])]))
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert report.ok
     assert report.files[0].self_checked == 1
     for functions in ([("ours", ".text", [cntd, RET])], [("uw_update_context", ".text", [ptrue, RET])]):
         path.write_bytes(elf(functions))
-        assert not audit(path, floor="armv8-a").ok
+        assert not audit_path(path, floor="armv8-a").ok
 
 
 def test_kernel_sections_are_guarded_by_their_targets_features(own_wheel):
@@ -252,10 +252,10 @@ def test_kernel_sections_are_guarded_by_their_targets_features(own_wheel):
         functions=[("a", "armllm.neon", [RET]), ("b", "armllm.bf16", [bfmmla, RET])],
         info={"targets": ["neon", "bf16"]},
     )
-    assert audit(ok, floor="armv8-a").errors == ()
+    assert audit_path(ok, floor="armv8-a").errors == ()
     for section, word in (("armllm.neon", bfmmla), ("armllm.bf16", smmla), (".text", bfmmla)):
         functions = [("a", "armllm.neon", [RET]), ("b", "armllm.bf16", [RET]), ("c", section, [word, RET])]
-        report = audit(own_wheel(functions=functions, info={"targets": ["neon", "bf16"]}))
+        report = audit_path(own_wheel(functions=functions, info={"targets": ["neon", "bf16"]}))
         assert not report.ok
         assert "floor armv8-a" in report.errors[0]
 
@@ -264,23 +264,23 @@ def test_counters_may_use_lse_in_their_section_only(own_wheel):
     ldadd = 0xF8210000
     for section, ok in (("armllm_lse", True), (".text", False), ("armllm.neon", False)):
         functions = [("a", "armllm.neon", [RET]), ("b", section, [ldadd, RET])]
-        assert audit(own_wheel(functions=functions, info={"targets": ["neon"]})).ok is ok
+        assert audit_path(own_wheel(functions=functions, info={"targets": ["neon"]})).ok is ok
 
 
 def test_streaming_functions_need_sme_not_sve(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("f", ".text", [0xD503477F, 0x65820020, RET])]))  # smstart; fmul z
-    assert audit(path).files[0].functions[0].needs == {"sme"}
+    assert audit_path(path).files[0].functions[0].needs == {"sme"}
 
 
 def test_verdict_per_core(elf, tmp_path):
     path = tmp_path / "lib.so"
     path.write_bytes(elf([("f", ".text", [0x4E829420, RET])]))
-    verdicts = {item.core: item.verdict for item in audit(path).cores}
+    verdicts = {item.core: item.verdict for item in audit_path(path).cores}
     assert verdicts["Cortex-A72"] == "only if dispatched"
     assert verdicts["Neoverse-N1"] == "yes"
     path.write_bytes(elf([(f"f{n}", ".text", [0x4E829420, RET]) for n in range(30)]))
-    assert {item.core: item.verdict for item in audit(path).cores}["Cortex-A72"] == "no"
+    assert {item.core: item.verdict for item in audit_path(path).cores}["Cortex-A72"] == "no"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from armbuild.audit import audit, names
+from armbuild.audit import audit_path, names
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from armbuild.audit import audit, names
 def test_names_of_one_place_are_refused_in_each_order(wheel, elf, one, other, swap):
     first, second = (other, one) if swap else (one, other)
     files = {"demo/x.so": elf(), first: b"1", second: b"2"}
-    errors = audit(wheel(files)).errors
+    errors = audit_path(wheel(files)).errors
     assert [error for error in errors if "writes it over" in error] == list(errors)
     assert len(errors) == 1
 
@@ -39,11 +39,11 @@ def test_names_of_one_place_are_refused_in_each_order(wheel, elf, one, other, sw
 )
 def test_names_that_only_windows_refuses_pass_alone(wheel, elf, name):
     """A wheel for Linux is not installed there, and nothing is written over."""
-    assert audit(wheel({"demo/x.so": elf(), "demo/a.py": b"1", name: b"2"})).ok
+    assert audit_path(wheel({"demo/x.so": elf(), "demo/a.py": b"1", name: b"2"})).ok
 
 
 def test_a_name_of_very_many_folders_is_refused(wheel, elf):
-    report = audit(wheel({"demo/x.so": elf(), "a/" * 20_000 + "b": b"1"}))
+    report = audit_path(wheel({"demo/x.so": elf(), "a/" * 20_000 + "b": b"1"}))
     assert any("lies in more than 100 folders" in error for error in report.errors)
 
 

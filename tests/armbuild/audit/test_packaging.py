@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 from armbuild.errors import UsageError
 from armisa.errors import IsaError
 
@@ -14,14 +14,14 @@ SUFFIX = ".cpython-311-aarch64-linux-gnu.so"
 
 
 def only_error(path, word, **options):
-    report = audit(path, **options)
+    report = audit_path(path, **options)
     assert not report.ok
     assert len(report.errors) == 1, report.errors
     assert word in report.errors[0]
 
 
 def test_a_right_wheel_passes(wheel, elf):
-    report = audit(wheel({f"demo/x{SUFFIX}": elf()}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": elf()}))
     assert report.errors == ()
     assert report.tag == "cp311-cp311-manylinux_2_28_aarch64"
     assert report.policy.name.startswith("manylinux")
@@ -29,7 +29,7 @@ def test_a_right_wheel_passes(wheel, elf):
 
 
 def test_a_pure_wheel_passes(wheel):
-    assert audit(wheel({"demo/__init__.py": b""}, tag="py3-none-any")).ok
+    assert audit_path(wheel({"demo/__init__.py": b""}, tag="py3-none-any")).ok
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_suffix_must_fit_tag_and_machine(wheel, elf, name, word):
 
 
 def test_elf_of_another_machine_is_found(wheel, elf):
-    report = audit(wheel({"demo/x.so": elf(machine=62)}))
+    report = audit_path(wheel({"demo/x.so": elf(machine=62)}))
     assert "an ELF file for x86_64 in a wheel for aarch64" in report.errors[0]
 
 
@@ -71,7 +71,7 @@ def test_renamed_wheels_are_found(wheel, elf, tmp_path):
     only_error(other, "are not those of WHEEL")
     other = tmp_path / "whatever.whl"
     shutil.copy(path, other)
-    assert "not a wheel's file name" in audit(other).errors[0]
+    assert "not a wheel's file name" in audit_path(other).errors[0]
 
 
 def test_record_must_list_every_file_with_its_hash(wheel, elf):
@@ -108,14 +108,14 @@ def test_executable_stack_and_writable_code(wheel, elf):
 
 
 def test_debug_information_is_an_error_in_our_own_wheel_only(wheel, own_wheel, elf):
-    report = audit(wheel({f"demo/x{SUFFIX}": elf(debug=True)}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": elf(debug=True)}))
     assert report.ok
     assert "debug information" in report.warnings[0]
     only_error(own_wheel(debug=True), "debug information")
 
 
 def test_our_wheel_is_right(own_wheel):
-    report = audit(own_wheel(), expect_targets={"neon"})
+    report = audit_path(own_wheel(), expect_targets={"neon"})
     assert report.errors == ()
     assert report.kernel_targets == ("neon",)
     assert report.floor == "armv8-a"
@@ -130,7 +130,7 @@ def test_our_wheel_must_hold_the_targets_that_it_states(own_wheel):
 
 def test_our_wheel_must_be_labelled_with_its_baseline(own_wheel):
     only_error(own_wheel(info={"baseline": "neoverse-v1"}), "local label")
-    assert audit(own_wheel(info={"baseline": "neoverse-v1"}, version="1.0+neoverse.v1")).errors == ()
+    assert audit_path(own_wheel(info={"baseline": "neoverse-v1"}, version="1.0+neoverse.v1")).errors == ()
 
 
 def test_our_wheel_must_not_bundle_what_torch_brings(own_wheel, elf):
@@ -138,7 +138,7 @@ def test_our_wheel_must_not_bundle_what_torch_brings(own_wheel, elf):
 
 
 def test_two_openmp_runtimes_are_warned_of(wheel, elf):
-    report = audit(
+    report = audit_path(
         wheel({f"demo/x{SUFFIX}": elf(), "demo.libs/libgomp-1.so.1": elf(), "demo.libs/libomp.so": elf()})
     )
     assert any("more than one OpenMP" in warning for warning in report.warnings)
@@ -146,11 +146,11 @@ def test_two_openmp_runtimes_are_warned_of(wheel, elf):
 
 def test_unknown_paths_and_floors_are_usage_errors(tmp_path, wheel):
     for action in (
-        lambda: audit(tmp_path / "missing.whl"),
-        lambda: audit(wheel({}), floor="armv99-a"),
-        lambda: audit(wheel({}), floor="neoverse-q1"),
-        lambda: audit(wheel({}), floor="armv8-a+nothing"),
-        lambda: audit(wheel({}), guards=["no equals sign"]),
+        lambda: audit_path(tmp_path / "missing.whl"),
+        lambda: audit_path(wheel({}), floor="armv99-a"),
+        lambda: audit_path(wheel({}), floor="neoverse-q1"),
+        lambda: audit_path(wheel({}), floor="armv8-a+nothing"),
+        lambda: audit_path(wheel({}), guards=["no equals sign"]),
     ):
         with pytest.raises((UsageError, IsaError)) as caught:
             action()

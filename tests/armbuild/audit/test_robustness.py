@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 from armbuild.audit.text import describe
 from armbuild.errors import UsageError
 
@@ -32,7 +32,7 @@ RET = 0xD65F03C0
 
 
 def broken(path, word):
-    report = audit(path)
+    report = audit_path(path)
     assert not report.ok
     assert any(word in error for error in report.errors), report.errors
     assert all(len(error.splitlines()) == 1 for error in report.errors)
@@ -56,7 +56,7 @@ def test_corrupted_content_is_found(wheel, elf):
     content = bytearray(path.read_bytes())
     content[60] ^= 0xFF
     path.write_bytes(content)
-    report = audit(path)
+    report = audit_path(path)
     assert not report.ok
 
 
@@ -97,7 +97,7 @@ def test_symbolic_links_and_doubles_are_found(tmp_path):
         archive.writestr("demo/a", "1")
         with pytest.warns(UserWarning, match="Duplicate"):
             archive.writestr("demo/a", "2")
-    report = audit(path)
+    report = audit_path(path)
     assert any("symbolic link" in error for error in report.errors)
     assert any("more than once" in error for error in report.errors)
 
@@ -126,7 +126,7 @@ def test_mutated_elf_files_never_raise(elf, tmp_path):
             content[place] = random.choice((0, 1, 0x7F, 0xFF, random.randrange(256)))
         content[:4] = b"\x7fELF"
         path.write_bytes(content)
-        report = audit(path, floor="armv8-a")
+        report = audit_path(path, floor="armv8-a")
         json.dumps(report.as_dict())
         assert all(len(error.splitlines()) == 1 for error in report.errors)
 
@@ -140,7 +140,7 @@ def test_mutated_wheels_never_raise(wheel, elf):
         for _ in range(random.randint(1, 4)):
             content[random.randrange(len(content))] = random.randrange(256)
         path.write_bytes(content)
-        json.dumps(audit(path).as_dict())
+        json.dumps(audit_path(path).as_dict())
 
 
 def test_folders_and_lone_files(tmp_path, elf):
@@ -148,13 +148,13 @@ def test_folders_and_lone_files(tmp_path, elf):
     (folder / "lib").mkdir(parents=True)
     (folder / "lib" / "a.so").write_bytes(elf([("f", ".text", [0x4E829420, RET])]))
     (folder / "note.txt").write_text("no ELF")
-    report = audit(folder, floor="neoverse-n1")
+    report = audit_path(folder, floor="neoverse-n1")
     assert report.ok
     assert [item.name for item in report.files] == ["lib/a.so"]
-    assert not audit(folder, floor="cortex-a72").ok
-    assert audit(folder / "lib" / "a.so", floor="neoverse-n1").ok
+    assert not audit_path(folder, floor="cortex-a72").ok
+    assert audit_path(folder / "lib" / "a.so", floor="neoverse-n1").ok
     with pytest.raises(UsageError, match="not a wheel"):
-        audit(folder / "note.txt")
+        audit_path(folder / "note.txt")
 
 
 def oci(path, layers, *, index=None, compress=gzip.compress):
@@ -190,13 +190,13 @@ def test_oci_archives_are_looked_into_layer_by_layer(tmp_path, elf):
     guilty, innocent = elf([("f", ".text", [0x4E829420, RET])]), elf()
     path = tmp_path / "image.tar"
     oci(path, [{"usr/lib/a.so": guilty, "usr/lib/b.so": innocent}])
-    assert not audit(path, floor="armv8-a").ok
+    assert not audit_path(path, floor="armv8-a").ok
     oci(path, [{"usr/lib/a.so": guilty, "usr/lib/b.so": innocent}, {"usr/lib/a.so": None}])
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert report.ok
     assert [item.name for item in report.files] == ["usr/lib/b.so"]
     oci(path, [{"usr/lib/a.so": guilty}, {"usr/lib/a.so": innocent}])
-    assert audit(path, floor="armv8-a").ok
+    assert audit_path(path, floor="armv8-a").ok
 
 
 def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, elf):
@@ -220,11 +220,11 @@ def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, e
         link = tarfile.TarInfo("2/layer.tar")
         link.type, link.linkname = tarfile.SYMTYPE, "../1/layer.tar"
         tar.addfile(link)
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert not report.ok
     assert [item.name for item in report.files] == ["usr/lib/a.so"]
     path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"?"))
-    assert any("was tampered with" in error for error in audit(path).errors), "diff ids are all it has"
+    assert any("was tampered with" in error for error in audit_path(path).errors), "diff ids are all it has"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_saved_image_is_looked_into_and_its_equal_layers_are_links(tmp_path, e
 def test_broken_oci_archives_are_reported(tmp_path, index):
     path = tmp_path / "image.tar"
     oci(path, [{}], index=index)
-    report = audit(path)
+    report = audit_path(path)
     assert not report.ok
 
 
@@ -241,7 +241,7 @@ def test_broken_oci_archives_are_reported(tmp_path, index):
 def test_layers_may_be_compressed_in_each_way(tmp_path, elf, compress):
     path = tmp_path / "image.tar"
     oci(path, [{"usr/a.so": elf([("f", ".text", [0x4E829420, RET])])}], compress=compress)
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert [item.file for item in report.offences] == ["usr/a.so"]
 
 
@@ -249,11 +249,11 @@ def test_whiteouts_hide_what_lies_below_them_and_nothing_else(tmp_path, elf):
     path = tmp_path / "image.tar"
     below = {name: elf() for name in ("a/b/x.so", "a/y.so", "ab/z.so", "c/w.so")}
     oci(path, [below, {"a": None, "ab/new.so": elf()}])
-    assert [item.name for item in audit(path).files] == ["ab/new.so", "ab/z.so", "c/w.so"]
+    assert [item.name for item in audit_path(path).files] == ["ab/new.so", "ab/z.so", "c/w.so"]
     oci(path, [below, {"a/.wh..wh..opq": b"", "a/own.so": elf()}])
-    assert [item.name for item in audit(path).files] == ["a/own.so", "ab/z.so", "c/w.so"]
+    assert [item.name for item in audit_path(path).files] == ["a/own.so", "ab/z.so", "c/w.so"]
     oci(path, [below, {"a": b"a file in the folder's place"}])
-    assert [item.name for item in audit(path).files] == ["ab/z.so", "c/w.so"]
+    assert [item.name for item in audit_path(path).files] == ["ab/z.so", "c/w.so"]
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd.compress], ids=["gzip", "zstd"])
@@ -270,7 +270,7 @@ def test_damaged_layers_are_reported(tmp_path, elf, compress):
     broken(path, "OCI")
     whole = compress(bytes(range(256)) * 8)
     oci(path, [{"usr/a.so": elf()}], compress=lambda data: compress(data)[:40] + whole)
-    assert not audit(path).ok
+    assert not audit_path(path).ok
 
 
 def test_a_whiteout_for_every_file_does_not_take_for_ever(tmp_path):
@@ -278,7 +278,7 @@ def test_a_whiteout_for_every_file_does_not_take_for_ever(tmp_path):
     path = tmp_path / "image.tar"
     names = [f"usr/{number}" for number in range(5_000)]
     oci(path, [dict.fromkeys(names, b""), dict.fromkeys(names)])
-    report = audit(path)
+    report = audit_path(path)
     assert report.files == ()
     assert report.parts == {}
 
@@ -292,14 +292,14 @@ def test_a_folder_is_walked_however_deep_it_is(tmp_path, elf, monkeypatch):
     os.mkfifo("pipe")
     Path("loop").symlink_to("..")
     try:
-        assert [item.name for item in audit(tmp_path).files] == ["d/" * 1200 + "x.so"]
+        assert [item.name for item in audit_path(tmp_path).files] == ["d/" * 1200 + "x.so"]
     finally:
         subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # which pytest cannot
 
 
 def test_folder_without_elf_files_is_said_to_be_one(tmp_path):
     (tmp_path / "note.txt").write_text("no ELF")
-    report = audit(tmp_path)
+    report = audit_path(tmp_path)
     assert report.ok
     assert report.warnings == ("no ELF file in it",)
 
@@ -355,7 +355,7 @@ def test_thousands_of_mutations_of_a_real_file_end_in_a_report(real_elf, tmp_pat
     broken_ones = 0
     for _ in range(2000):
         path.write_bytes(mutated(rng, real_elf))
-        report = audit(path, floor="armv8-a")
+        report = audit_path(path, floor="armv8-a")
         json.dumps(report.as_dict())
         assert all(len(error.splitlines()) == 1 for error in report.errors)
         broken_ones += any("broken ELF" in error or "truncated" in error for error in report.errors)
@@ -375,7 +375,7 @@ def test_thousands_of_mutations_of_a_real_wheel_end_in_a_report(real_elf, wheel)
         if rng.random() < 0.1:
             content = content[: rng.randrange(len(content))]
         path.write_bytes(content)
-        report = audit(path, floor="armv8-a")
+        report = audit_path(path, floor="armv8-a")
         json.dumps(report.as_dict())
         assert all(len(error.splitlines()) == 1 for error in report.errors)
         found += not report.ok
@@ -404,7 +404,7 @@ def test_real_code_for_other_machines_is_named(tmp_path, target):
 def test_nothing_in_the_input_can_break_a_line_or_a_terminal(wheel, elf, tmp_path):
     evil = "x\x1b[2J\n\u2028\u202e\u2066y"
     path = wheel({f"demo/{evil}.so": elf([(evil, ".text", [0x4E829420, RET])], stack_flags=7)})
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     lines = list(describe(report))
     assert any("x [2J y" in line for line in lines)
     assert all(line.isprintable() for line in lines)
@@ -430,4 +430,4 @@ def test_texts_of_a_wheel_cost_little(wheel, elf, member, content, word):
     start = time.process_time()
     broken(path, word)
     assert time.process_time() - start < 5
-    assert all(len(error) < 3000 for error in audit(path).errors)
+    assert all(len(error) < 3000 for error in audit_path(path).errors)

@@ -4,7 +4,7 @@ import struct
 
 from tests.armbuild.audit.conftest import AARCH64, RET
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 
 CRC32B = 0x1AC04000
 COUNTED_ELSEWHERE = 0xFFFF
@@ -42,7 +42,7 @@ def an_object(functions, *, stated=None, numbers=True):
 def test_an_object_of_many_sections_is_read_function_by_function(tmp_path):
     path = tmp_path / "x.o"
     path.write_bytes(an_object([[RET]] * 5000 + [[CRC32B, RET]]))
-    report = audit(path, floor="armv8-a")
+    report = audit_path(path, floor="armv8-a")
     assert [(item.function.name, item.function.section) for item in report.offences] == [
         ("f5001", ".text.f5001")
     ]
@@ -53,7 +53,7 @@ def test_an_object_of_many_sections_is_read_function_by_function(tmp_path):
 def test_numbers_of_sections_that_are_none_are_read_to_an_end(tmp_path):
     path = tmp_path / "x.o"
     path.write_bytes(an_object([[RET], [CRC32B]], numbers=False))
-    assert audit(path).ok, "a symbol of a section that is not there is a symbol of none"
+    assert audit_path(path).ok, "a symbol of a section that is not there is a symbol of none"
     for count in (100_001, 1 << 40):
         path.write_bytes(an_object([[RET]], stated=count))
-        assert "an implausible number of sections" in audit(path).errors[0]
+        assert "an implausible number of sections" in audit_path(path).errors[0]

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ TAG = "cp38-abi3-manylinux_2_28_aarch64"
 
 def test_a_wheel_that_keeps_to_the_stable_abi_passes(wheel, importing):
     content = importing("PyLong_FromLong", "?PyType_GetName", "Pythagoras")
-    report = audit(wheel({"demo/x.abi3.so": content, "demo/y.so": importing("PyLong_FromLong")}, tag=TAG))
+    report = audit_path(
+        wheel({"demo/x.abi3.so": content, "demo/y.so": importing("PyLong_FromLong")}, tag=TAG)
+    )
     assert report.errors == ()
 
 
@@ -40,23 +42,23 @@ def test_a_wheel_that_keeps_to_the_stable_abi_passes(wheel, importing):
 def test_what_is_newer_than_the_tag_or_private_is_named(wheel, importing, name):
     """PyType_GetName came with 3.11; _PyLong_Sign is CPython's own."""
     content = importing("PyLong_FromLong", "PyType_GetName", "_PyLong_Sign")
-    report = audit(wheel({f"demo/{name}": content}, tag=TAG))
+    report = audit_path(wheel({f"demo/{name}": content}, tag=TAG))
     assert f"demo/{name}: not in Python's stable ABI: _PyLong_Sign" in report.errors
     assert f"demo/{name}: the tag says Python 3.8, it needs 3.11 for PyType_GetName" in report.errors
-    newer = audit(wheel({f"demo/{name}": content}, tag=TAG.replace("38", "311")))
+    newer = audit_path(wheel({f"demo/{name}": content}, tag=TAG.replace("38", "311")))
     assert [error for error in newer.errors if "Python" in error] == [
         f"demo/{name}: not in Python's stable ABI: _PyLong_Sign"
     ]
 
 
 def test_the_suffix_alone_in_a_wheel_for_one_python_is_a_warning(wheel, importing):
-    report = audit(wheel({"demo/x.abi3.so": importing("PyLong_FromLong", "_PyLong_Sign")}))
+    report = audit_path(wheel({"demo/x.abi3.so": importing("PyLong_FromLong", "_PyLong_Sign")}))
     assert report.errors == ()
     assert "demo/x.abi3.so: not in Python's stable ABI: _PyLong_Sign" in report.warnings
 
 
 def test_an_extension_for_one_python_may_import_anything(wheel, importing):
     name = "demo/x.cpython-311-aarch64-linux-gnu.so"
-    report = audit(wheel({name: importing("_PyLong_Sign")}))
+    report = audit_path(wheel({name: importing("_PyLong_Sign")}))
     assert report.errors == ()
     assert not [warning for warning in report.warnings if "ABI" in warning]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 
 PRELUDE = """
 extern unsigned long getauxval(unsigned long);
@@ -93,7 +93,7 @@ def verdict(tmp_path):
         command = [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu.2.28", "-shared"]
         options = ["-O2", "-fPIC", "-s", "-Wl,-z,undefs", "-Wno-unused-function"]
         subprocess.run([*command, *options, "-o", str(library), str(source)], check=True)
-        report = audit(library)
+        report = audit_path(library)
         return next(item.verdict for item in report.cores if item.core == core), report
 
     return compiled

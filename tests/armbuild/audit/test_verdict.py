@@ -21,6 +21,6 @@ PTRUE = 0x2598E3E0  # ptrue p0.s
 def test_variants_that_only_sve_code_calls_do_not_raise_the_floor(tmp_path, names, everywhere, dispatched):
     path = tmp_path / "libmvec.so.1"
     path.write_bytes(make_elf([(name, ".text", [PTRUE, RET]) for name in names]))
-    report = audit.audit(path)
+    report = audit.audit_path(path)
     assert report.needs_everywhere == everywhere
     assert report.needs_dispatched == dispatched

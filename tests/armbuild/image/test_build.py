@@ -33,7 +33,7 @@ def world(tmp_path, monkeypatch):
     world = SimpleNamespace(installed=[], needs=frozenset(), ok=True)
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    real = audit.audit
+    real = audit.audit_path
 
     def audited(path, **options):
         if Path(path).suffix != ".whl":
@@ -61,7 +61,7 @@ def world(tmp_path, monkeypatch):
             ),
         )
 
-    monkeypatch.setattr(build.audit, "audit", audited)
+    monkeypatch.setattr(build.audit, "audit_path", audited)
     monkeypatch.setattr(
         packages, "resolve", lambda *_, **__: packages.Pins(torch="torch==2.10.0", others=("numpy==2",))
     )

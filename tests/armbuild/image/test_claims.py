@@ -11,7 +11,7 @@ from tests.armbuild.audit.conftest import RET, make_elf
 from tests.armbuild.cli.test_detect import check
 from tests.armbuild.image import small
 
-from armbuild.audit import audit
+from armbuild.audit import audit_path
 from armbuild.cli import main
 from armbuild.image import archive, claims, content, sbom
 from armbuild.image.entrypoint import FACTS
@@ -86,7 +86,7 @@ def write(folder, *, sbom=None, labels=LABELS, annotations=LABELS):
 
 def read(path, image=0, **found):
     """Read the claims, as though the audit had found this of the code."""
-    report = audit(path, image=image, keep=claims.keep)
+    report = audit_path(path, image=image, keep=claims.keep)
     return claims.read(dataclasses.replace(report, **{**FOUND, **found}))
 
 
@@ -225,7 +225,7 @@ def test_a_layout_folder_is_audited_as_the_archive_of_it(tmp_path):
     with tarfile.open(path) as tar:
         tar.extractall(tmp_path / "layout", filter="data")
     assert read(tmp_path / "layout") == read(path)
-    assert 0 < audit(tmp_path / "layout").size < path.stat().st_size, "without the tar's headers"
+    assert 0 < audit_path(tmp_path / "layout").size < path.stat().st_size, "without the tar's headers"
 
 
 def test_the_command_tells_it_and_refuses_a_tampered_layer(tmp_path, capsys):

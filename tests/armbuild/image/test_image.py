@@ -110,7 +110,7 @@ def test_layers_made_anew_are_the_same_and_nothing_of_the_target_runs(built, sou
 def test_what_the_labels_say_is_what_an_audit_of_the_archive_finds(built):
     path, said = built
     labels = said["platforms"]["linux/arm64"]["labels"]
-    report = audit.audit(path, keep=claims.keep)
+    report = audit.audit_path(path, keep=claims.keep)
     assert report.ok, report.errors
     assert {file.machine for file in report.files} == {"aarch64"}
     assert labels["armllm.kernels"].split(",") == sorted(report.kernel_targets)

@@ -156,7 +156,7 @@ def test_layers_become_folders_for_a_dockerfile(tmp_path):
     ],
 )
 def test_an_audit_tells_of_a_layer_that_leads_out(tmp_path, entry):
-    report = audit.audit(written(tmp_path, raw_layer(tmp_path, ("fine", b"x", {}), entry)))
+    report = audit.audit_path(written(tmp_path, raw_layer(tmp_path, ("fine", b"x", {}), entry)))
     assert not report.ok
     assert any("leads out of the image" in error for error in report.errors), report.errors
 
