@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from armbuild.artifact import variant, wheelfile
+from armbuild.artifact import archives, variant, wheelfile
 from armbuild.errors import BuildError, CheckFailed, MissingError
 from armbuild.host import process, pythons
 from armbuild.wheel import sbom
@@ -91,7 +91,7 @@ def repair_wheel(built: BuiltWheel, work: Path) -> RepairedWheel:
 def _without_folders(wheel: Path, folders: Mapping[str, str]) -> dict[str, bytes]:
     """Return a back end's own bills of materials without this machine's folders, by path in .dist-info."""
     found: dict[str, bytes] = {}
-    with zipfile.ZipFile(wheel) as archive:
+    with archives.open_zip(wheel) as archive:
         for member in archive.namelist():
             if name := re.fullmatch(rf"[^/]+\.dist-info/({sbom.FOLDER}/[^/]+)", member):
                 found[name[1]] = archive.read(member)
@@ -142,7 +142,7 @@ def _with_libc(wheel: Path, folder: Path, change: Sequence[str]) -> Path:
     Their names say so only from Python 3.11 on.
     """
     folder.mkdir()
-    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(folder / wheel.name, "w") as changed:
+    with archives.open_zip(wheel) as archive, zipfile.ZipFile(folder / wheel.name, "w") as changed:
         for member in archive.infolist():
             content = archive.read(member)
             if content.startswith(b"\x7fELF") and re.search(r"\.so(?:$|\.)", member.filename):
@@ -169,7 +169,7 @@ def repack(
 
     ``add`` are files for its ``.dist-info`` folder; ``variant_label`` goes to the end of the file name.
     """
-    with zipfile.ZipFile(wheel) as archive:
+    with archives.open_zip(wheel) as archive:
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist() if not info.is_dir()}
         files = {name: archive.read(name) for name in modes}
     name = wheel.name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from armbuild.artifact import archives
 from armbuild.errors import CheckFailed
 from armbuild.host import cache
 from armbuild.wheel import build, repair, source
@@ -44,7 +44,7 @@ def difference(one: Path, other: Path) -> str:
         return f"the names {one.name} and {other.name}"
     if one.read_bytes() == other.read_bytes():
         return ""
-    with zipfile.ZipFile(one) as left, zipfile.ZipFile(other) as right:
+    with archives.open_zip(one) as left, archives.open_zip(other) as right:
         names, others = left.namelist(), right.namelist()
         lonely = sorted(set(names) ^ set(others))
         if lonely:
