@@ -94,7 +94,7 @@ def steps(monkeypatch, tmp_path):
     made = {
         "build_wheel": lambda *_a, **_k: built,
         "repair_wheel": lambda *_a: SimpleNamespace(path=wheel),
-        "audit": lambda *_a, **_k: SimpleNamespace(ok=True, errors=()),
+        "audit_path": lambda *_a, **_k: SimpleNamespace(ok=True, errors=()),
     }
     for name, step in made.items():
         monkeypatch.setattr(pipeline, name, step)
@@ -115,7 +115,7 @@ def test_a_wheel_that_passes_every_gate_reaches_the_output_folder(steps, tmp_pat
     assert result.verdict == "proven"
 
 
-@pytest.mark.parametrize("gate", ["audit", "smoke_test"])
+@pytest.mark.parametrize("gate", ["audit_path", "smoke_test"])
 def test_a_gate_that_refuses_the_wheel_leaves_the_output_folder_empty(steps, tmp_path, gate):
     steps("explain_failure", lambda _report, _path: "max: it crashed")
     steps(gate, lambda *_a, **_k: SimpleNamespace(ok=False, errors=("it is broken",)))
