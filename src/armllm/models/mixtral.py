@@ -30,10 +30,8 @@ class MixtralDecoderLayer(LlamaDecoderLayer):
 
     @staticmethod
     def load_mlp(config: MoEConfig, weights: Weights, index: int) -> MoE:  # noqa: ARG004
-        """Experts w1 (gate), w3 (up), w2 (down); transformers 5 calls the block mlp."""
-        block = weights.scope("block_sparse_moe", optional=True)
-        block = weights.scope("mlp") if block is weights else block
-        return load_moe(config, block, config.intermediate_size, names=("w1", "w3", "w2"))
+        """Experts w1 (gate), w3 (up), w2 (down)."""
+        return load_moe(config, moe_block(weights), config.intermediate_size, names=("w1", "w3", "w2"))
 
 
 class MixtralForCausalLM(LlamaForCausalLM):
@@ -66,6 +64,12 @@ def routing_fields(
     if routed > num_experts:
         raise reader.error(f"{key} {routed} is above the number of experts, {num_experts}")
     return {"num_experts": num_experts, "num_experts_per_tok": routed}
+
+
+def moe_block(weights: Weights) -> Weights:
+    """The tensors of router and experts; transformers 5 calls the block mlp."""
+    block = weights.scope("block_sparse_moe", optional=True)
+    return weights.scope("mlp") if block is weights else block
 
 
 def load_moe(config: MoEConfig, weights: Weights, size: int, **options: Any) -> MoE:

@@ -10,7 +10,7 @@ import torch
 from armllm.layers.linear import as_float32, load_linear
 from armllm.layers.moe import MoE, load_experts
 from armllm.models.llama import LlamaForCausalLM, llama_fields
-from armllm.models.mixtral import MoEConfig, routing_fields
+from armllm.models.mixtral import MoEConfig, moe_block, routing_fields
 from armllm.models.rope import read_rope
 from armllm.models.starcoder2 import LayerNormDecoderLayer
 from armllm.models.windows import same_everywhere
@@ -67,9 +67,8 @@ class PhimoeDecoderLayer(LayerNormDecoderLayer):
 
     @staticmethod
     def load_mlp(config: PhimoeConfig, weights: Weights, index: int) -> MoE:  # noqa: ARG004
-        """Experts w1 (gate), w3 (up), w2 (down); transformers 5 calls the block mlp."""
-        block = weights.scope("block_sparse_moe", optional=True)
-        block = weights.scope("mlp") if block is weights else block
+        """Experts w1 (gate), w3 (up), w2 (down)."""
+        block = moe_block(weights)
         experts = load_experts(
             block,
             config.num_experts,
