@@ -18,7 +18,7 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 struct Work {
   AttentionTile tile;
-  int64_t first_split, splits;  // what lies before the sliding window is left out
+  int64_t first_split, splits;  // what lies before the window or chunk is left out
   int64_t first_state;          // where the states of its splits begin, when splits are computed apart
 };
 
@@ -28,6 +28,7 @@ std::string item(const char* name, int64_t index, int64_t value) {
 
 // The first key that a query at this position sees.
 int64_t first_key(const PagedAttentionArgs& a, int64_t position) {
+  if (a.chunk_size != 0) return position / a.chunk_size * a.chunk_size;
   return position < a.sliding_window ? 0 : position - a.sliding_window + 1;
 }
 

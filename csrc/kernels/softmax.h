@@ -14,6 +14,7 @@ ARMLLM_INLINE int64_t visible_keys(const PagedAttentionArgs& a, const AttentionT
 // The first key that it may see.
 ARMLLM_INLINE int64_t first_key(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
   const int64_t visible = visible_keys(a, tile, row);
+  if (a.chunk_size != 0) return (visible - 1) / a.chunk_size * a.chunk_size;
   return visible <= a.sliding_window ? 0 : visible - a.sliding_window;
 }
 

@@ -107,6 +107,14 @@ void py_write_kv_cache(PyObject* const* a) {
   run_op([=] { write_kv_cache(dispatched().table, cache.storage, cache.type, args, cache.blocks); });
 }
 
+// 0 for None. A window and a chunk at once have no meaning that any model gave them.
+int64_t chunk_or_none(PyObject* chunk, PyObject* window) {
+  if (chunk == Py_None) return 0;
+  const int64_t size = count_or_none("chunk_size", chunk);
+  if (window != Py_None) throw std::invalid_argument("chunk_size and sliding_window exclude each other");
+  return size;
+}
+
 void py_paged_attention(PyObject* const* a) {
   Cache cache = cache_of(a[3]);
   Size tokens("tokens"), heads("query heads"), sequences("sequences"), max_blocks("max_blocks");
@@ -123,9 +131,10 @@ void py_paged_attention(PyObject* const* a) {
   const Tensor lengths = TensorMatcher({sequences}).of(kInt32).match("seq_lens", a[6]);
   const float scale = number("scale", a[7]);
   const int64_t window = count_or_none("sliding_window", a[8]);
-  const float cap = divisor_or_none("logit_soft_cap", a[9]);
-  const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[10]);
-  const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[11]);
+  const int64_t chunk = chunk_or_none(a[9], a[8]);
+  const float cap = divisor_or_none("logit_soft_cap", a[10]);
+  const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[11]);
+  const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[12]);
   const PagedAttentionArgs args{out.data,
                                 query.data,
                                 cache.match(a[2]),
@@ -144,6 +153,7 @@ void py_paged_attention(PyObject* const* a) {
                                 query.stride[1],
                                 scale,
                                 window,
+                                chunk,
                                 cap,
                                 slopes.of<float>(),
                                 sinks.of<float>()};
@@ -157,7 +167,7 @@ PyMethodDef methods[] = {
     ARMLLM_METHOD(
         "paged_attention",
         "out, query, cache, layout, block_tables, query_start_loc, seq_lens, scale, sliding_window, "
-        "logit_soft_cap, alibi_slopes, sinks",
+        "chunk_size, logit_soft_cap, alibi_slopes, sinks",
         py_paged_attention),
     {nullptr, nullptr, 0, nullptr},
 };

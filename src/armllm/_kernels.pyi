@@ -52,6 +52,7 @@ def paged_attention(
     seq_lens: torch.Tensor,
     scale: float,
     sliding_window: int | None,
+    chunk_size: int | None,
     logit_soft_cap: float | None,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,

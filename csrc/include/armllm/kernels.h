@@ -143,6 +143,7 @@ struct PagedAttentionArgs {
   int64_t out_token_stride, out_head_stride, query_token_stride, query_head_stride;
   float scale;
   int64_t sliding_window;     // a query sees the keys p - window + 1 .. p; INT64_MAX: all up to p
+  int64_t chunk_size;         // c: it sees the keys p / c * c .. p in place of a window; 0: none
   float logit_soft_cap;       // 0: none
   const float* alibi_slopes;  // [num_query_heads], or null for none. Press et al. 2022, arXiv:2108.12409
   const float*

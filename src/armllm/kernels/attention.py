@@ -120,6 +120,7 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     scale: float,
     *,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     logit_soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -142,6 +143,8 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
       key at position k.
     - ``sliding_window``: w >= 1 limits the keys of position p to p - w + 1 .. p. Entries of the block table
       before the first block in the window may be anything.
+    - ``chunk_size``: c >= 1 limits the keys of position p to those of its chunk of c tokens: p // c * c .. p.
+      It excludes ``sliding_window``, and the same holds for the block table.
     - ``sinks``: float32 [query heads], one more logit per head, which takes its share of the probability and
       gives no value.
 
@@ -161,6 +164,7 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         seq_lens,
         scale,
         sliding_window,
+        chunk_size,
         logit_soft_cap,
         alibi_slopes,
         sinks,

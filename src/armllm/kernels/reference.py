@@ -229,6 +229,7 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     scale: float,
     *,
     sliding_window: int | None = None,
+    chunk_size: int | None = None,
     logit_soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -238,8 +239,8 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
     ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
     The logit of query position p and key position k is cap * tanh(query . key * scale / cap) + slope *
-    (k - p); only keys above p - window are seen; a sink is a further logit without a value. With an int8
-    cache the query is rounded as the keys are.
+    (k - p); only keys above p - window, or of the chunk of p, are seen; a sink is a further logit without a
+    value. With an int8 cache the query is rounded as the keys are.
     """
     keys, values = layout.views(cache)
     if layout.cache_dtype is torch.int8:
@@ -269,14 +270,21 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
         distance = torch.arange(length) - torch.arange(length - (last - first), length)[:, None]
         if alibi_slopes is not None:
             scores = scores + alibi_slopes[:, None, None] * distance
-        unseen = distance > 0
-        if sliding_window is not None:
-            unseen |= distance <= -sliding_window
+        unseen = _unseen(length, last - first, sliding_window, chunk_size)
         scores = scores.masked_fill(unseen, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)
         weights = scores.softmax(-1)[..., :length]
         out[first:last] = (weights @ tokens(values)).transpose(0, 1).to(out.dtype)
+
+
+def _unseen(length: int, queries: int, window: int | None, chunk: int | None) -> Tensor:
+    """Which of ``length`` keys the last ``queries`` tokens don't see, bool ``[queries, length]``."""
+    key, query = torch.arange(length), torch.arange(length - queries, length)[:, None]
+    unseen = key > query
+    if window is not None:
+        unseen |= key <= query - window
+    return unseen if chunk is None else unseen | (key < query // chunk * chunk)
 
 
 def report() -> dict[str, dict[str, str]]:

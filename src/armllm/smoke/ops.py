@@ -235,6 +235,7 @@ def _attention(ops: Any, dtype: torch.dtype, cache_dtype: torch.dtype | None = N
     options: list[dict[str, Any]] = [
         {},
         {"sliding_window": 11},
+        {"chunk_size": 19},
         {"logit_soft_cap": 1.5},
         {"alibi_slopes": torch.linspace(0.05, 0.5, heads)},
         {"sinks": torch.linspace(-1, 3, heads)},

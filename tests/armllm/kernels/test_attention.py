@@ -15,14 +15,17 @@ from armllm import kernels
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROUND = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 """Twice the rounding of an output, since weights may be rounded before they multiply the values."""
-ANY_OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "sliding_window": st.integers(1, 200),
-        "logit_soft_cap": st.floats(0.5, 100),
-        "alibi_slopes": st.just(True),
-        "sinks": st.just(True),
-    },
+ANY_OPTIONS = st.one_of(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            limit: st.integers(1, 200),
+            "logit_soft_cap": st.floats(0.5, 100),
+            "alibi_slopes": st.just(True),
+            "sinks": st.just(True),
+        },
+    )
+    for limit in ("sliding_window", "chunk_size")
 )
 
 
@@ -68,6 +71,8 @@ class Batch:
             if (slopes := self.options.get("alibi_slopes")) is not None:
                 logits = logits + slopes.double()[:, None, None] * distance
             seen = (distance <= 0) & (distance > -min(self.options.get("sliding_window") or 2**31, 2**31))
+            chunks = torch.arange(len(key)) // min(self.options.get("chunk_size") or 2**31, 2**31)
+            seen &= chunks == chunks[len(key) - len(query) :, None]
             logits = logits.masked_fill(~seen, -torch.inf)
             if (sinks := self.options.get("sinks")) is not None:
                 sink = sinks.double()[:, None, None].expand(-1, len(query), 1)
@@ -167,10 +172,15 @@ def test_any_batch_matches_float64(data):
         {"sliding_window": 1},
         {"sliding_window": 37},
         {"sliding_window": 2**70},
+        {"chunk_size": 1},
+        {"chunk_size": 7},
+        {"chunk_size": 600},
+        {"chunk_size": 2**70},
         {"logit_soft_cap": 3.0},
         {"alibi_slopes": True},
         {"sinks": True},
         {"sliding_window": 600, "logit_soft_cap": 30.0, "alibi_slopes": True, "sinks": True},
+        {"chunk_size": 700, "logit_soft_cap": 30.0, "alibi_slopes": True, "sinks": True},
     ],
 )
 def test_windows_caps_slopes_and_sinks_over_several_splits(dtype, options):
@@ -319,6 +329,8 @@ BAD_CALLS = {
     "length beyond table": ("seq_lens[1]", lambda _: {"seq_lens": int32(20, 2**31 - 1)}),
     "lengths of another dtype": ("seq_lens", lambda b: {"seq_lens": b.seq_lens.long()}),
     "window of nothing": ("sliding_window", lambda _: {"sliding_window": 0}),
+    "chunk of nothing": ("chunk_size", lambda _: {"chunk_size": 0}),
+    "window and chunk": ("chunk_size", lambda _: {"chunk_size": 8, "sliding_window": 8}),
     "negative cap": ("logit_soft_cap", lambda _: {"logit_soft_cap": -1.0}),
     "cap that is no number": ("logit_soft_cap", lambda _: {"logit_soft_cap": float("nan")}),
     "slopes of another dtype": ("alibi_slopes", lambda _: {"alibi_slopes": torch.ones(4).double()}),

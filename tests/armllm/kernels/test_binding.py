@@ -137,9 +137,8 @@ def heads(name, dtype):
     starts, lengths = torch.tensor([0, 2, TOKENS]), torch.tensor([2, TOKENS])
     out = torch.zeros(TOKENS, GROUP * KV_HEADS, HEAD_DIM, dtype=dtype)
     per_head = torch.rand(2, GROUP * KV_HEADS)
-    return [
-        out, query, cache, layout.description, tables, starts.int(), lengths.int(), 0.3, 4, 9.0, *per_head
-    ]  # fmt: skip
+    sequences = [tables, starts.int(), lengths.int()]
+    return [out, query, cache, layout.description, *sequences, 0.3, 4, None, 9.0, *per_head]
 
 
 def copies(values):
@@ -275,7 +274,7 @@ NUMBERS = [
     ("rms_norm", "eps", None),
     *((name, "weight_offset", -1e39) for name in ("rms_norm", "fused_add_rms_norm")),
     ("paged_attention", "scale", None),
-    ("paged_attention", "sliding_window", [0, -3, 1.5, -(1 << 70)]),
+    *(("paged_attention", name, [0, -3, 1.5, -(1 << 70)]) for name in ("sliding_window", "chunk_size")),
     ("rotary_embedding", "interleaved", [1, None]),
     *(
         (name, parameter, wrong)

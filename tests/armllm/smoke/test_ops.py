@@ -58,7 +58,9 @@ def test_a_fault_in_one_op_is_found_there(monkeypatch, name, suffix):
     assert not result.ok
 
 
-@pytest.mark.parametrize("option", ["sliding_window", "logit_soft_cap", "alibi_slopes", "sinks"])
+@pytest.mark.parametrize(
+    "option", ["sliding_window", "chunk_size", "logit_soft_cap", "alibi_slopes", "sinks"]
+)
 def test_an_option_of_attention_that_is_ignored_is_found(monkeypatch, option):
     def ignoring(*given, **options):
         options.pop(option, None)
