@@ -62,7 +62,7 @@ FUNCTIONS = frozenset(
             *("alias", "div", "eq", "expand", "flatten", "gather", "gt", "index_select", "linear"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),
-            *("topk", "unsqueeze", "view"),
+            *("ones_like", "topk", "unsqueeze", "view"),
         )
     }
 )

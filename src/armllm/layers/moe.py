@@ -26,7 +26,7 @@ from armllm.quant.round_to_nearest import rounded
 from armllm.quant.rounding import fit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from armllm.checkpoint.weights import Weights
     from armllm.kernels.moe import GatedActivation
@@ -289,6 +289,27 @@ def _unstacked(
     return [
         QuantizedLinear(fit(rounded(weights, name, one, scheme))[0])
         for one in weights.slices(name, num_experts, (rows, inputs), scheme)
+    ]
+
+
+def transposed_experts(
+    experts: Weights,
+    name: str,
+    count: int,
+    shape: tuple[int, int],
+    arrange: Callable[[Tensor], Tensor] = Tensor.contiguous,
+) -> Sequence[Tensor | Linear]:
+    """A matrix of this shape, or a product with one, per expert of a tensor ``[count, inputs, rows]``.
+
+    ``arrange``: puts the rows of a matrix in another order, and its elements one after the other.
+    """
+    form, stored = experts.quantization, shape[::-1]
+    scheme = form.scheme(experts, name, shape[1]) if form is not None else None
+    if scheme is None:
+        return [arrange(one.t()) for one in experts.take(name, count, *stored)]
+    return [
+        QuantizedLinear(fit(rounded(experts, name, arrange(one.t()), scheme))[0])
+        for one in experts.slices(name, count, stored, scheme, transposed=True)
     ]
 
 

@@ -35,6 +35,14 @@ class RMSNorm:
         kernels.fused_add_rms_norm(x, residual, self.weight, self.eps, weight_offset=self.weight_offset)
 
 
+class PlainNorm(RMSNorm):
+    """Without a weight."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        self.weight = torch.ones(size, dtype=dtype)
+        self.eps, self.weight_offset = eps, 0.0
+
+
 class LayerNorm:
     """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias.
 

@@ -80,7 +80,7 @@ class RopeParameters:
         keep = (waves_in_context - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         blended = (1 - keep) * frequencies / self.factor + keep * frequencies
         return torch.where(
-            waves_in_context > self.high_freq_factor,
+            waves_in_context >= self.high_freq_factor,  # which may be the lower one (Llama 4)
             frequencies,
             torch.where(waves_in_context < self.low_freq_factor, frequencies / self.factor, blended),
         )

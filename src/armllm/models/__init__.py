@@ -58,6 +58,8 @@ FAMILIES = {
     "GraniteMoeHybridForCausalLM": Family("granite_hybrid", "granitemoehybrid"),
     "GraniteMoeForCausalLM": Family("granite_moe", "granitemoe"),
     "GptOssForCausalLM": Family("gpt_oss", "gpt_oss"),
+    "Llama4ForCausalLM": Family("llama4", "llama4_text"),
+    "Llama4ForConditionalGeneration": Family("llama4", "llama4"),
     "LlamaForCausalLM": Family("llama", "llama"),
     "MistralForCausalLM": Family("mistral", "mistral"),
     "MixtralForCausalLM": Family("mixtral", "mixtral"),

@@ -16,7 +16,7 @@ from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.moe import load_experts
-from armllm.layers.norm import RMSNorm
+from armllm.layers.norm import PlainNorm, RMSNorm
 from armllm.layers.ranks import current_ranks
 from armllm.models.gemma3 import LocalRotary
 from armllm.models.gemma4_config import Gemma4Config, read_text_config
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from armllm.layers.rotary import RotaryEmbedding
 
 KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
-
-
-class PlainNorm(RMSNorm):
-    """Without a weight."""
-
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
-        self.weight = torch.ones(size, dtype=dtype)
-        self.eps, self.weight_offset = eps, 0.0
 
 
 class Gemma4Attention(LlamaAttention):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
-from armllm.layers.moe import MoE, Router, combined, refuse_ranks
+from armllm.layers.moe import MoE, Router, combined, refuse_ranks, transposed_experts
 from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,
@@ -21,13 +23,9 @@ from armllm.models.mixtral import routing_fields
 from armllm.models.rope import read_rope
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
 from armllm.quant.mxfp4 import MXFP4
-from armllm.quant.round_to_nearest import rounded
-from armllm.quant.rounding import fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
@@ -140,16 +138,10 @@ def gates_first(x: Tensor, dim: int) -> Tensor:
 
 def _matrices(experts: Weights, name: str, count: int, shape: tuple[int, int]) -> Sequence[Tensor | Linear]:
     """A matrix, or a product with one, per expert of a tensor ``[count, inputs, rows]``, or of MXFP4."""
-    form, stored, ups = experts.quantization, shape[::-1], name == "gate_up_proj"
-    scheme = form.scheme(experts, name, shape[1]) if form is not None else None
+    form, ups = experts.quantization, name == "gate_up_proj"
+    scheme = form.scheme(experts, name, shape[1]) if isinstance(form, MXFP4) else None
     if isinstance(form, MXFP4) and scheme is not None:
         found = experts.stack(form, name, count, shape, scheme)
         return [QuantizedLinear(one.rows(lambda rows: gates_first(rows, 0)) if ups else one) for one in found]
-    if scheme is None:
-        matrices: Sequence[Tensor] = list(experts.take(name, count, *stored))
-    else:
-        matrices = experts.slices(name, count, stored, scheme, transposed=True)
-    matrices = [gates_first(one.t(), 0) if ups else one.t().contiguous() for one in matrices]
-    if scheme is None:
-        return matrices
-    return [QuantizedLinear(fit(rounded(experts, name, one, scheme))[0]) for one in matrices]
+    arrange = partial(gates_first, dim=0) if ups else Tensor.contiguous
+    return transposed_experts(experts, name, count, shape, arrange)

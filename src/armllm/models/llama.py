@@ -82,8 +82,7 @@ class LlamaAttention:
 
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         query, key, value = self.project(x)
-        if self.rotary is not None:
-            self.rotary(places, query, key)
+        query, key = self.rotate(places, query, key)
         attended = self.attention(query, key, value, metadata).flatten(1)
         return self.o_proj(attended if rows is None else gather(attended, rows))
 
@@ -92,6 +91,12 @@ class LlamaAttention:
         counts = (self.attention.num_heads, self.attention.num_kv_heads, self.attention.num_kv_heads)
         query, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(counts, 1)
         return query, key, value
+
+    def rotate(self, places: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and key with their positions, maybe in place."""
+        if self.rotary is not None:
+            self.rotary(places, query, key)
+        return query, key
 
     def heads(self, x: Tensor) -> Tensor:
         """``[T, heads * head_dim]`` as ``[T, heads, head_dim]``."""

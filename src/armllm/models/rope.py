@@ -190,8 +190,8 @@ def _yarn(inner: ConfigReader, original: int, positions: int) -> dict[str, Any]:
 
 def _check(inner: ConfigReader, rope: RopeParameters) -> None:
     problem: CheckpointError | None = None
-    if rope.high_freq_factor <= rope.low_freq_factor:
-        problem = inner.error("high_freq_factor must be above low_freq_factor")
+    if rope.high_freq_factor < rope.low_freq_factor:
+        problem = inner.error("high_freq_factor must not be below low_freq_factor")
     if rope.rope_type == "yarn" and rope.beta_fast < rope.beta_slow:
         problem = inner.error("beta_fast must not be below beta_slow")
     if rope.rope_type == "yarn" and rope.theta == 1:

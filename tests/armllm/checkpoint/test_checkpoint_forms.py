@@ -129,10 +129,24 @@ SMALL_TOWERS = {
         "head_dim": 8,
         "model_type": "gemma4_vision",
     },
+    "Llama4": {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    },
 }
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM"])
+SEEING = ["Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM", "Llama4ForCausalLM"]
+
+
+@pytest.mark.parametrize("architecture", SEEING)
 def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
     text = random_config(architecture, 3) | {"tie_word_embeddings": architecture.startswith("Gemma")}
     stem = architecture.removesuffix("ForCausalLM")

@@ -273,6 +273,36 @@ def gemma4(rng: random.Random) -> Config:
     return config | rng.choice(ropes) | extra
 
 
+def llama4(rng: random.Random) -> Config:
+    config = decoder(rng) | {"intermediate_size": rng.choice([24, 64]), "head_dim": rng.choice([8, 24])}
+    layers = config["num_hidden_layers"]
+    extra: Config = {
+        "model_type": "llama4_text",
+        "intermediate_size_mlp": rng.choice([16, 40]),
+        "attention_bias": rng.random() < 0.3,
+        "use_qk_norm": rng.random() < 0.6,
+        "attention_chunk_size": rng.choice([1, 7, 16, 1000]),
+        "attn_temperature_tuning": rng.random() < 0.8,
+        "floor_scale": rng.choice([1, 5, 8192]),
+        "attn_scale": rng.choice([0.1, 1.5]),
+    }
+    rotates = [rng.choice([0, 1]) for _ in range(layers)]
+    extra |= rng.choice(
+        [{}, {"no_rope_layers": []}, {"no_rope_layer_interval": 2}, {"no_rope_layers": rotates}]
+    )
+    extra |= rng.choice(
+        [{}, {"interleave_moe_layer_step": 2}, {"moe_layers": [rng.randrange(layers)]}, {"moe_layers": []}]
+    )
+    if rng.random() < 0.3:
+        extra["layer_types"] = [rng.choice([FULL, "chunked_attention"]) for _ in range(layers)]
+    scout = {
+        "rope_scaling": llama3(rng, 16)
+        | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    }
+    turns = rng.choice([rope(rng, config["head_dim"]), rope(rng, config["head_dim"]), scout])
+    return config | turns | extra | experts(rng, "num_local_experts")
+
+
 def mixtral(rng: random.Random) -> Config:
     # transformers computes the experts only of such sizes, and most kinds of rope only with a head_dim
     config = decoder(rng) | {"head_dim": rng.choice([8, 24]), "intermediate_size": rng.choice([24, 64])}
@@ -716,6 +746,7 @@ def deepseek_v3(rng: random.Random) -> Config:
 
 
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
+    "Llama4ForCausalLM": llama4,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "PhimoeForCausalLM": phimoe,

@@ -126,6 +126,12 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
             "must have the layers of full_attention",
         ),
         ("Gemma4ForCausalLM", {"vocab_size_per_layer_input": 8}, "is below vocab_size 400"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": None}, "there is no attention_chunk_size"),
+        ("Llama4ForCausalLM", {"layer_types": [FULL, SLIDING]}, "only full_attention and chunked_attention"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2"),
+        ("Llama4ForCausalLM", {"moe_layers": [True]}, "moe_layers must be a list of numbers of layers"),
+        ("Llama4ForCausalLM", {"attn_temperature_tuning": "on"}, "attn_temperature_tuning must be true"),
+        ("Llama4ForCausalLM", {"num_experts_per_tok": 17}, "num_experts_per_tok 17 is above the number"),
         ("Gemma4ForCausalLM", {"enable_moe_block": True}, "num_experts is missing"),
         ("Qwen3_5ForCausalLM", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 3}, "is not a multiple of linear_num_key_heads 3"),
@@ -224,7 +230,7 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
     stem = architecture.removesuffix("ForCausalLM")
-    text = stem in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+    text = stem in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
     if architecture == "Gemma4ForCausalLM":
         theirs.allow_global_per_layer_attribute_access = True

@@ -48,7 +48,7 @@ def rounded_twin(folder, config, scheme):
         if tensor.ndim == 2 and part not in LEFT and "norm" not in name:
             state[name] = from_float(tensor, scheme_for(scheme, tensor.shape[1])).dequantize()
         if tensor.ndim == 3 and part != "conv1d":
-            turned = config["model_type"] == "gpt_oss"  # its experts are [inputs, outputs]
+            turned = config["model_type"] in ("gpt_oss", "llama4_text")  # experts are [inputs, outputs]
             experts = [one.T if turned else one for one in tensor]
             rounded = [from_float(one, scheme_for(scheme, one.shape[1])).dequantize() for one in experts]
             state[name] = torch.stack([one.T if turned else one for one in rounded])
