@@ -42,6 +42,11 @@ const std::vector<Case>& cases() {
       // Infinite keys and values of a later token spoil no earlier row.
       {4, 2, 64, 16, {{20, 20}, {70, 5}, {33, 1}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, true},
       {16, 2, 24, 16, {{100, 50}}, 1.0f, 1.0f, 20, 0.0f, false, true, true},
+      // Chunks: shorter than a block, one key, past a split, longer than the sequence.
+      {4, 2, 64, 16, {{50, 50}, {33, 1}, {90, 3}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 7},
+      {3, 1, 40, 32, {{45, 45}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, true, 1},
+      {2, 1, 32, 16, {{1200, 40}, {1041, 1}}, 1.0f, 1.0f, INT64_MAX, 5.0f, true, true, false, 520},
+      {2, 1, 32, 16, {{100, 10}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 100000},
   };
   return all;
 }
@@ -66,6 +71,7 @@ Result attention_cases(const Context& context, armllm::KvCacheType cache) {
       c.sequences.push_back({length, random.integer(0, std::min<int64_t>(length, 25))});
     }
     if (random.integer(0, 1) == 1) c.window = random.integer(1, 60);
+    if (c.window == INT64_MAX && random.integer(0, 2) == 1) c.chunk = random.integer(1, 60);
     if (random.integer(0, 2) == 1) c.soft_cap = 1.0f + 30.0f * static_cast<float>(random.uniform());
     c.alibi = random.integer(0, 2) == 1;
     c.sinks = random.integer(0, 2) == 1;

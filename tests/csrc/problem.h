@@ -26,6 +26,7 @@ struct Case {
   bool poison =
       false;  // of sequences with several queries, the keys that only the last query sees, and those
               // that only the first sees of a window, are NaN and infinity, and so are their values
+  int64_t chunk = 0;
 };
 
 // Numbers as the kernel sees them: dequantised where the cache is int8.
@@ -141,13 +142,19 @@ struct Problem {
       }
       write(table, index, random);
       // What no query sees any more may have been given away.
-      for (int64_t b = 0; b < first_seen(sequence) / c.block_size; ++b) blocks[b] = -123456;
+      const int64_t first = first_key(sequence.length - sequence.queries + 1);
+      for (int64_t b = 0; b < first / c.block_size; ++b) blocks[b] = -123456;
     }
   }
 
-  // The first key of the first query's window, or negative.
+  // The first key that the last one of so many tokens sees.
+  int64_t first_key(int64_t tokens) const {
+    if (shape.chunk != 0) return (tokens - 1) / shape.chunk * shape.chunk;
+    return tokens <= shape.window ? 0 : tokens - shape.window;
+  }
+  // The key that only the first query sees, or negative.
   int64_t first_seen(const Sequence& sequence) const {
-    return sequence.length - sequence.queries - shape.window + 1;
+    return shape.chunk != 0 ? -1 : sequence.length - sequence.queries - shape.window + 1;
   }
   bool is_poisoned(const Sequence& sequence) const { return shape.poison && sequence.queries > 1; }
 
@@ -199,6 +206,7 @@ struct Problem {
             shape.head_dim,
             scale,
             shape.window,
+            shape.chunk,
             shape.soft_cap,
             shape.alibi ? slopes.data() : nullptr,
             shape.sinks ? sinks.data() : nullptr};
@@ -233,11 +241,12 @@ void Problem<T>::compare(Result& result, bool rounded) const {
   const int64_t group = shape.query_heads / shape.kv_heads, head_dim = shape.head_dim;
   const bool int8 = cache_type == armllm::KvCacheType::int8;
   char what[200];
-  snprintf(what, sizeof what, "heads %d/%d, head_dim %d, block_size %d, window %lld, cap %g%s%s%s%s",
+  snprintf(what, sizeof what,
+           "heads %d/%d, head_dim %d, block_size %d, window %lld, chunk %lld, cap %g%s%s%s%s",
            static_cast<int>(shape.query_heads), static_cast<int>(shape.kv_heads), static_cast<int>(head_dim),
            static_cast<int>(shape.block_size), static_cast<long long>(shape.window),
-           static_cast<double>(shape.soft_cap), shape.alibi ? ", ALiBi" : "", shape.sinks ? ", sinks" : "",
-           shape.poison ? ", poison" : "",
+           static_cast<long long>(shape.chunk), static_cast<double>(shape.soft_cap),
+           shape.alibi ? ", ALiBi" : "", shape.sinks ? ", sinks" : "", shape.poison ? ", poison" : "",
            !int8     ? ""
            : rounded ? ", int8"
                      : ", int8 against the exact numbers");
@@ -256,7 +265,7 @@ void Problem<T>::compare(Result& result, bool rounded) const {
         continue;
       }
       const int64_t end = sequence.length - sequence.queries + q + 1;
-      const int64_t begin = end <= shape.window ? 0 : end - shape.window;
+      const int64_t begin = first_key(end);
       for (int64_t h = 0; h < shape.query_heads; ++h) {
         const HeadVector x = seen_as(&query[token * query_token_stride + h * head_dim], head_dim, rounded);
         const auto at = [&](int64_t t) { return static_cast<size_t>(t * shape.kv_heads + h / group); };
