@@ -39,7 +39,8 @@ FLOORS = (
     ("doctor", "bench"),
     ("server", "smoke"),
     ("cli",),
-    ("__main__", "entrypoints"),
+    ("__main__",),
+    ("entrypoints",),
 )
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 # package of the distribution -> those it may import of the four

@@ -2,15 +2,19 @@
 
 import sys
 
+from armbuild.signals import interrupt_once
+
 
 def run() -> int:
     """Load the command line, run it and return its exit status."""
     try:
+        interrupt_once()
         from armbuild.cli import main  # noqa: PLC0415 - it takes a while
+
+        return main()
     except KeyboardInterrupt:
         print("armbuild: interrupted", file=sys.stderr)
         return 130
-    return main()
 
 
 if __name__ == "__main__":

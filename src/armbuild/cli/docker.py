@@ -110,7 +110,7 @@ def docker_command(
 ) -> int:
     """Build a container image of the engine, without emulation, daemon or root rights."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
-    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import engines  # noqa: PLC0415
     from armbuild.image import plan as planning  # noqa: PLC0415
 
@@ -118,7 +118,6 @@ def docker_command(
         raise typer.BadParameter(
             f"--mirror goes with --builder oci; {builder} uses its build image's archive"
         )
-    process.interrupt_on_termination()
     settings = planning.ImageSettings(
         platform=platform,
         wheels=wheel or (),

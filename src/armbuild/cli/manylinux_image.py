@@ -51,12 +51,11 @@ def manylinux_image_command(
 ) -> int:
     """Make a build image for `armbuild wheel --lane container` from Debian packages, without a registry."""
     from armbuild.cli.progress import Progress, logs  # noqa: PLC0415
-    from armbuild.host import cache, process  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import manylinux  # noqa: PLC0415
 
     if load:
         manylinux.check_engine(load)
-    process.interrupt_on_termination()
     image = manylinux.plan(
         suite=suite, python_versions=python or (), packages=packages or (), tag=tag, output=output
     )

@@ -52,7 +52,6 @@ def smoke_command(
     verbose: Verbose = False,
 ) -> int:
     """Test a wheel or an image on each core: by real inference or by your test, natively or under QEMU."""
-    from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image.smoke import is_image  # noqa: PLC0415
     from armbuild.wheel import cpus  # noqa: PLC0415
     from armbuild.wheel.user_tests import UserTests  # noqa: PLC0415
@@ -64,7 +63,6 @@ def smoke_command(
         project=Path.cwd(),
         sandbox=bool(options["sandbox"]),
     )
-    process.interrupt_on_termination()
     names = tuple(options["cpu"] or cpus.default_cpus())
     if not is_image(wheel):
         if engine or unsafe:

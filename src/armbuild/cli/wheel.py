@@ -60,10 +60,6 @@ def wheel_command(
     verbose: Verbose = False,
 ) -> int:
     """Build an AArch64 wheel, repair and audit it, and test it with real inference."""
-    from armbuild.host import process  # noqa: PLC0415 - heavy modules load when the command runs
-
-    process.interrupt_on_termination()
-
     if options["smoke"] is False and (options["cpu"] or options["imports"] or options["command"]):
         raise typer.BadParameter("--cpu, --import and --command say how to smoke-test, --no-smoke not to")
     plan = _plan(project, options, hashes or (), None if plan_only else mirror, obtain=not plan_only)

@@ -245,16 +245,6 @@ def _working_in(folder: Path) -> Iterator[int]:
                     yield int(entry.name)
 
 
-def interrupt_on_termination() -> None:
-    """Make SIGTERM and SIGHUP end this process as Ctrl-C does: children die, folders are removed."""
-
-    def interrupt(_signal: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-
-
 def first_error(text: str, heard: str = "") -> str:
     """Return the line of a build's output that says why it failed.
 

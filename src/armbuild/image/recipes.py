@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 PROGRAM = """#!{python}
 import sys
-from {module} import main
-sys.exit(main())
+from {package}.__main__ import run
+sys.exit(run())
 """
 
 
@@ -169,6 +169,7 @@ class EngineLayer(Recipe):
     def inputs(self) -> Any:
         return [
             sha256(self.wheel.read_bytes()).hexdigest(),
+            PROGRAM,
             self.facts,
             self.whole.components,
             self.created,
@@ -193,10 +194,10 @@ class EngineLayer(Recipe):
             properties={"armllm:torch": self.facts["torch"]},
         )
         (tree / SBOM).write_text(json.dumps(document, indent=1))
-        for program, module in (("armllm", "armllm.cli"), ("armbuild", "armbuild.cli")):
+        for program in ("armllm", "armbuild"):
             path = tree / "usr/local/bin" / program
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(PROGRAM.format(python=self.interpreter, module=module))
+            path.write_text(PROGRAM.format(python=self.interpreter, package=program))
             path.chmod(0o755)
         return own
 

@@ -17,7 +17,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from armbuild.errors import MissingError
-from armbuild.host import process
+from armbuild.signals import interrupt_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,7 +80,7 @@ def _finish(name: str, child: subprocess.Popen[bytes], log: Path) -> None:
 
 def main() -> int:
     """Run the job on standard input; an exception goes to standard output."""
-    process.interrupt_on_termination()
+    interrupt_once()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a parent that is killed asks nobody to end
     answer, sys.stdout = sys.stdout.buffer, sys.stderr
     try:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
-if os.getpid() == 1:  # in a container; the kernel drops signals that its first process has no handler for
-    signal.signal(signal.SIGTERM, lambda number, _frame: os._exit(128 + number))
-
 import json
+import os
 import sys
 import traceback
 from typing import Annotated

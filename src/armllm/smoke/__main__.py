@@ -37,4 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("armllm.smoke: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -179,8 +179,9 @@ def test_an_interrupt_kills_the_grandchildren_too_whatever_group_they_are_in(tmp
         import signal
         from pathlib import Path
         from armbuild.host import process
+        from armbuild.signals import interrupt_once
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this test runs under
-        process.interrupt_on_termination()
+        interrupt_once()
         process.run(["{sys.executable}", "-c", {child!r}], log=Path({str(tmp_path / "x.log")!r}), what="it")
     """
     with subprocess.Popen(python(code), stderr=subprocess.DEVNULL) as command:

@@ -267,6 +267,7 @@ def test_wrong_usage_is_one_line(folder, capsys, arguments, words):
 
 
 def test_the_module_that_guides_for_vllm_start_is_there(capsys, monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # of this process
     monkeypatch.setattr("sys.argv", ["api_server", "--model", "x", "--port", "99999"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("armllm.entrypoints.openai.api_server", run_name="__main__")

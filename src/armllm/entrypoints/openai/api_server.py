@@ -2,7 +2,7 @@
 
 import sys
 
-from armllm.cli import main
+from armllm.__main__ import run
 
 if __name__ == "__main__":
-    sys.exit(main(["serve", *sys.argv[1:]]))
+    sys.exit(run(["serve", *sys.argv[1:]]))
