@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import pickle
 import selectors
 import signal
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START = (
-    "import sys; sys.path[:] = sys.argv[1:]; from armbuild.image.side_by_side import main; sys.exit(main())"
+    "import sys; parent = int(sys.argv[1]); sys.path[:] = sys.argv[2:];"
+    "from armbuild.image.side_by_side import main; sys.exit(main(parent))"
 )
 """The modules come from where this process has them, whatever lies in the current folder."""
 
@@ -58,7 +60,7 @@ def run(jobs: Mapping[str, Callable[[], object]], *, log: Path) -> None:
 
 def _start(job: Callable[[], object], log: BinaryIO) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
-        [sys.executable, "-c", START, *sys.path],
+        [sys.executable, "-c", START, str(os.getpid()), *sys.path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -78,10 +80,12 @@ def _finish(name: str, child: subprocess.Popen[bytes], log: Path) -> None:
         raise MissingError(f"{name}: killed (status {status}), perhaps because memory ran out\n  log: {log}")
 
 
-def main() -> int:
+def main(parent: int) -> int:
     """Run the job on standard input; an exception goes to standard output."""
     interrupt_once()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # a parent that is killed asks nobody to end
+    if os.getppid() != parent:  # it was killed before
+        return 1
     answer, sys.stdout = sys.stdout.buffer, sys.stderr
     try:
         job: Callable[[], Any] = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own process wrote it

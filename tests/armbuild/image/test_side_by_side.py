@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -115,6 +116,17 @@ def test_jobs_end_with_a_parent_that_is_killed(tmp_path):
         time.sleep(0.01)
     with pytest.raises(ProcessLookupError):
         os.kill(int(began.read_text()), 0)
+
+
+def test_a_job_whose_parent_was_killed_while_it_started_does_not_begin(tmp_path):
+    """prctl tells of a parent's end only if it comes later."""
+    began = tmp_path / "began"
+    child = subprocess.run(
+        [sys.executable, "-c", side_by_side.START, str(os.getppid()), *sys.path],
+        input=pickle.dumps(partial(Path.touch, began)), capture_output=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == 1, child.stderr
+    assert not began.exists()
 
 
 def test_a_module_in_the_current_folder_is_not_taken_for_ours(tmp_path, monkeypatch):
