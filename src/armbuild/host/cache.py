@@ -27,6 +27,8 @@ LOCKED_WITHIN_SECONDS = 5
 KEPT = ".kept"
 SCRATCH = ".armbuild-"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
+NO_SPACE = re.compile(r"no space left on|disk quota exceeded", re.IGNORECASE)
+"""In an error: what a failed command made then only takes space from the next one."""
 SPLIT = re.compile(r"[^\w/.,+@%~=-]")
 """What the cache's path must not have for the tools of a build."""
 
@@ -117,7 +119,9 @@ def work_folder(label: str) -> Iterator[Path]:
     with scratch_folder(label, parent) as folder:
         try:
             yield folder
-        except Exception:
+        except Exception as error:
+            if NO_SPACE.search(str(error)):
+                _remove_all_but_logs(folder)
             keep(folder)
             raise
 
@@ -149,6 +153,14 @@ def _claim(descriptor: int) -> None:
     """Say that the command which works in a folder, or writes a file, lives: the lock ends with it."""
     with contextlib.suppress(OSError):  # not every file system locks: a killed command's work then stays
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _remove_all_but_logs(folder: Path) -> None:
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in (*files, *folders)):
+            if path.suffix != ".log":
+                with contextlib.suppress(OSError):  # a folder with a log in it
+                    path.unlink() if path.is_symlink() or not path.is_dir() else path.rmdir()
 
 
 def remove_left(parent: Path, pattern: str) -> None:

@@ -126,6 +126,25 @@ def test_a_work_folder_goes_on_success_and_interrupt_and_stays_on_failure():
     assert kept.is_dir()
 
 
+def _fill_the_disk(work, outside):
+    for name in ("root/usr/file", "run/build.log", "a.deb"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).touch()
+    (work / "link").symlink_to(outside)
+    raise MissingError("apt: no space left on the device that holds /x")
+
+
+def test_a_full_disk_keeps_the_logs_alone(tmp_path):
+    """Hundreds of packages that were downloaded would leave the next command no space."""
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "file").touch()
+    with pytest.raises(MissingError, match="no space"), cache.work_folder("a") as work:
+        _fill_the_disk(work, outside)
+    left = sorted(str(path.relative_to(work)) for path in work.rglob("*"))
+    assert left == [".kept", "run", "run/build.log"]
+    assert (outside / "file").is_file()
+
+
 def test_a_full_disk_is_named_where_the_error_names_no_file(tmp_path):
     with pytest.raises(OSError, match="No space left") as caught, cache.scratch_folder("audit", tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
