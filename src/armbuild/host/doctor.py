@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import ArmbuildError
-from armbuild.host import cache, containers, isolation, process, pythons
+from armbuild.host import cache, containers, isolation, limits, process, pythons
 from armbuild.target import debian, qemu
 from armbuild.wheel.lanes.container import registered
 
@@ -208,6 +208,7 @@ def _index() -> Finding:
                 log=work / "ask.log",
                 what="asking it",
                 env={**isolation.clean(), "UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"},
+                limits=limits.DOWNLOAD,
             )
     except ArmbuildError as error:
         return Finding(name=name, needed_for=need, ok=False, found=str(error).splitlines()[0])

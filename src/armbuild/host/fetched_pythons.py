@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError
-from armbuild.host import cache, isolation, process, pythons
+from armbuild.host import cache, isolation, limits, process, pythons
 from armbuild.target import arm64_headers, arm64_root, debian
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def _from_uv(version: str, mirror: str | None) -> Path:
             what=f"uv python install {version}",
             env=isolation.clean() | {"UV_HTTP_TIMEOUT": "20"},
             error=MissingError,
+            limits=limits.DOWNLOAD,
         )
 
     found = sorted(cache.fill(folder, fill).glob(f"cpython-{pythons.number(version)}.*/bin/python{version}"))

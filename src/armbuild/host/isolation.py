@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import MissingError, UsageError
-from armbuild.host import cache, process
+from armbuild.host import cache, limits, process
 from armbuild.host.pythons import tool
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def environment(
                 what="installing the build requirements" + (f" of {lock.name}" if lock else ""),
                 cwd=SETTINGS_FREE if wheels_only else None,
                 env=clean(),
+                limits=limits.BUILD,
             )
 
     what = pinned if lock else wanted
@@ -167,6 +168,7 @@ def write_lock(
             what="locking the build requirements",
             cwd=SETTINGS_FREE if wheels_only else None,
             env=clean(),
+            limits=limits.BUILD,
         )
         text = re.sub(r"(?m)^\s*#.*\n", "", resolved.read_text())  # where each came from: our own folders
         resolved.write_text("# Build requirements, as `armbuild wheel --lock` resolved them.\n" + text)

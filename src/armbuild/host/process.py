@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import BinaryIO
 
+    from armbuild.host.limits import Limits
+
 COMPILER_ERROR = re.compile(
     r"(?:^|[\s:])(?:(?:fatal|internal compiler) )?error(?:\[[\w-]+\])?: ", re.IGNORECASE
 )
@@ -44,7 +46,14 @@ SUMMARY = re.compile(
 """What front ends say after the reason."""
 UNSOLVABLE = re.compile(r"(?m)^\s*(?:cause: )?(Because .*)$")
 """What uv says below "No solution found"."""
-NO_SPACE = re.compile(r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded", re.IGNORECASE)
+NO_SPACE = re.compile(
+    r"no space left on device|\bNoSpaceLeft\b|disk quota exceeded|have enough free space in", re.IGNORECASE
+)
+FULL_PLACE = re.compile(
+    r"(?<![\w:/])(/[^/\s`'\":()][^\s`'\":()]*)[^\n/]*(?:no space left|disk quota)|free space in (/\S+[^\s.])",
+    re.IGNORECASE,
+)
+"""What a program could not write, where it says so: it may have a folder of its own."""
 OFFLINE = re.compile(
     r"request failed after|error sending request|max retries exceeded"
     r"|(?:could not|cannot|failed to) resolve host|name resolution|dns error"
@@ -77,12 +86,13 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     error: type[ArmbuildError] = BuildError,
+    limits: Limits | None = None,
 ) -> str:
     """Run ``command`` to its end, append all it says to ``log``, and return its standard output.
 
     ``env`` replaces the whole environment. A failure raises ``error`` with ``what``, the first real error
-    line and the log's path; a full disk and a program that is not there raise MissingError. An interrupt
-    kills all that the command started before it goes on.
+    line and the log's path; a full disk, a program that is not there and one that exceeds ``limits`` raise
+    MissingError. An interrupt kills all that the command started before it goes on.
     """
     arguments = [os.fspath(part) for part in command]
     with (
@@ -95,6 +105,8 @@ def run(
         outputs = (stdout.fileno(), sink.fileno())
         _outputs.append(outputs)
         try:
+            if excess := limits.wait(child) if limits else "":
+                _kill_group(child)
             child.wait()
         except BaseException:
             _kill_group(child)
@@ -102,6 +114,8 @@ def run(
         finally:
             _outputs.remove(outputs)
             _ended(child)
+        if excess:
+            raise MissingError(f"{what}: ended, because {excess}\n  log: {log}")
         stdout.seek(0)
         output = stdout.read(MOST)
         sink.seek(start)
@@ -123,8 +137,10 @@ def _full_disk_is_named(what: str, log: Path) -> Iterator[None]:
         raise MissingError(_no_space(what, log)) from error
 
 
-def _no_space(what: str, log: Path) -> str:
-    return f"{what}: no space left on the device that holds {log.parent} (log: {log})"
+def _no_space(what: str, log: Path, text: str = "") -> str:
+    found = FULL_PLACE.search(text)
+    place = (found[1] or found[2]) if found else log.parent
+    return f"{what}: no space left on the device that holds {place} (log: {log})"
 
 
 def latest_line() -> str:
@@ -282,7 +298,7 @@ def _fail(
     heard, printed = COLOUR.sub("", heard), COLOUR.sub("", printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
-        raise MissingError(_no_space(what, log))
+        raise MissingError(_no_space(what, log, text))
     reason = first_error(text, heard) if text.strip() else _describe(status)
     if (found := UNANSWERED.search(text)) and OFFLINE.search(found[2]):
         cause = found[2].strip().rpartition("\n")[2].partition(": ")[2]
@@ -321,6 +337,7 @@ def _spawn(
     stdout: BinaryIO | int,
     stderr: BinaryIO,
 ) -> subprocess.Popen[bytes]:
+    _survivor(os.getpid())  # before there is something to end
     try:
         child = subprocess.Popen(
             arguments,

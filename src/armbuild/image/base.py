@@ -20,7 +20,7 @@ from packaging.version import Version
 from armbuild.artifact import archives
 from armbuild.audit.elf import BrokenElf, read_elf
 from armbuild.errors import MissingError, UsageError
-from armbuild.host import cache
+from armbuild.host import cache, limits
 from armbuild.image import content, engines, layer_cache, layers, reader, reference, root, sbom, unpack
 from armbuild.image.layers import Layer
 from armbuild.image.reference import MACHINES
@@ -67,7 +67,7 @@ def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
     platform = ("--override-os", "linux", "--override-arch", architecture)
     engines.copy(
         *platform, source, f"oci-archive:{target}", log=log,
-        what=f"--base {base} (a local archive or OCI layout needs no registry)",
+        what=f"--base {base} (a local archive or OCI layout needs no registry)", limits=limits.IMAGE,
     )  # fmt: skip
     return target
 

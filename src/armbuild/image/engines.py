@@ -17,6 +17,7 @@ from armbuild.image import config, reference, root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from armbuild.host.limits import Limits
     from armbuild.image.plan import ImagePlan
 
 DOCKERFILE = "docker/Dockerfile"
@@ -178,10 +179,11 @@ def push(plan: ImagePlan, work: Path) -> None:
         process.run([plan.builder, "push", plan.tag], log=log, what=what, error=MissingError)
 
 
-def copy(*arguments: str, log: Path, what: str) -> None:
+def copy(*arguments: str, log: Path, what: str, limits: Limits | None = None) -> None:
     """Run `skopeo copy` with ``arguments``; raises MissingError with its reason, in plain words."""
     try:  # --quiet: what it says last is then why it failed
-        process.run(["skopeo", "copy", "--quiet", *arguments], log=log, what=what, error=MissingError)
+        command = ["skopeo", "copy", "--quiet", *arguments]
+        process.run(command, log=log, what=what, error=MissingError, limits=limits)
     except MissingError as error:
         plain = re.sub(
             r'time="[^"]*" level=fatal msg="(.*?)"?$', r"\1", str(error), flags=re.MULTILINE

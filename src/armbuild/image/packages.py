@@ -18,7 +18,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from armbuild.errors import BuildError, MissingError, UsageError
-from armbuild.host import isolation, process
+from armbuild.host import isolation, limits, process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -96,14 +96,11 @@ def resolve(
 
 
 def _uv(command: list[str], *, log: Path, what: str) -> str:
-    """Return what uv prints; MissingError has the reason, which uv seldom says in its first line."""
-    try:
-        return process.run(command, log=log, what=what, env=isolation.clean(), error=MissingError)
-    except MissingError as error:
-        reason = re.search(r"Because .*|Failed to fetch: .*", log.read_text(errors="replace"))
-        if reason is None:
-            raise
-        raise MissingError(f"{what} failed: {reason[0]}\n  log: {log}") from error
+    """Return what uv prints; MissingError has its reason."""
+    environment = isolation.clean()
+    return process.run(
+        command, log=log, what=what, env=environment, error=MissingError, limits=limits.DOWNLOAD
+    )
 
 
 def in_folder(folder: Path, python: str, architecture: str) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError, UsageError, packages_of
-from armbuild.host import cache, process
+from armbuild.host import cache, limits, process
 from armbuild.target import deb_files
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def ask(source: Archive, suite: str = "trixie") -> str:
                 log=work / "ask.log",
                 what=address,
                 error=MissingError,
+                limits=limits.DOWNLOAD,
             )
         except MissingError as error:
             cause = re.search(r"(?m)^Err:.*\n\s+(.*\S)", (work / "ask.log").read_text(errors="replace"))
@@ -251,7 +252,9 @@ def _update(apt: Path, command: list[str], what: str, log: Path) -> None:
 
 def _apt(command: list[str], what: str, log: Path, cwd: Path | None = None) -> None:
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    process.run(command, log=log, what=what, env=environment, cwd=cwd, error=MissingError)
+    process.run(
+        command, log=log, what=what, env=environment, cwd=cwd, error=MissingError, limits=limits.DOWNLOAD
+    )
 
 
 def _configure(apt: Path, suite: str, architecture: str, source: Archive) -> list[str]:

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import MissingError
-from armbuild.host import cache, isolation, process, pythons
+from armbuild.host import cache, isolation, limits, process, pythons
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,6 +123,7 @@ def install(
         cwd=isolation.SETTINGS_FREE,
         env=isolation.clean(),
         error=MissingError,
+        limits=limits.DOWNLOAD,
     )
 
 

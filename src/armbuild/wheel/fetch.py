@@ -14,7 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError, UsageError, one_line
-from armbuild.host import cache, download, process, pythons
+from armbuild.host import cache, download, limits, process, pythons
 from armbuild.wheel import provenance
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
                 what=f"resolving {requirement}",
                 env=isolation.clean(),
                 error=MissingError,
+                limits=limits.DOWNLOAD,
             )
         except MissingError as error:
             cause = re.search(r"(?m)^\s*(?:cause: )?(Because .*)$", (work / "resolve.log").read_text())

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -286,6 +287,21 @@ def test_no_network_is_something_missing_here(tmp_path, said):
 def test_an_archive_that_does_not_answer_apt_is_named(tmp_path, said, named):
     with pytest.raises(MissingError, match=named):
         process.run(["sh", "-c", 'echo "$0" >&2; exit 100', said], log=tmp_path / "log", what="it")
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ("  cause: failed to open file `/uv/archive-v0/.tmpx`: No space left on device (os error 28)",
+         "/uv/archive-v0/.tmpx"),
+        ("E: You don't have enough free space in /cache/apt/archives/.", "/cache/apt/archives/"),
+        ("E: Failed to fetch http://a.example/x/y  Write error - write (28: No space left on device)", None),
+        ("ld: No space left on device", None),
+    ],
+)  # fmt: skip
+def test_a_full_disk_has_the_place_that_a_program_names(tmp_path, said, named):
+    with pytest.raises(MissingError, match=re.escape(f"that holds {named or tmp_path} (log: ")):
+        process.run(["sh", "-c", 'echo "$0" >&2; exit 2', said], log=tmp_path / "log", what="it")
 
 
 def test_a_host_that_does_not_answer_is_named_with_the_last_reason(tmp_path):

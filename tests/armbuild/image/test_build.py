@@ -186,7 +186,7 @@ def test_an_index_that_does_not_answer_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     wheel = wheels.write(tmp_path, NAME, metadata="Provides-Extra: serve\nRequires-Dist: torch\n")
-    with pytest.raises(MissingError, match=r"failed: Failed to fetch: .?http://127\.0\.0\.1:9/simple/torch"):
+    with pytest.raises(MissingError, match=r"failed: no answer from 127\.0\.0\.1:9: Connection refused"):
         packages.resolve(
             wheel, python="3.11", architecture="arm64",
             index="http://127.0.0.1:9/simple", work=tmp_path, log=tmp_path / "log",

@@ -1,0 +1,65 @@
+"""A program that downloads without an end is ended, with all that it started."""
+
+import zipfile
+
+import pytest
+from tests.armbuild import wheels
+
+from armbuild.errors import MissingError
+from armbuild.host import limits, process
+from armbuild.target import target_packages
+
+ENDLESS = "while :; do head -c 100000 /dev/zero > part$((n += 1)); sleep 0.01; done"
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch):
+    monkeypatch.setattr(limits, "LOOK_EVERY", 0.05)
+
+
+def run(tmp_path, script, **values):
+    return process.run(
+        ["sh", "-c", script], cwd=tmp_path, log=tmp_path / "log", what="it", limits=limits.Limits(**values)
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "reason"),
+    [
+        ("sleep 600 & wait", {"seconds": 0.1}, "it took more than 0 s"),
+        (ENDLESS, {"written_bytes": 1 << 20}, "it wrote more than 1048576 bytes"),
+        (f"({ENDLESS}) & wait", {"written_bytes": 1 << 20}, "it wrote more than 1048576 bytes"),
+        ("exec head -c 4M /dev/zero > file", {"file_bytes": 1 << 20}, "a file of more than 1048576 bytes"),
+    ],
+    ids=["time", "files", "children", "one file"],
+)  # fmt: skip
+def test_a_program_is_ended_with_the_reason(tmp_path, script, values, reason):
+    with pytest.raises(MissingError, match=f"it: ended, because {reason}\n  log: "):
+        run(tmp_path, script, **values)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100 << 20
+    assert not list(process._working_in(tmp_path)), "it still works there"
+
+
+def test_a_program_within_its_limits_says_what_it_says(tmp_path):
+    assert run(tmp_path, "echo this") == "this\n"
+    with pytest.raises(process.BuildError, match="it failed: that"):
+        run(tmp_path, "echo that >&2; exit 1")
+
+
+def test_what_an_ended_child_wrote_counts(tmp_path):
+    script = f"head -c {1 << 20} /dev/zero > file; sleep 600"
+    with pytest.raises(MissingError, match="it wrote more than 1000000 bytes"):
+        run(tmp_path, script, written_bytes=1_000_000)
+
+
+def test_uv_does_not_unpack_more_than_a_download_may_have(tmp_path, monkeypatch):
+    """A wheel of 100 kB that becomes 100 MB."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setattr(limits, "DOWNLOAD", limits.Limits(file_bytes=20 << 20))
+    wheel = wheels.write(tmp_path, "thing-1.0-py3-none-any.whl", {"thing/zeros": bytes(100 << 20)})
+    with zipfile.ZipFile(wheel) as plain, zipfile.ZipFile(tmp_path / "packed", "w", 8) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    (tmp_path / "packed").replace(wheel)
+    with pytest.raises(MissingError, match="a file of more than 20971520 bytes"):
+        target_packages.install([wheel], "3.11", tmp_path / "site", log=tmp_path / "log")
