@@ -73,6 +73,15 @@ def step_seconds() -> float:
     return seconds
 
 
+def layer_partition() -> list[int]:
+    """ARMLLM_ or VLLM_PP_LAYER_PARTITION: how many layers each stage has; empty: as many as the others."""
+    name, text = _read("PP_LAYER_PARTITION", "VLLM_PP_LAYER_PARTITION")
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
+        raise RequestError(f"{name} must be a list of numbers of layers such as 12,20, not {text!r}")
+    return [int(part) for part in parts]
+
+
 def may_change_adapters() -> bool:
     """ARMLLM_ or VLLM_ALLOW_RUNTIME_LORA_UPDATING: whether a server loads adapters that clients name."""
     name, text = _read("ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")

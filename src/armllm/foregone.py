@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # what vllm's parser also calls them
 SHORT_NAMES = {
-    "-pp": "pipeline_parallel_size",
     "-pcp": "prefill_context_parallel_size",
     "-dcp": "decode_context_parallel_size",
     "-dp": "data_parallel_size",

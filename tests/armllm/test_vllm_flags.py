@@ -93,8 +93,9 @@ def test_command_lines_of_vllms_guides_are_taken(command, arguments):
 
 def test_values_of_short_flags_arrive():
     """It would catch ``-tp=2`` that is read as 1."""
-    with click_command("serve").make_context("serve", ["model", "-tp=2", "-dp=3"]) as context:
+    with click_command("serve").make_context("serve", ["model", "-tp=2", "-pp=4", "-dp=3"]) as context:
         assert context.params["tensor_parallel_size"] == 2
+        assert context.params["pipeline_parallel_size"] == 4
         assert context.params["data_parallel_size"] == 3
 
 

@@ -8,8 +8,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from armllm.convert.calibration import source_of
-from armllm.engine.model_runner import ModelRunner
-from armllm.engine.ranks import Followers, follower_config
+from armllm.engine.followers import Followers, follower_config
+from armllm.engine.model_runner import ModelRunner, Part
+from armllm.engine.pipeline import Pipeline
 from armllm.errors import RequestError
 from armllm.models import read_model_config
 
@@ -48,19 +49,22 @@ def _load(
     followers: Followers | None,
 ) -> ModelRunner:
     source = source_of(config, model_config.quantization)
-    runner = functools.partial(ModelRunner, config, architecture, model_config, source, placement.node)
+    runner = functools.partial(ModelRunner, config, architecture, model_config, source)
     if followers is None:
-        return runner()
+        return runner(Part(placement.node))
+    group = followers.group
+    if isinstance(group, Pipeline):
+        part, name = Part(placement.node, end=group), "stages"
+    else:
+        part, name = Part(placement.node, ranks=group), "ranks"
     try:
         loaded = runner(
-            ranks=followers.ranks,
+            part,
             checked=lambda runner: followers.load(follower_config(config, runner)),
         )
+        followers.wait()
     except BaseException:
         followers.check()
         raise
-    followers.wait()
-    logger.info(
-        "%d ranks compute the model; their decode steps are not recorded", config.tensor_parallel_size
-    )
+    logger.info("%d %s compute the model; their decode steps are not recorded", group.size, name)
     return loaded

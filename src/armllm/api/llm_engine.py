@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from armllm.api.back_ends import back_end
@@ -14,6 +15,7 @@ from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine import logprobs
 from armllm.engine.adapters import AdapterCache
 from armllm.engine.block_manager import BlockManager
+from armllm.engine.followers import start_followers
 from armllm.engine.generation import read_end_token_ids
 from armllm.engine.logits import adjust
 from armllm.engine.metrics import read_metrics
@@ -21,7 +23,7 @@ from armllm.engine.placement import place, torch_threads, unconfine
 from armllm.engine.pooling import Pooling
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
-from armllm.engine.ranks import Followers, check_ranks
+from armllm.engine.ranks import check_ranks, layers_of_stages
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from armllm.engine.config import EngineConfig
     from armllm.engine.metrics import Metric
     from armllm.engine.prompts import Prompt
+    from armllm.engine.runner import Flight
     from armllm.engine.sequence import Request, Sequence
     from armllm.lora.request import LoRARequest
     from armllm.outputs import RequestOutput
@@ -62,18 +65,18 @@ class LLMEngine(WithReasons):
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
         check_ranks(config, model_config)
+        counts = layers_of_stages(config, model_config)
         if config.enable_lora and model_config.is_encoder:
             raise RequestError(
                 f"enable_lora is not supported for encoders, and {model_config.architecture} is one:"
                 " merge the adapter into its weights"
             )
-        self.followers: Followers | None = None
         self._process = os.getpid()
-        if config.tensor_parallel_size > 1:
+        if config.num_processes > 1:
             unconfine()
-            self.followers = Followers(config.tensor_parallel_size)
+        self.followers = start_followers(config, counts)
         try:
-            self.placement = place(0, config.tensor_parallel_size)
+            self.placement = place(0, config.num_processes)
             self.runner = load(self.placement, self.followers)
         except BaseException:
             if self.followers is not None:
@@ -105,9 +108,11 @@ class LLMEngine(WithReasons):
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_adapters=config.max_loras,
+            num_steps=self.runner.num_steps,
             whole=model_config.is_encoder,
         )
         self.requests: dict[str, Request] = {}
+        self._flights: deque[Flight] = deque()  # steps that several stages compute
         self._stopwatch = Stopwatch()
         self._num_prompt_tokens = self._num_generation_tokens = self._num_steps = 0
 
@@ -223,12 +228,7 @@ class LLMEngine(WithReasons):
 
     def _step(self) -> list[RequestOutput]:
         self._num_steps += 1
-        with self._stopwatch.of("schedule"):
-            scheduled = self.scheduler.schedule()
-        with self._stopwatch.of("model"):
-            if self.blocks.states is not None:
-                self.runner.copy_states(self.blocks.states.take_copies())
-            logits = self.runner.run(scheduled, self._alone)
+        scheduled, logits = self._compute()
         failed = [sequence for sequence in scheduled if sequence.finished]
         scheduled = [sequence for sequence in scheduled if not sequence.finished]
         ready = [sequence for sequence in scheduled if sequence.reaches_end]
@@ -250,6 +250,27 @@ class LLMEngine(WithReasons):
         self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
         with self._stopwatch.of("detokenize"):
             return self._report([*failed, *ready])
+
+    def _compute(self) -> tuple[list[Sequence], Tensor]:
+        """The sequences of the next step, and its logits; with several stages others are started first."""
+        if self.runner.num_steps == 1:
+            scheduled = self._schedule()
+            with self._stopwatch.of("model"):
+                return scheduled, self.runner.run(scheduled, self._alone)
+        while len(self._flights) < self.runner.num_steps and (scheduled := self._schedule()):
+            with self._stopwatch.of("model"):
+                self._flights.append(self.runner.start(scheduled))
+        flight = self._flights.popleft()
+        scheduled = flight.live()
+        with self._stopwatch.of("model"):
+            return scheduled, self.runner.land(flight, self._alone)
+
+    def _schedule(self) -> list[Sequence]:
+        with self._stopwatch.of("schedule"):
+            scheduled = self.scheduler.schedule()
+        if self.blocks.states is not None:
+            self.runner.copy_states(self.blocks.states.take_copies())
+        return scheduled
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""

@@ -170,6 +170,12 @@ class _EngineOptions:
             help="Processes that compute the model together, such as one per NUMA node.",
         ),
     ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        parallelism_option(
+            "--pipeline-parallel-size", "-pp", help="Processes of which each has some of the layers."
+        ),
+    ] = 1
     enable_lora: Annotated[bool, lora_option(help="Accept LoRA adapters.")] = False
     max_loras: Annotated[int, lora_option(help="Most different adapters per step.")] = 1
     max_lora_rank: Annotated[int, lora_option(help="Greatest rank of an adapter.")] = 16

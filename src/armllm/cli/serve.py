@@ -169,11 +169,12 @@ OF_ROUTER = frozenset(("host", "port", "uds", "allowed_origins", "allowed_hosts"
 
 def _serve_replicas(ctx: typer.Context, size: int, router: RouterOptions) -> int:
     """Start replicas with the same options, and route to them."""
-    ranks = ctx.params["tensor_parallel_size"]
-    if ranks > 1:
-        raise RequestError(
-            f"--data-parallel-size {size} and --tensor-parallel-size {ranks} do not go together: choose one"
-        )
+    for flag in ("--tensor-parallel-size", "--pipeline-parallel-size"):
+        ranks = ctx.params[flag[2:].replace("-", "_")]
+        if ranks > 1:
+            raise RequestError(
+                f"--data-parallel-size {size} and {flag} {ranks} do not go together: choose one"
+            )
     from armllm.server.router.local import serve_replicas  # noqa: PLC0415
 
     return serve_replicas(["serve", *replica_arguments(ctx)], size, router)

@@ -38,6 +38,7 @@ USAGES = {
     "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},  # `LLMEngine` without `LLM`
 }
 MOST_RANKS = 64  # kMostRanks of the kernels
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 OPENVINO_BLOCK_SIZE = 32  # of its paged attention on CPUs
 ALLOWED = {
     "backend": ("armllm", "openvino"),
@@ -77,13 +78,14 @@ class EngineConfig:
       Default: 16, and 32 with OpenVINO, which has no other.
     - num_gpu_blocks_override: the number of blocks.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step; default: 256 and 4096
-      for `LLM`, 128 and 2048 for `AsyncLLM` and the server, times tensor_parallel_size.
+      for `LLM`, 128 and 2048 for `AsyncLLM` and the server, times the number of processes.
     - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
     - max_logprobs: the most log-probabilities per token that a request may ask for; default: 20 for
       `AsyncLLM` and the server, for `LLM` -1, which is no limit.
     - backend: "armllm" computes with our kernels, "openvino" with OpenVINO: an IR, or a checkpoint that is
       converted first.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
+    - pipeline_parallel_size: processes of which each has some of the layers.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
     - generation_config: "auto" takes defaults of sampling from generation_config.json, "vllm" neutral ones.
     - override_generation_config: defaults that stand above it, such as ``{"temperature": 0.5}``.
@@ -116,6 +118,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     backend: str = "armllm"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     max_logprobs: int = -1
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
@@ -178,10 +181,9 @@ class EngineConfig:
             raise RequestError(
                 f"max_cpu_loras {self.max_cpu_loras} must be at least max_loras {self.max_loras}"
             )
-        if self.tensor_parallel_size > 1:
-            raise RequestError(
-                "enable_lora with tensor_parallel_size above 1 is not supported: use one of them"
-            )
+        for name in PARALLEL:
+            if getattr(self, name) > 1:
+                raise RequestError(f"enable_lora with {name} above 1 is not supported: use one of them")
         if self.calibration is not None:
             raise RequestError(
                 "enable_lora with calibration is not supported: it scales the inputs that adapters know"
@@ -189,7 +191,8 @@ class EngineConfig:
 
     def _check_openvino(self) -> None:
         """RequestError names an option that only our own back end has."""
-        others = {"tensor_parallel_size": 1, "enable_lora": False, "calibration": None, "hf_overrides": None}
+        others: dict[str, Any] = dict.fromkeys(PARALLEL, 1)
+        others |= {"enable_lora": False, "calibration": None, "hf_overrides": None}
         for name, neutral in others.items():
             if getattr(self, name) != neutral:
                 raise RequestError(f"backend openvino does not take {name}: use backend armllm for it")
@@ -206,7 +209,7 @@ class EngineConfig:
             )
 
     def _check_numbers(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", *PARALLEL):
             self._check_positive(name, getattr(self, name))
         for name in ("max_loras", "max_lora_rank"):
             self._check_positive(name, getattr(self, name))
@@ -216,8 +219,14 @@ class EngineConfig:
         for name, values in unlimited.items():
             if getattr(self, name) not in values:
                 self._check_positive(name, getattr(self, name))
-        if self.tensor_parallel_size > MOST_RANKS:
-            raise RequestError(f"tensor_parallel_size must be at most {MOST_RANKS}")
+        for name in PARALLEL:
+            if getattr(self, name) > MOST_RANKS:
+                raise RequestError(f"{name} must be at most {MOST_RANKS}")
+        if min(self.tensor_parallel_size, self.pipeline_parallel_size) > 1:
+            raise RequestError(
+                f"tensor_parallel_size {self.tensor_parallel_size} and pipeline_parallel_size"
+                f" {self.pipeline_parallel_size} do not go together: use one of them"
+            )
 
     def _check_dtype(self) -> None:
         if self.dtype != "auto" and self._dtype_name not in DTYPES:
@@ -234,6 +243,11 @@ class EngineConfig:
     def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         if value not in allowed:
             raise RequestError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
+
+    @property
+    def num_processes(self) -> int:
+        """How many compute the model together."""
+        return max(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     @property
     def model_folder(self) -> Path:
@@ -288,8 +302,8 @@ class EngineConfig:
 
 def _defaults(usage: str, options: dict[str, Any]) -> dict[str, int]:
     """VLLM's defaults on a CPU: every rank computes its part of a step, so a step may be larger."""
-    ranks = options.get("tensor_parallel_size", 1)
-    several = isinstance(ranks, int) and 1 < ranks <= MOST_RANKS
+    ranks = max((size for name in PARALLEL if isinstance(size := options.get(name, 1), int)), default=1)
+    several = 1 < ranks <= MOST_RANKS
     defaults = {
         name: value * ranks if several and name != "max_logprobs" else value
         for name, value in USAGES[usage].items()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +12,8 @@ from armllm import environment, kernels
 from armllm.checkpoint.mapping import mapped_spans, release
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
+from armllm.engine.messages import Message, read_bytes, written
+from armllm.engine.pipeline import Pipeline, Room
 from armllm.engine.placement import torch_threads
 from armllm.engine.recording import RecordedDecode
 from armllm.engine.runner import Runner, StepInput
@@ -21,28 +22,49 @@ from armllm.layers.attention import AttentionMetadata
 from armllm.layers.linear import has_own_products, has_torch_product
 from armllm.layers.lora import AdapterSlots, building_with
 from armllm.layers.ranks import INTERRUPTED, building_for
+from armllm.layers.stages import Stage, building_stage
 from armllm.models import check_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Sequences
+    from contextlib import AbstractContextManager
 
     from armllm._kernels import Ranks
     from armllm.checkpoint.config import ModelConfig
     from armllm.checkpoint.weights import Inventory
     from armllm.engine.config import EngineConfig
     from armllm.engine.loading import WeightSource
+    from armllm.engine.pipeline import StageEnd
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
-    from armllm.models import Model
+    from armllm.models import Model, StagedModel
 
 logger = logging.getLogger(__name__)
+
+
+class Part(NamedTuple):
+    """Which part of a model a process computes: rows of all products, or some layers; else all of it.
+
+    node: the NUMA node whose memory is used. ranks, end: the processes that compute the model together.
+    """
+
+    node: int | None = None
+    ranks: Ranks | None = None
+    end: StageEnd | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """Which of the layers."""
+        return Stage() if self.end is None else self.end.stage
+
+
+WHOLE = Part()
 
 
 class ModelRunner(Runner):
     """Loads the weights of a source after checking all of it, makes the KV cache, and runs steps.
 
-    ``node``: the NUMA node whose memory is used. ``ranks``: the processes that compute the model together.
     ``checked`` is called with the runner before it loads.
     """
 
@@ -54,15 +76,14 @@ class ModelRunner(Runner):
         architecture: type[Model],
         model_config: ModelConfig,
         source: WeightSource,
-        node: int | None = None,
+        part: Part = WHOLE,
         *,
-        ranks: Ranks | None = None,
         checked: Callable[[ModelRunner], None] = lambda _: None,
     ) -> None:
         self.model_config = model_config
-        self._node = node
-        self._ranks = ranks
-        self._num_ranks = 1 if ranks is None else ranks.size
+        self._node, self._ranks, self._end = part
+        self._num_ranks = 1 if part.ranks is None else part.ranks.size
+        self._copies: list[tuple[int | None, int]] = []  # of states, before the next step
         self._limit_length(config)
         self.block_size = config.block_size
         self.dtype = config.torch_dtype
@@ -70,7 +91,9 @@ class ModelRunner(Runner):
         kernels.set_num_threads(torch.get_num_threads())
         self.own_products = has_own_products(self.dtype)
         kernels.use_own_threads(self.own_products)
-        with building_for(ranks):
+        if self.own_products:  # torch's may have other bits for other numbers of rows
+            self.num_steps = part.stage.size
+        with building_for(part.ranks), building_stage(part.stage):
             with building_with(planned := self._slots(config)):
                 inventory, layouts = self._check(config, architecture, source, planned)
             checked(self)
@@ -84,6 +107,8 @@ class ModelRunner(Runner):
                     self.dtype,
                     max_positions=self.max_model_len,
                 )
+        if self._end is not None:
+            self._agree(self._end, layouts)
         with torch.inference_mode():
             for layer, layout in zip(self.model.attention_layers, layouts, strict=True):
                 layer.bind(layout, kernels.allocate_kv_cache(layout, self.num_blocks))
@@ -93,6 +118,15 @@ class ModelRunner(Runner):
                 self.model, max_blocks=-(-self.max_model_len // self.block_size), block_size=self.block_size
             )
         release(mapped_spans(source.checkpoint.files()))
+
+    def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:
+        """Have as many blocks and states as all stages can hold."""
+        block_bytes = sum(layout.block_bytes for layout in layouts)
+        room = end.agree(
+            Room(num_blocks=self.num_blocks, block_bytes=block_bytes, num_states=self.num_states)
+        )
+        self.num_blocks, self.num_states = room.num_blocks, room.num_states
+        self.cache_bytes = room.num_blocks * room.block_bytes
 
     def _slots(self, config: EngineConfig) -> AdapterSlots | None:
         """Room for LoRA adapters, which a model takes when it is built."""
@@ -163,6 +197,8 @@ class ModelRunner(Runner):
 
     def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
         """As `Runner`'s."""
+        if isinstance(self._end, Pipeline):
+            self._copies += copies
         with torch.inference_mode():
             for source, target in copies:
                 for layer in self.model.recurrent_layers:
@@ -173,63 +209,88 @@ class ModelRunner(Runner):
         return ", ".join(sorted({entry["target"] for entry in kernels.report().values()}))
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
-        plain = self._ranks is None and not any(sequence.adapter for sequence in sequences)
+        alone = self._ranks is None and self._end is None
+        plain = alone and not any(sequence.adapter for sequence in sequences)
         if not plain or not self.decode.takes(sequences):
             return None
         with torch_threads(few=self.own_products):
             return self.decode.run(sequences)
+
+    def _begin(self, x: StepInput) -> Callable[[], Tensor]:
+        """Begin a step, which other stages go on with."""
+        if not isinstance(self._end, Pipeline):
+            return super()._begin(x)
+        pipeline = self._end
+        copies, self._copies = self._copies, []
+        try:
+            states = self._advance(x, ())
+            pipeline.start(_message(x) | {"copies": copies}, states)
+        except BaseException:
+            pipeline.fail(INTERRUPTED)  # steps that are on their way would land as later ones
+            raise
+
+        def result() -> Tensor:
+            try:
+                return pipeline.result()[0]
+            except BaseException:
+                pipeline.fail(INTERRUPTED)
+                raise
+
+        return result
+
+    @torch.inference_mode()
+    def follow_stage(self, message: Message, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Go on with a step, from what the stage before this one has made of it."""
+        self.copy_states([(source, target) for source, target in message["copies"]])
+        return self._advance(_step(message), states)
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         """The final hidden states of a step, or the logits of hidden states, by all ranks."""
         if self._ranks is None:
             return self._compute_own(x)
         try:
-            self._ranks.send(_written(x))
+            message = {"hidden": x} if isinstance(x, Tensor) else _message(x)
+            self._ranks.send(b"".join(written(message)))
             return self._compute_own(x)
         except BaseException:
             self._ranks.fail(INTERRUPTED)  # the others wait for this one within the step
             raise
 
     @torch.inference_mode()
-    def follow(self, message: bytes) -> None:
+    def follow(self, data: bytes) -> None:
         """Do this rank's part of what rank 0 computes."""
-        self._compute_own(_read(message))
+        message = read_bytes(data)
+        self._compute_own(message["hidden"] if "hidden" in message else _step(message))
 
     def _compute_own(self, x: StepInput | Tensor) -> Tensor:
-        elements = len(x) * self.model_config.vocab_size if isinstance(x, Tensor) else 0
+        if not isinstance(x, Tensor):
+            with self._threads():
+                places = self.model.places(x.positions, x.total_lens)
+                return self.model(x.token_ids, places, x.metadata, x.rows)
+        with self._threads(len(x) * self.model_config.vocab_size):
+            return self.model.logits(x)
+
+    def _advance(self, x: StepInput, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The layers of this stage."""
+        model = cast("StagedModel", self.model)
+        with self._threads():
+            places = model.places(x.positions, x.total_lens)
+            return model.advance(states, x.token_ids, places, x.metadata, x.rows)
+
+    def _threads(self, elements: int = 0) -> AbstractContextManager[None]:
         few = self.own_products and not self.model_config.is_encoder  # whose attention is torch's
-        with torch_threads(few=few, elements=elements):
-            if isinstance(x, Tensor):
-                return self.model.logits(x)
-            places = self.model.places(x.positions, x.total_lens)
-            return self.model(x.token_ids, places, x.metadata, x.rows)
+        return torch_threads(few=few, elements=elements)
 
 
-def _written(x: StepInput | Tensor) -> bytes:
-    """For `_read` at another rank."""
-    if isinstance(x, Tensor):
-        content: tuple[Any, ...] = (x.dtype, x.shape[1], x.contiguous().view(torch.uint8).numpy())
-    else:
-        metadata = x.metadata
-        tensors = [x.token_ids, x.positions, x.total_lens, x.rows, metadata.slot_mapping]
-        tensors += [metadata.block_tables, metadata.query_start_loc, metadata.seq_lens]
-        content = tuple(None if tensor is None else tensor.numpy() for tensor in tensors)
-    return pickle.dumps(content, pickle.HIGHEST_PROTOCOL)
+STEP = ("token_ids", "positions", "total_lens", "rows")
+METADATA = ("slot_mapping", "block_tables", "query_start_loc", "seq_lens", "state_slots")
 
 
-def _read(message: bytes) -> StepInput | Tensor:
-    content = pickle.loads(message)  # noqa: S301 - our own
-    if isinstance(content[0], torch.dtype):
-        dtype, width, values = content
-        return torch.from_numpy(values).view(dtype).view(-1, width)
-    tensors: list[Any] = [None if array is None else torch.from_numpy(array) for array in content]
-    token_ids, positions, total_lens, rows, slot_mapping, block_tables, query_start_loc, seq_lens = tensors
-    metadata = AttentionMetadata(
-        slot_mapping=slot_mapping,
-        block_tables=block_tables,
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens,
-    )
-    return StepInput(
-        token_ids=token_ids, positions=positions, total_lens=total_lens, rows=rows, metadata=metadata
-    )
+def _message(x: StepInput) -> Message:
+    """For `_step` in another process."""
+    return {name: getattr(x, name) for name in STEP} | {name: getattr(x.metadata, name) for name in METADATA}
+
+
+def _step(message: Message) -> StepInput:
+    metadata = AttentionMetadata(**{name: message[name] for name in METADATA})
+    return StepInput(**{name: message[name] for name in STEP}, metadata=metadata)

@@ -1,7 +1,6 @@
-"""Processes that compute one model together: `python -m armllm.engine.ranks` is each but the first.
+"""A process that computes a part of a model: `python -m armllm.engine.ranks` is each but the first.
 
-Rank 0 is the process of the engine, with scheduler, sampler and grammars. The others, its followers, load
-their rows of the weights and compute every step that it sends them. They end when it does.
+It loads what rank 0 says, and computes its part of every step that rank 0 sends.
 """
 
 from __future__ import annotations
@@ -9,34 +8,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import queue
 import signal
-import subprocess
+import socket
 import sys
 import threading
-import time
-import weakref
-from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from armllm import environment
+from armllm.engine.config import EngineConfig
+from armllm.engine.followers import NO_FILE, as_error
 from armllm.engine.loading import WeightSource
-from armllm.engine.model_runner import ModelRunner
+from armllm.engine.messages import Link, Message
+from armllm.engine.model_runner import ModelRunner, Part
+from armllm.engine.pipeline import Room, named, states_of
 from armllm.engine.placement import place
-from armllm.errors import ArmllmError, EngineError, RequestError
-from armllm.helper_process import python_module
+from armllm.errors import EngineError, RequestError
 from armllm.kernels._extension import extension
-from armllm.layers.ranks import INTERRUPTED
+from armllm.layers.stages import Stage, check_counts, even_counts
 from armllm.models import read_model_config
 from armllm.quant.packed import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from armllm.checkpoint.config import ModelConfig
-    from armllm.engine.config import EngineConfig
 
-LOAD_SECONDS = 120.0  # more than a process needs to import torch
-COMMAND = python_module("armllm.engine.ranks")
+Inbox = queue.SimpleQueue[Message]
 
 
 def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
@@ -44,8 +40,7 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     size, heads = config.tensor_parallel_size, model_config.num_kv_heads
     if size == 1:
         return
-    if model_config.is_encoder:
-        raise RequestError(f"tensor_parallel_size {size}: an encoder is computed in one process")
+    _check_common("tensor_parallel_size", size, config, model_config)
     if model_config.is_recurrent:
         raise RequestError(
             f"tensor_parallel_size {size}: {model_config.architecture} has recurrent layers,"
@@ -62,135 +57,46 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
             f"tensor_parallel_size {size}: a packed folder is not cut by rank; take the model it was packed"
             f" from, {model_config.quantization.source.model}"
         )
+
+
+def layers_of_stages(config: EngineConfig, model_config: ModelConfig) -> list[int]:
+    """How many layers each stage has; RequestError names what several stages can't compute."""
+    size, layers = config.pipeline_parallel_size, model_config.num_layers
+    if size == 1:
+        return [layers]
+    _check_common("pipeline_parallel_size", size, config, model_config)
+    if size > layers:
+        raise RequestError(f"pipeline_parallel_size {size} is above the model's {layers} layers")
+    counts = environment.layer_partition() or even_counts(layers, size)
+    check_counts(counts, layers, size)
+    return counts
+
+
+def _check_common(name: str, size: int, config: EngineConfig, model_config: ModelConfig) -> None:
+    if model_config.is_encoder:
+        raise RequestError(f"{name} {size}: an encoder is computed in one process")
     if config.calibration is not None:
-        raise RequestError(
-            f"tensor_parallel_size {size}: calibration is done in one process; run `armllm quantize` first"
-        )
+        raise RequestError(f"{name} {size}: calibration is done in one process; run `armllm quantize` first")
 
 
-class Followers:
-    """The ranks above 0, as rank 0 has them. They are started at once, and load what `load` says.
+class FollowingStage:
+    """The end of a stage above 0 (`StageEnd`)."""
 
-    ``on_failure``: called by another thread when one has ended.
-    """
+    def __init__(self, stage: Stage, link: Link, inbox: Inbox) -> None:
+        self.stage = stage
+        self._link, self._inbox = link, inbox
 
-    def __init__(self, size: int) -> None:
-        self._seconds = environment.step_seconds()
-        self._started = time.monotonic()
-        file = os.memfd_create("armllm-ranks")
-        try:
-            os.ftruncate(file, extension.Ranks.bytes(size))
-            self.ranks = extension.Ranks(file, 0, size, self._seconds)
-            self._connections: list[Connection] = []
-            self._processes: list[subprocess.Popen[bytes]] = []
-            self.on_failure: list[Callable[[], None]] = []
-            self.close = weakref.finalize(self, _close, self._processes, self._connections, self.on_failure)
-            for rank in range(1, size):
-                self._start(rank, file)
-        finally:
-            os.close(file)
+    def agree(self, room: Room) -> Room:
+        """As `StageEnd`'s."""
+        self._link.send({"room": dataclasses.asdict(room)})
+        return Room(**self._inbox.get()["room"])
 
-    def _start(self, rank: int, file: int) -> None:
-        near, far = Pipe()
-        self._connections.append(near)
-        with far:
-            numbers = (far.fileno(), file, rank, self.ranks.size)
-            process = subprocess.Popen(
-                [*COMMAND, *map(str, numbers)], pass_fds=[far.fileno(), file], stdin=subprocess.DEVNULL
-            )
-        self._processes.append(process)
-        watching = threading.Thread(
-            target=_watch,
-            args=(process, rank, self.ranks, self._processes, self.on_failure),
-            name=f"armllm-rank-{rank}",
-            daemon=True,
-        )
-        watching.start()
-
-    @property
-    def pids(self) -> list[int]:
-        """Their process ids, from rank 1 on."""
-        return [process.pid for process in self._processes]
-
-    def load(self, config: EngineConfig) -> None:
-        """Have them load what ``config`` says; `wait` for it later."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError):  # `wait` says why
-                connection.send(config)
-
-    def wait(self) -> None:
-        """Return when all have loaded, or EngineError says what one of them came to.
-
-        They get twice as long as this process took, and two minutes.
-        """
-        deadline = time.monotonic() + LOAD_SECONDS + (time.monotonic() - self._started)
-        for rank, connection in enumerate(self._connections, 1):
-            if not connection.poll(max(0, deadline - time.monotonic())):
-                self.close()
-                raise EngineError(f"rank {rank} did not load the model in time")
-            with contextlib.suppress(EOFError, OSError):
-                answer = connection.recv()
-                if answer is None:
-                    continue
-                raise answer
-            self._processes[rank - 1].wait()
-            self.ranks.fail(rank + 1)
-            self.check()
-
-    def check(self) -> None:
-        """EngineError if one of them has failed, with its number and the reason."""
-        code = self.ranks.failure
-        if not code:
-            return
-        reason = self._reason(code)
-        self.close()
-        raise EngineError(reason)
-
-    def _reason(self, code: int) -> str:
-        if code == INTERRUPTED:
-            return "a step was interrupted, and the ranks no longer agree: load the model again"
-        if code >= extension.Ranks.LATE:
-            rank = code - extension.Ranks.LATE
-            return f"rank {rank} did not answer within {self._seconds:g} seconds"
-        rank = code - 1
-        with contextlib.suppress(EOFError, OSError):
-            connection = self._connections[rank - 1]
-            if connection.poll():
-                return f"rank {rank} failed: {connection.recv()}"
-        status = self._processes[rank - 1].wait()
-        if status < 0:
-            return f"rank {rank} was ended by signal {-status} ({signal.strsignal(-status)})"
-        return f"rank {rank} ended with status {status}"
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    rank: int,
-    ranks: extension.Ranks,
-    processes: list[subprocess.Popen[bytes]],
-    on_failure: list[Callable[[], None]],
-) -> None:
-    """Stop all when one ends; a stopped process would not end by itself."""
-    process.wait()
-    ranks.fail(rank + 1)
-    for other in list(processes):
-        other.kill()
-    for call in list(on_failure):
-        call()
-
-
-def _close(
-    processes: list[subprocess.Popen[bytes]],
-    connections: list[Connection],
-    on_failure: list[Callable[[], None]],
-) -> None:
-    on_failure.clear()
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
-    for connection in connections:
-        connection.close()
+    def follow(self, runner: ModelRunner) -> None:
+        """Compute what rank 0 sends, as long as it does."""
+        while True:
+            message = self._inbox.get()
+            states = runner.follow_stage(message, states_of(message))
+            self._link.send({"number": message["number"], **named(states)})
 
 
 def follow(runner: ModelRunner, ranks: extension.Ranks) -> None:
@@ -199,54 +105,55 @@ def follow(runner: ModelRunner, ranks: extension.Ranks) -> None:
         runner.follow(ranks.receive())
 
 
-def load_follower(config: EngineConfig, ranks: extension.Ranks) -> ModelRunner:
+def load_follower(config: EngineConfig, part: Part, rank: int, size: int) -> ModelRunner:
     """A follower's part of the model; ``config`` has what rank 0 decided."""
     architecture, model_config = read_model_config(config.model_folder, config.hf_overrides)
-    placement = place(ranks.rank, ranks.size)
+    placement = place(rank, size)
     source = WeightSource(config, model_config.quantization)
-    return ModelRunner(config, architecture, model_config, source, placement.node, ranks=ranks)
+    return ModelRunner(config, architecture, model_config, source, part._replace(node=placement.node))
 
 
-def follower_config(config: EngineConfig, runner: ModelRunner) -> EngineConfig:
-    """The options with what rank 0 decided by them."""
-    return dataclasses.replace(
-        config,
-        model=str(config.model_folder),
-        dtype=runner.dtype,
-        max_model_len=runner.max_model_len,
-        num_gpu_blocks_override=runner.num_blocks,
-    )
+def work(link: Link, inbox: Inbox, file: int, rank: int, size: int) -> None:
+    """Load what the first message says, tell so, and compute until rank 0 is gone."""
+    message = inbox.get()
+    config = EngineConfig(**message["config"])
+    if file == NO_FILE:
+        end = FollowingStage(Stage(rank, size, message["counts"]), link, inbox)
+        runner = load_follower(config, Part(end=end), rank, size)
+        link.send({"loaded": True})
+        end.follow(runner)
+    ranks = extension.Ranks(file, rank, size, environment.step_seconds())
+    os.close(file)
+    runner = load_follower(config, Part(ranks=ranks), rank, size)
+    link.send({"loaded": True})
+    try:
+        follow(runner, ranks)
+    except RuntimeError:
+        if not ranks.failure:  # else another one has failed
+            raise
 
 
 def main(descriptor: int, file: int, rank: int, size: int) -> None:
-    """Be a follower: load, say so, and compute until rank 0 is gone."""
+    """Be a follower, and end with the process at the other end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these are for rank 0
         signal.signal(number, signal.SIG_IGN)
-    connection = Connection(descriptor)
-    ranks = extension.Ranks(file, rank, size, environment.step_seconds())
-    os.close(file)
+    link = Link(socket.socket(fileno=descriptor))
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(link, inbox), daemon=True).start()
     try:
-        config = connection.recv()
-        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-        runner = load_follower(config, ranks)
-        connection.send(None)
-        follow(runner, ranks)
-    except (EOFError, ConnectionError):
-        pass
+        work(link, inbox, file, rank, size)
     except BaseException as error:  # noqa: BLE001 - raised again at rank 0
-        if not ranks.failure:  # else another one has failed
-            if not isinstance(error, ArmllmError):
-                error = EngineError(f"{type(error).__name__}: {error}".split("\n", 1)[0])
-            with contextlib.suppress(OSError):
-                connection.send(error)
+        with contextlib.suppress(OSError):
+            link.send(as_error(error))
     finally:
         os._exit(1)  # threads may be within a step
 
 
-def _end_with(connection: Connection) -> None:
-    """End this process with the one at the other end."""
-    with contextlib.suppress(EOFError, OSError):
-        connection.recv()
+def _receive(link: Link, inbox: Inbox) -> None:
+    """Take messages, and end this process when there are no more."""
+    with contextlib.suppress(EOFError, OSError, EngineError):
+        while True:
+            inbox.put(link.receive())
     os._exit(1)
 
 

@@ -49,13 +49,37 @@ class StepInput:
     metadata: AttentionMetadata
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A step that was started. result: its hidden states, or its logits if it was recorded.
+
+    counts: rows of the hidden states that each sequence wants. releases: how often each had given its blocks
+    back; where it did so since, its rows are of no use.
+    """
+
+    sequences: Sequences[Sequence]
+    counts: Sequences[int]
+    result: Callable[[], Tensor]
+    releases: Sequences[int]
+    recorded: bool = False
+
+    def live(self) -> list[Sequence]:
+        """The sequences that still want their rows."""
+        return [
+            sequence
+            for sequence, releases in zip(self.sequences, self.releases, strict=True)
+            if sequence.num_releases == releases and not sequence.finished
+        ]
+
+
 class Runner(abc.ABC):
     """A loaded model with its KV cache. Back ends differ in how they load, and in `_compute`.
 
     dtype, cache_dtype: of the computation and of the KV cache, which has ``num_blocks`` blocks of
     ``block_size`` tokens, ``cache_bytes`` in all. own_products: all products are those of our kernels.
     slots: room for LoRA adapters. num_states: of recurrent layers. model: for what pools its states otherwise
-    than by their mean or place.
+    than by their mean or place. num_steps: the most that are on their way
+    at the same time.
     """
 
     model_config: ModelConfig
@@ -70,6 +94,7 @@ class Runner(abc.ABC):
     slots: AdapterSlots | None = None
     model: Model | None = None
     num_states = 0
+    num_steps = 1
     _node: int | None = None
     _num_ranks = 1
     _fits_cache = False
@@ -160,26 +185,52 @@ class Runner(abc.ABC):
 
         Sequences with a reader show it what it wants to see of the hidden states, within ``alone(sequence)``.
         """
-        adapters = [sequence.adapter for sequence in sequences]
+        return self.land(self.start(sequences), alone)
+
+    @torch.inference_mode()
+    def start(self, sequences: Sequences[Sequence]) -> Flight:
+        """Begin to compute the scheduled tokens; steps land in the order in which they are started."""
+        releases = [sequence.num_releases for sequence in sequences]
         if (recorded := self._run_recorded(sequences)) is not None:
-            return recorded
+            return Flight(
+                sequences=sequences, counts=(), result=lambda: recorded, releases=releases, recorded=True
+            )
+        adapters = [sequence.adapter for sequence in sequences]
         counts = [_num_rows(sequence) for sequence in sequences]
         scheduled = [sequence.num_scheduled_tokens for sequence in sequences]
         with nullcontext() if self.slots is None else self.slots.applied(adapters, scheduled, counts):
-            hidden = self._compute(self._prepare(sequences, counts))
-        ends = np.cumsum(counts)
-        for sequence, count, end in zip(sequences, counts, ends, strict=True):
-            if count and sequence.reader is not None:
+            result = self._begin(self._prepare(sequences, counts))
+        return Flight(sequences=sequences, counts=counts, result=result, releases=releases)
+
+    @torch.inference_mode()
+    def land(
+        self,
+        flight: Flight,
+        alone: Callable[[Sequence], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> Tensor:
+        """What `run` returns, of a step that was started: logits of its live sequences that sample."""
+        if flight.recorded:
+            return flight.result()
+        hidden = flight.result()
+        live = set(flight.live())
+        ends = np.cumsum(flight.counts)
+        for sequence, count, end in zip(flight.sequences, flight.counts, ends, strict=True):
+            if count and sequence.reader is not None and sequence in live:
                 first = sequence.num_computed_tokens + sequence.num_scheduled_tokens - count
                 with alone(sequence):
                     sequence.reader.read(first, hidden[end - count : end], self._compute)
         # an error of a reader finishes all sequences of its request
         sampling = [
             end - 1
-            for sequence, end in zip(sequences, ends.tolist(), strict=True)
-            if sequence.samples_next and not sequence.finished
+            for sequence, end in zip(flight.sequences, ends.tolist(), strict=True)
+            if sequence in live and sequence.samples_next and not sequence.finished
         ]
         return self._compute(hidden if len(sampling) == len(hidden) else hidden[sampling])
+
+    def _begin(self, x: StepInput) -> Callable[[], Tensor]:
+        """Begin to compute final hidden states, which what it returns will return."""
+        hidden = self._compute(x)
+        return lambda: hidden
 
     def _prepare(self, sequences: Sequences[Sequence], num_rows: Sequences[int]) -> StepInput:
         """The tensors of a step; of each sequence the last ``num_rows`` tokens' states are wanted."""

@@ -40,9 +40,11 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_adapters: int = 0,
+        num_steps: int = 1,
         whole: bool = False,
     ) -> None:
         self.whole = whole
+        self.num_steps = num_steps
         self.blocks = blocks
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -68,7 +70,8 @@ class Scheduler:
         """Choose the next step; each sequence returned has ``num_scheduled_tokens`` and blocks for them."""
         self._budget, self._scheduled = self.max_num_batched_tokens, []
         for sequence in self.running:
-            self.blocks.keep_state(sequence)
+            if not sequence.num_scheduled_tokens:  # else the step that it is in has another state
+                self.blocks.keep_state(sequence)
         most = None  # tokens of prompts
         if self.shares is not None:
             beside = any(sequence.decodes for sequence in self.running)
@@ -77,6 +80,8 @@ class Scheduler:
             self._make_room()
         preemptions = self.num_preemptions
         decodes = [sequence for sequence in self.running if sequence.decodes]
+        part = -(-len(decodes) // self.num_steps)
+        decodes = [sequence for sequence in decodes if not sequence.num_scheduled_tokens][:part]
         for sequence in decodes if self.shares is None else self.shares.decodes(decodes):
             self._continue(sequence, self._budget)
         if not self._scheduled:  # they may all have given way
@@ -131,10 +136,17 @@ class Scheduler:
         num_tokens = sequence.num_computed_tokens + self.blocks.chunk(sequence, limit)
         while not self.blocks.can_grow(sequence, num_tokens):
             last = next(one for one in reversed(self.running) if not one.num_scheduled_tokens)
+            if last is sequence and any(one.num_scheduled_tokens for one in self._behind(sequence)):
+                return  # those give way when their steps have landed
             self._preempt(last)
             if last is sequence:
                 return
         self._commit(sequence, num_tokens)
+
+    def _behind(self, sequence: Sequence) -> list[Sequence]:
+        """Those of lower rank that run and are not in the step that is being scheduled."""
+        first = bisect.bisect_right(self.running, sequence.rank, key=by_rank)
+        return [one for one in self.running[first:] if one not in self._scheduled]
 
     def _start(self, sequence: Sequence, limit: int) -> bool:
         """Schedule up to ``limit`` tokens of a waiting sequence, if there is room for it."""
@@ -225,5 +237,6 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.blocks.release(sequence)
+        sequence.num_releases += 1
         sequence.num_computed_tokens = 0
         sequence.num_scheduled_tokens = 0

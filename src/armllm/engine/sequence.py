@@ -79,6 +79,7 @@ class Sequence:
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
     num_preemptions: int = 0
+    num_releases: int = 0  # how often it has given its blocks back
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     second_segment: int | None = None  # where the second text of a pair begins

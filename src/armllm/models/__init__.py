@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from armllm.checkpoint.config import ConfigReader
 from armllm.checkpoint.weights import CheckingWeights
+from armllm.layers.stages import WHOLE, building_stage, current_stage
 from armllm.quant.formats import read_format
 
 if TYPE_CHECKING:
@@ -147,6 +148,23 @@ class Model(Protocol):
         """``hidden[R, hidden_size]`` to fp32 ``[R, vocab_size]``."""
 
 
+class StagedModel(Model, Protocol):
+    """A model of which a process may have some layers (`layers.stages`); all decoders are."""
+
+    def advance(
+        self,
+        states: tuple[Tensor, ...],
+        token_ids: Tensor,
+        places: Tensor,
+        metadata: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """What the next stage gets as ``states``, from what the one before has made.
+
+        The first stage gets none. The last one returns the hidden states that `__call__` of the whole does.
+        """
+
+
 class Classifier(Model, Protocol):
     """A model whose configuration has ``classes``."""
 
@@ -163,13 +181,19 @@ def check_model(
     *,
     max_positions: int = 1,
 ) -> tuple[Model, Inventory]:
-    """Build the model without data, which can't compute, and tell what it takes of the checkpoint.
+    """Build the current stage without data, which can't compute, and tell what it takes of the checkpoint.
 
     CheckpointError says what is missing or wrong.
     """
-    weights = CheckingWeights(checkpoint, dtype, quantization)
-    model = architecture(config, weights, max_positions=max_positions)
-    return model, weights.finish(architecture.ignored_tensors(config))
+    with building_stage(WHOLE):
+        weights = CheckingWeights(checkpoint, dtype, quantization)
+        model = architecture(config, weights, max_positions=max_positions)
+        inventory = weights.finish(architecture.ignored_tensors(config))
+    if current_stage().size > 1:  # all of it is there: now for what this stage takes
+        weights = CheckingWeights(checkpoint, dtype, quantization)
+        model = architecture(config, weights, max_positions=max_positions)
+        inventory = weights.inventory
+    return model, inventory
 
 
 def read_model_config(

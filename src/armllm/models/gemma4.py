@@ -192,12 +192,19 @@ class Gemma4ForCausalLM(LocalRotary):
         if current_ranks() is not None:
             raise RequestError("tensor_parallel_size must be 1 for Gemma 4: its layers have different heads")
         super().__init__(config, weights, max_positions=max_positions)
-        for index, layer in enumerate(self.layers):
-            source = self.layers[config.sources[index]].self_attn
+        own = self.stage.own(config.num_layers)
+        for index, layer in zip(own, self.layers, strict=True):
+            place = config.sources[index]
+            if place not in own:
+                raise RequestError(
+                    f"layer {index} uses the keys and values of layer {place}, which pipeline_parallel_size"
+                    f" {self.stage.size} puts into another stage; VLLM_PP_LAYER_PARTITION changes that"
+                )
+            source = self.layers[place - own.start].self_attn
             if isinstance(layer.self_attn, SharingAttention) and isinstance(source, Gemma4Attention):
                 layer.self_attn.source = source.attention
         size = config.per_layer_size
-        if size:
+        if size and self.stage.is_first:
             model, total = self.decoder_weights(weights), config.num_layers * size
             self.own_table = Embedding(model.scope("embed_tokens_per_layer"), config.per_layer_vocab, total)
             self.own_projection = load_linear(
@@ -220,18 +227,27 @@ class Gemma4ForCausalLM(LocalRotary):
         both: Tensor = (mixed * 2.0**-0.5).view(len(x), -1)
         return both
 
-    def __call__(
-        self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
-    ) -> Tensor:
-        """Final hidden states of ``rows``, or of all tokens."""
-        x, size, last = self.embed(token_ids), self.config.per_layer_size, len(self.layers) - 1
-        inputs = self.own_inputs(token_ids, x) if size else None
-        for index, layer in enumerate(self.layers):
-            if inputs is not None and index == last and rows is not None:
-                inputs = gather(inputs, rows)
-            own = None if inputs is None else inputs[:, index * size : (index + 1) * size]
-            x = layer.forward(x, own, places, metadata, rows if index == last else None)
-        return self.norm(x)
+    def advance(
+        self,
+        states: tuple[Tensor, ...],
+        token_ids: Tensor,
+        places: Tensor,
+        metadata: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """The sum after the layers of this stage, and what the own embeddings of all layers say."""
+        size, own = self.config.per_layer_size, self.stage.own(self.config.num_layers)
+        if not states:
+            x = self.embed(token_ids)
+            states = (x, self.own_inputs(token_ids, x)) if size else (x,)
+        x, *inputs = states
+        for index, layer in zip(own, self.layers, strict=True):
+            last = self.stage.is_last and index == own[-1]
+            if last and rows is not None:
+                inputs = [gather(one, rows) for one in inputs]
+            gated_by = inputs[0][:, index * size : (index + 1) * size] if inputs else None
+            x = layer.forward(x, gated_by, places, metadata, rows if last else None)
+        return (self.norm(x),) if self.stage.is_last else (x, *inputs)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Capped scores of every token of the vocabulary."""

@@ -17,6 +17,7 @@ from armllm.layers.mlp import GatedMLP, PlainMLP
 from armllm.layers.norm import LayerNorm, RMSNorm
 from armllm.layers.recurrent import RecurrentLayer
 from armllm.layers.rotary import RopeParameters, RotaryEmbedding
+from armllm.layers.stages import current_stage
 from armllm.models.rope import read_rope, stretched_length
 from armllm.models.windows import same_everywhere
 
@@ -175,13 +176,17 @@ class LlamaForCausalLM:
         self.rotaries = [self.rotary]
         model = self.decoder_weights(weights)
         embedding, layers, norm = self.names
-        self.embed_tokens = Embedding(model.scope(embedding), config.vocab_size, config.hidden_size)
+        self.stage = current_stage()
+        if self.stage.is_first:
+            self.embed_tokens = Embedding(model.scope(embedding), config.vocab_size, config.hidden_size)
         self.layers = [
             self.layer_class(config, model.scope(f"{layers}.{index}"), self.rotary_of(index), index)
-            for index in range(config.num_layers)
+            for index in self.stage.layers(config.num_layers)
         ]
-        self.norm = self.layer_class.load_norm(config, model, norm)
-        self.lm_head = self.load_head(weights)
+        if self.stage.is_last:
+            self.norm = self.layer_class.load_norm(config, model, norm)
+        if self.stage.is_first:
+            self.lm_head = self.load_head(weights)
         mixers = [layer.self_attn for layer in self.layers]
         caching = [getattr(mixer, "attention", None) for mixer in mixers]
         self.attention_layers = [one for one in caching if isinstance(one, Attention)]
@@ -227,13 +232,26 @@ class LlamaForCausalLM:
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         """Final hidden states of ``rows``, or of all tokens."""
-        x, residual = self.embed(token_ids), None
+        return self.advance((), token_ids, places, metadata, rows)[0]
+
+    def advance(
+        self,
+        states: tuple[Tensor, ...],
+        token_ids: Tensor,
+        places: Tensor,
+        metadata: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """Branch and sum after the layers of this stage, from those of the one before."""
+        x, residual = states or (self.embed(token_ids), None)
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, places, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
-        x, residual = self.layers[-1](x, residual, places, metadata, rows)
+        x, residual = self.layers[-1](x, residual, places, metadata, rows if self.stage.is_last else None)
+        if not self.stage.is_last:
+            return x, residual
         self.norm.add(x, residual)
-        return x
+        return (x,)
 
     def places(self, positions: Tensor, total_lens: Tensor) -> Tensor:
         """Where tokens stand in the tables of the rotary embedding."""

@@ -12,12 +12,14 @@ from armllm.layers.embedding import Embedding, gather
 from armllm.layers.linear import as_float32, load_linear, tied_head
 from armllm.layers.mlp import PlainMLP
 from armllm.layers.norm import LayerNorm
+from armllm.layers.stages import current_stage
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from armllm.checkpoint.weights import Weights
+    from armllm.layers.linear import Linear
     from armllm.layers.recurrent import RecurrentLayer
     from armllm.layers.rotary import RotaryEmbedding
 
@@ -97,29 +99,38 @@ class OPTForCausalLM:
         self.rotaries: list[RotaryEmbedding] = []
         decoder = weights.scope("model", optional=True).scope("decoder")
         hidden_size, embedding_size = config.hidden_size, config.embedding_size
+        self.stage = current_stage()
+        self.project_in: Linear | None = None
+        self.project_out: Linear | None = None
+        if self.stage.is_first:
+            self._load_ends(weights, decoder, hidden_size, embedding_size)
+        self.layers = [
+            OPTDecoderLayer(config, decoder.scope(f"layers.{index}"))
+            for index in self.stage.layers(config.num_layers)
+        ]
+        self.final_layer_norm = (
+            LayerNorm(decoder.scope("final_layer_norm"), hidden_size, EPS, affine=config.affine)
+            if config.final_norm and self.stage.is_last
+            else None
+        )
+        self.attention_layers = [layer.attention for layer in self.layers]
+        self.recurrent_layers: list[RecurrentLayer] = []
+
+    def _load_ends(self, weights: Weights, decoder: Weights, hidden_size: int, embedding_size: int) -> None:
+        """What makes the first states of tokens, and scores of the last ones."""
+        config = self.config
         self.embed_tokens = Embedding(decoder.scope("embed_tokens"), config.vocab_size, embedding_size)
         self.embed_positions = Embedding(
             decoder.scope("embed_positions"), config.max_position_embeddings + POSITION_OFFSET, hidden_size
         )
-        self.project_in = self.project_out = None
         if embedding_size != hidden_size:
             self.project_in = load_linear(decoder, {"project_in": hidden_size}, embedding_size, bias=False)
             self.project_out = load_linear(decoder, {"project_out": embedding_size}, hidden_size, bias=False)
-        self.layers = [
-            OPTDecoderLayer(config, decoder.scope(f"layers.{index}")) for index in range(config.num_layers)
-        ]
-        self.final_layer_norm = (
-            LayerNorm(decoder.scope("final_layer_norm"), hidden_size, EPS, affine=config.affine)
-            if config.final_norm
-            else None
-        )
         self.lm_head = (
             tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
             else load_linear(weights, {"lm_head": config.vocab_size}, embedding_size, bias=False)
         )
-        self.attention_layers = [layer.attention for layer in self.layers]
-        self.recurrent_layers: list[RecurrentLayer] = []
 
     @staticmethod
     def read_config(reader: ConfigReader) -> OPTConfig:
@@ -155,15 +166,30 @@ class OPTForCausalLM:
         self, token_ids: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None
     ) -> Tensor:
         """Final hidden states of ``rows``, or of all tokens."""
-        x = self.embed_tokens(token_ids)
-        if self.project_in is not None:
-            x = self.project_in(x)
-        x = x + self.embed_positions(places)
+        return self.advance((), token_ids, places, metadata, rows)[0]
+
+    def advance(
+        self,
+        states: tuple[Tensor, ...],
+        token_ids: Tensor,
+        places: Tensor,
+        metadata: AttentionMetadata,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """The states after the layers of this stage."""
+        (x,) = states or (self.embed(token_ids, places),)
         for layer in self.layers[:-1]:
             x = layer(x, metadata, rows=None)
         # After the last layer's attention nothing looks at the other tokens any more.
-        x = self.layers[-1](x, metadata, rows)
-        return x if self.final_layer_norm is None else self.final_layer_norm(x)
+        x = self.layers[-1](x, metadata, rows if self.stage.is_last else None)
+        return (x if self.final_layer_norm is None else self.final_layer_norm(x),)
+
+    def embed(self, token_ids: Tensor, places: Tensor) -> Tensor:
+        """What the first layer sees."""
+        x = self.embed_tokens(token_ids)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        return x + self.embed_positions(places)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of every token of the vocabulary."""

@@ -177,8 +177,8 @@ def test_commands_of_guides_for_vllm_run(folder, capsys, command):
     lengths = ["--input-len", "4", "--output-len", "2", "--dtype", "float32", "--max-model-len", "64"]
     assert main(["bench", command, "--model", folder, *size, *guide, *lengths, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == 1
-    assert main(["bench", command, "--model", folder, "--pipeline_parallel_size", "2"]) == 2
-    assert "--pipeline-parallel-size can only be 1 here, not 2" in capsys.readouterr().err
+    assert main(["bench", command, "--model", folder, "--data_parallel_rank", "2"]) == 2
+    assert "--data-parallel-rank can only be 0 here, not 2" in capsys.readouterr().err
 
 
 def test_it_calls_itself_by_the_name_of_the_command_wherever_it_was_started(capsys, monkeypatch):

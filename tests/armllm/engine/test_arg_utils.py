@@ -32,9 +32,10 @@ def test_options_become_a_config_with_the_defaults_of_their_use():
     for usage in (None, UsageContext.ENGINE_CONTEXT, UsageContext.OPENAI_API_SERVER):
         config = arguments.create_engine_config(usage)
         assert (config.max_num_seqs, config.max_num_batched_tokens) == (128, 2048)
-    arguments.tensor_parallel_size = 2  # each rank has its part, as in vLLM
-    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 4096)
+    for sizes in ((1, 2), (2, 1)):  # each process has its part, as in vLLM
+        arguments.tensor_parallel_size, arguments.pipeline_parallel_size = sizes
+        config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 4096)
     arguments.max_num_batched_tokens = 64
     assert arguments.create_engine_config().max_num_seqs == 64
     assert dataclasses.asdict(arguments)["max_model_len"] == 64
@@ -45,7 +46,7 @@ def test_wrong_options_are_refused_when_they_are_set():
         EngineArgs(model="m", enable_lora_bias=True)
     arguments = EngineArgs(model="m")
     with pytest.raises(RequestError, match="one machine"):
-        arguments.pipeline_parallel_size = 2
+        arguments.nnodes = 2
     with pytest.raises(TypeError, match="does not take 'max_len'"):
         arguments.max_len = 2
     with pytest.raises(AttributeError, match="max_len"):
@@ -67,7 +68,7 @@ def test_a_programs_own_parser_takes_the_options(tmp_path):
     parsed = EngineArgs.from_cli_args(arguments)
     assert (parsed.seed, parsed.enable_prefix_caching, parsed.model) == (3, False, str(MODEL))
     with pytest.raises(RequestError, match="one machine"):
-        EngineArgs.from_cli_args(parser.parse_args(["--pipeline-parallel-size", "2"]))
+        EngineArgs.from_cli_args(parser.parse_args(["--nnodes", "2"]))
     file = tmp_path / "options.yaml"
     file.write_text("max_model_len: 32\nseed: 5\nenable-prefix-caching: false\n")
     arguments = parser.parse_args(["--config", str(file), "--seed", "6"])

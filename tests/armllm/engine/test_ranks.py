@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import os
-import pickle
+import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,10 +27,15 @@ from tests.armllm.quant.forms import awq, gptq, write_quantised
 
 from armllm import LLM, AsyncLLM, SamplingParams
 from armllm.api import llm_engine
-from armllm.engine import placement
-from armllm.engine.ranks import follow, load_follower
+from armllm.engine import followers, placement
+from armllm.engine.config import EngineConfig
+from armllm.engine.followers import NO_FILE
+from armllm.engine.messages import Link
+from armllm.engine.model_runner import Part
+from armllm.engine.ranks import FollowingStage, follow, load_follower
 from armllm.errors import EngineError, RequestError
 from armllm.kernels._extension import extension
+from armllm.layers.stages import Stage
 
 SECONDS = 20.0
 MODEL = Path(llm_engine.__file__).parents[1] / "smoke/model"
@@ -36,66 +44,103 @@ MODEL = Path(llm_engine.__file__).parents[1] / "smoke/model"
 class ThreadFollowers:
     """As `Followers`, in threads."""
 
-    def __init__(self, size):
-        self._file = os.memfd_create("ranks")
-        os.ftruncate(self._file, extension.Ranks.bytes(size))
-        self.ranks = extension.Ranks(self._file, 0, size, SECONDS)
+    def __init__(self, group, file=NO_FILE):
+        self.group = group
         self.on_failure = []
-        self.loaded = threading.Barrier(size)
+        self.loaded = threading.Barrier(group.size)
         self.errors = []
         self.threads = []
+        self._file = os.dup(file) if file != NO_FILE else file
+        self._far_ends = []
+        if file == NO_FILE:
+            pairs = [socket.socketpair() for _ in range(1, group.size)]
+            group.links = [Link(near) for near, _ in pairs]
+            self._far_ends = [Link(far) for _, far in pairs]
+            for rank, link in enumerate(group.links, 1):
+                self._start(self._pass_on, rank, link)
+
+    def _start(self, target, *arguments):
+        self.threads.append(threading.Thread(target=target, args=arguments))
+        self.threads[-1].start()
+
+    def _pass_on(self, rank, link):
+        with contextlib.suppress(EOFError, OSError, ValueError):
+            while True:
+                self.group.received(rank, link.receive())
 
     def load(self, config):
-        config = pickle.loads(pickle.dumps(config))  # noqa: S301 - as a process gets it
-        for rank in range(1, self.ranks.size):
-            self.threads.append(threading.Thread(target=self._follow, args=(rank, config)))
-            self.threads[-1].start()
+        config = json.loads(json.dumps(dataclasses.asdict(config)))  # as a process gets it
+        for rank in range(1, self.group.size):
+            self._start(self._follow, rank, EngineConfig(**config))
 
     def _follow(self, rank, config):
         torch.set_num_threads(1)
-        ranks = extension.Ranks(self._file, rank, self.ranks.size, SECONDS)
+        size = self.group.size
         try:
-            runner = load_follower(config, ranks)
+            if self._file == NO_FILE:
+                link, inbox = self._far_ends[rank - 1], queue.SimpleQueue()
+                self._start(receive, link, inbox)
+                end = FollowingStage(Stage(rank, size, self.group.stage.counts), link, inbox)
+                runner = load_follower(config, Part(end=end), rank, size)
+                self.loaded.wait(SECONDS)
+                end.follow(runner)
+            ranks = extension.Ranks(self._file, rank, size, SECONDS)
+            runner = load_follower(config, Part(ranks=ranks), rank, size)
             self.loaded.wait(SECONDS)
             follow(runner, ranks)
         except Exception as error:  # noqa: BLE001 - looked at by `close`
             self.errors.append(error)
-            ranks.fail(rank + 1)
+            self.group.fail(rank + 1)
 
     def wait(self):
         self.loaded.wait(SECONDS)
 
     def check(self):
-        if self.ranks.failure:
-            raise EngineError(f"failure {self.ranks.failure}: {self.errors}")
+        if self.group.failure:
+            for error in self.errors:
+                if isinstance(error, RequestError):
+                    raise error
+            raise EngineError(f"failure {self.group.failure}: {self.errors}")
 
     def close(self):
-        self.ranks.fail(1)
+        self.group.fail(1)
+        for link in [*self._far_ends, *getattr(self.group, "links", [])]:
+            link.close()
         for thread in self.threads:
             thread.join(SECONDS)
             assert not thread.is_alive()
-        os.close(self._file)
+        if self._file != NO_FILE:
+            os.close(self._file)
+
+
+def receive(link, inbox):
+    """As a follower's thread; the last message is none."""
+    with contextlib.suppress(EOFError, OSError, ValueError):
+        while True:
+            inbox.put(link.receive())
+    inbox.put({})
 
 
 @pytest.fixture
 def in_threads(monkeypatch):
-    monkeypatch.setattr(llm_engine, "Followers", ThreadFollowers)
+    monkeypatch.setattr(followers, "Followers", ThreadFollowers)
     monkeypatch.setattr(placement.os, "sched_setaffinity", lambda *_: None)
 
 
 @contextlib.contextmanager
-def loaded(folder, size, **options):
-    llm = LLM(folder, tensor_parallel_size=size, **options)
+def loaded(folder, size, by="tensor", **options):
+    llm = LLM(folder, **{f"{by}_parallel_size": size}, **options)
     try:
         yield llm
     finally:
         if size > 1:
             llm.llm_engine.followers.close()
             errors = getattr(llm.llm_engine.followers, "errors", [])
-            assert all("ranks were stopped" in str(error) for error in errors), errors
+            stopped = "ranks were stopped" if by == "tensor" else "'copies'"  # of a message that is none
+            assert all(stopped in str(error) for error in errors), errors
 
 
-def answers(folder, size, **options):
+def answers(folder, size, by="tensor", **options):
     """Tokens and log-probabilities of prompts that share a prefix, are chunked and are preempted."""
     prompts = [[7, 8, 9] * 12 + prompt for prompt in random_prompts((40, 3, 17, 1), 0)]
     params = [
@@ -110,13 +155,14 @@ def answers(folder, size, **options):
         for seed in range(len(prompts))
     ]
     options = {"max_num_batched_tokens": 32, "block_size": 16, "num_gpu_blocks_override": 10} | options
-    with loaded(folder, size, max_model_len=128, **options) as llm:
+    with loaded(folder, size, by, max_model_len=128, **options) as llm:
         results = llm.generate(prompts, params, use_tqdm=False)
         results += llm.generate(prompts, params, use_tqdm=False)
         engine = llm.llm_engine
         assert engine.stats().num_prefix_hits
         assert engine.stats().num_preemptions
         assert not engine.runner.decode.recordings or size == 1
+        engine.check_integrity()
     return [
         (
             result.outputs[0].token_ids,
@@ -170,9 +216,9 @@ def test_quantised_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_
     assert short_answers(folder, 2) == short_answers(folder, 1)
 
 
-def short_answers(folder, size):
+def short_answers(folder, size, by="tensor"):
     params = SamplingParams(max_tokens=8, temperature=0, logprobs=1, ignore_eos=True)
-    with loaded(folder, size, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=64) as llm:
+    with loaded(folder, size, by, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=64) as llm:
         outputs = llm.generate(random_prompts((9, 20), 1), params, use_tqdm=False)
     return [(one.outputs[0].token_ids, one.outputs[0].cumulative_logprob) for one in outputs]
 
@@ -266,14 +312,19 @@ def gone(pids, seconds=SECONDS):
     return True
 
 
+BOTH = pytest.mark.parametrize("by", ["tensor", "pipeline"])
+
+
+@BOTH
 @pytest.mark.slow
-def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch):
+def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch, by):
+    options = {f"{by}_parallel_size": 2}
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     params = SamplingParams(max_tokens=400, ignore_eos=True)
 
     async def idle():
-        engine = AsyncLLM(str(MODEL), tensor_parallel_size=2)
-        (process,) = engine.llm_engine.followers._processes
+        engine = AsyncLLM(str(MODEL), **options)
+        (process,) = engine.llm_engine.followers._shared.processes
         async for output in engine.generate([5, 6], SamplingParams(max_tokens=3), "a"):
             assert output.outputs
         process.send_signal(signal.SIGKILL)
@@ -285,8 +336,8 @@ def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch):
         engine.shutdown()
 
     asyncio.run(idle())
-    llm = LLM(str(MODEL), tensor_parallel_size=2)
-    (process,) = llm.llm_engine.followers._processes
+    llm = LLM(str(MODEL), **options)
+    (process,) = llm.llm_engine.followers._shared.processes
     threading.Timer(0.3, process.kill).start()
     with pytest.raises(EngineError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
         llm.generate([[5, 6]] * 2000, params, use_tqdm=False)
@@ -294,23 +345,25 @@ def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch):
         llm.generate([[5, 6]], params, use_tqdm=False)
 
 
+@BOTH
 @pytest.mark.slow
-def test_a_stopped_rank_is_too_late_and_ended(monkeypatch):
+def test_a_stopped_rank_is_too_late_and_ended(monkeypatch, by):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1.5")
-    llm = LLM(str(MODEL), tensor_parallel_size=2)
-    (process,) = llm.llm_engine.followers._processes
+    llm = LLM(str(MODEL), **{f"{by}_parallel_size": 2})
+    (process,) = llm.llm_engine.followers._shared.processes
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(EngineError, match=r"rank 1 did not answer within 1\.5 seconds"):
         llm.generate([[5, 6]], SamplingParams(max_tokens=4), use_tqdm=False)
     assert gone([process.pid])
 
 
+@BOTH
 @pytest.mark.slow
-def test_followers_end_with_rank_0():
+def test_followers_end_with_rank_0(by):
     code = f"""
 from armllm import LLM
-llm = LLM({str(MODEL)!r}, tensor_parallel_size=2)
+llm = LLM({str(MODEL)!r}, {by}_parallel_size=2)
 print(*llm.llm_engine.followers.pids, flush=True)
 input()
 """

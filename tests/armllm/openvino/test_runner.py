@@ -89,6 +89,7 @@ def test_a_cache_of_8_bits(llm):
     ("options", "message"),
     [
         ({"tensor_parallel_size": 2}, "does not take tensor_parallel_size"),
+        ({"pipeline_parallel_size": 2}, "does not take pipeline_parallel_size"),
         ({"enable_lora": True}, "does not take enable_lora"),
         ({"load_format": "dummy"}, "no load_format dummy"),
         ({"block_size": 16}, "block_size 16: OpenVINO's attention has blocks of 32"),

@@ -200,8 +200,9 @@ def test_a_signal_while_loading_stops(start, folder):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_server_with_an_error(start, folder):
-    server = start(folder, "--dtype", "float32", "--tensor-parallel-size", "2")
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_a_rank_that_is_killed_ends_the_server_with_an_error(start, folder, flag):
+    server = start(folder, "--dtype", "float32", flag, "2")
     results = {}
     thread = reading(server.wait_ready(), results)
     (follower,) = engine_of(server).children()
@@ -230,8 +231,8 @@ def test_an_engine_that_is_killed_takes_its_ranks_along(start, folder):
     [
         (["/nowhere"], "/nowhere"),
         (["FOLDER", "--max-modellen", "5"], "--max-model-len"),
-        (["FOLDER", "--pipeline-parallel-size", "2"], "--pipeline-parallel-size"),
-        (["FOLDER", "-pp", "2"], "--pipeline-parallel-size"),
+        (["FOLDER", "--pipeline-parallel-size", "99"], "pipeline_parallel_size must be at most 64"),
+        (["FOLDER", "-pp", "2", "-tp", "2"], "do not go together"),
         (["FOLDER", "--tool-call-parser", "pythonic"], "hermes"),
         (["FOLDER", "--enable-auto-tool-choice"], "--tool-call-parser"),
         (["FOLDER", "--reasoning-parser", "granite"], "deepseek_r1"),

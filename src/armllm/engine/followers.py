@@ -1,0 +1,219 @@
+"""The processes that compute a model together with this one, as this one has them.
+
+Rank 0 is the process of the engine, with scheduler, sampler and grammars. The others, its followers, load
+their part of the model and compute every step that it sends them. They end when it does. Either all have some
+rows of every product (`layers.ranks`), or each has some of the layers (`layers.stages`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from armllm import environment, errors
+from armllm.engine.messages import Link, Message
+from armllm.engine.pipeline import LATE, LOAD_SECONDS, Pipeline
+from armllm.errors import ArmllmError, EngineError
+from armllm.helper_process import python_module
+from armllm.kernels._extension import extension
+from armllm.layers.ranks import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from armllm.engine.config import EngineConfig
+    from armllm.engine.model_runner import ModelRunner
+
+COMMAND = python_module("armllm.engine.ranks")
+NO_FILE = -1
+
+
+@dataclasses.dataclass
+class Shared:
+    """What the threads that read from followers share with `Followers`, which they must not keep alive."""
+
+    group: extension.Ranks | Pipeline
+    processes: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+    links: list[Link] = dataclasses.field(default_factory=list)
+    errors: dict[int, ArmllmError] = dataclasses.field(default_factory=dict)  # by rank
+    loaded: queue.SimpleQueue[int] = dataclasses.field(default_factory=queue.SimpleQueue)
+    on_failure: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+
+    def fail(self, rank: int) -> None:
+        """A follower has ended: stop all, even those that would not end by themselves."""
+        self.group.fail(rank + 1)
+        for process in list(self.processes):
+            process.kill()
+        self.loaded.put(0)
+        for call in list(self.on_failure):
+            call()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.on_failure.clear()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        for link in self.links:
+            link.close()
+
+
+class Followers:
+    """The ranks above 0. They are started at once, and load what `load` says.
+
+    ``on_failure``: called by another thread when one has ended.
+    """
+
+    def __init__(self, group: extension.Ranks | Pipeline, file: int = NO_FILE) -> None:
+        self.group = group
+        self._started = time.monotonic()
+        self._is_loaded = False
+        self._shared = Shared(group)
+        self.on_failure = self._shared.on_failure
+        self.close = weakref.finalize(self, self._shared.close)
+        for rank in range(1, group.size):
+            self._start(rank, file)
+        if isinstance(group, Pipeline):
+            group.links = self._shared.links
+
+    def _start(self, rank: int, file: int) -> None:
+        near, far = socket.socketpair()
+        link = Link(near)
+        link.limit_sending(environment.step_seconds())
+        self._shared.links.append(link)
+        with far:
+            numbers = (far.fileno(), file, rank, self.group.size)
+            files = [far.fileno()] if file == NO_FILE else [far.fileno(), file]
+            process = subprocess.Popen(
+                [*COMMAND, *map(str, numbers)], pass_fds=files, stdin=subprocess.DEVNULL
+            )
+        self._shared.processes.append(process)
+        name = f"armllm-rank-{rank}"
+        threading.Thread(target=_read, args=(link, rank, self._shared), name=name, daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids, from rank 1 on."""
+        return [process.pid for process in self._shared.processes]
+
+    def load(self, config: EngineConfig) -> None:
+        """Have them load what ``config`` says; `wait` for it later."""
+        message: Message = {"config": dataclasses.asdict(config) | {"hf_token": None}}
+        if isinstance(self.group, Pipeline):
+            message["counts"] = list(self.group.stage.counts)
+        for link in self._shared.links:
+            with contextlib.suppress(OSError):  # `wait` says why
+                link.send(message)
+
+    def wait(self) -> None:
+        """Return when all have loaded, or the error of one of them says what it came to.
+
+        They get twice as long as this process took, and two minutes.
+        """
+        deadline = time.monotonic() + LOAD_SECONDS + (time.monotonic() - self._started)
+        missing = set(range(1, self.group.size))
+        while missing:
+            try:
+                missing.discard(self._shared.loaded.get(timeout=max(0, deadline - time.monotonic())))
+            except queue.Empty:
+                self.group.fail(LATE + min(missing))
+            self.check()
+        self._is_loaded = True
+
+    def check(self) -> None:
+        """Raise if one of them has failed: with its number and the reason, or what it says of loading."""
+        code = self.group.failure
+        if not code:
+            return
+        reason = self._reason(code)
+        self.close()
+        raise reason
+
+    def _reason(self, code: int) -> ArmllmError:
+        if code == INTERRUPTED:
+            return EngineError("a step was interrupted, and the ranks no longer agree: load the model again")
+        if code >= LATE:
+            rank = code - LATE
+            if not self._is_loaded:
+                return EngineError(f"rank {rank} did not load the model in time")
+            return EngineError(f"rank {rank} did not answer within {environment.step_seconds():g} seconds")
+        rank = code - 1
+        status = self._shared.processes[rank - 1].wait()
+        error = self._shared.errors.get(rank)
+        if error is not None:
+            return EngineError(f"rank {rank} failed: {error}") if self._is_loaded else error
+        if status < 0:
+            return EngineError(f"rank {rank} was ended by signal {-status} ({signal.strsignal(-status)})")
+        return EngineError(f"rank {rank} ended with status {status}")
+
+
+def _read(link: Link, rank: int, shared: Shared) -> None:
+    """Take what a follower says until it says no more."""
+    try:
+        while True:
+            message = link.receive()
+            if "error" in message:
+                shared.errors[rank] = error_of(message)
+            elif "loaded" in message:
+                shared.loaded.put(rank)
+            elif isinstance(shared.group, Pipeline):
+                shared.group.received(rank, message)
+    except (EOFError, OSError):
+        pass
+    except (EngineError, KeyError, TypeError) as error:
+        shared.errors[rank] = EngineError(f"its messages make no sense: {error}")
+    shared.fail(rank)
+
+
+def as_error(error: BaseException) -> Message:
+    """An error as a message."""
+    if not isinstance(error, ArmllmError):
+        error = EngineError(f"{type(error).__name__}: {error}".split("\n", 1)[0])
+    return {"error": [type(error).__name__, str(error)]}
+
+
+def error_of(message: Message) -> ArmllmError:
+    """The error of a message."""
+    name, text = message["error"]
+    found: Any = getattr(errors, str(name), None)
+    known = isinstance(found, type) and issubclass(found, ArmllmError)
+    error: ArmllmError = (found if known else EngineError)(str(text))
+    return error
+
+
+def follower_config(config: EngineConfig, runner: ModelRunner) -> EngineConfig:
+    """The options with what rank 0 decided by them."""
+    return dataclasses.replace(
+        config,
+        model=str(config.model_folder),
+        dtype=str(runner.dtype).removeprefix("torch."),
+        max_model_len=runner.max_model_len,
+        num_gpu_blocks_override=runner.num_blocks
+        if config.tensor_parallel_size > 1
+        else config.num_gpu_blocks_override,
+    )
+
+
+def start_followers(config: EngineConfig, counts: Sequence[int]) -> Followers | None:
+    """The other processes that the options ask for; ``counts``: layers of each stage."""
+    if config.pipeline_parallel_size > 1:
+        return Followers(Pipeline(config.pipeline_parallel_size, counts, environment.step_seconds()))
+    size = config.tensor_parallel_size
+    if size == 1:
+        return None
+    file = os.memfd_create("armllm-ranks")
+    try:
+        os.ftruncate(file, extension.Ranks.bytes(size))
+        return Followers(extension.Ranks(file, 0, size, environment.step_seconds()), file)
+    finally:
+        os.close(file)
