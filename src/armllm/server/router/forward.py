@@ -205,7 +205,7 @@ class Relay(Response):
 
 async def whole_events(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The same bytes, cut between server-sent events; of what is broken off the last event is dropped."""
-    rest = b""
+    rest = bytearray()  # which grows by a small piece without a copy of the whole
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             searched = max(0, len(rest) - 3)
@@ -214,10 +214,10 @@ async def whole_events(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
             if len(rest) - end > EVENT_BYTES:
                 end = len(rest)
             if end:
-                yield rest[:end]
-                rest = rest[end:]
+                yield bytes(rest[:end])
+                del rest[:end]
     if rest:
-        yield rest
+        yield bytes(rest)
 
 
 def cut_event(path: str) -> bytes:

@@ -37,6 +37,7 @@ class RouterMetrics(Collector):
             "armllm:router_cut_answers", "Answers that a replica broke off.", registry=registry
         )
         self._counters = registry
+        self._page: asyncio.Future[bytes] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """The counters, and the replicas as they are now."""
@@ -57,12 +58,20 @@ class RouterMetrics(Collector):
         yield from (well, running, requests)
 
     async def render(self) -> bytes:
-        """The page. A replica that doesn't answer in time is missing from it."""
+        """The page. A replica that doesn't answer in time is missing from it.
+
+        Whoever asks while it is made gets the same one: making it costs far more than asking.
+        """
+        if self._page is None or self._page.done():
+            self._page = asyncio.ensure_future(self._render())
+        return await asyncio.shield(self._page)
+
+    async def _render(self) -> bytes:
         pages = await asyncio.gather(*(_page(replica) for replica in self._replicas.well))
         registry = CollectorRegistry()
         registry.register(self)
         registry.register(_Merged([page for page in pages if page is not None]))
-        return generate_latest(registry)
+        return await asyncio.to_thread(generate_latest, registry)
 
 
 async def _page(replica: Replica) -> tuple[str, list[Metric]] | None:
@@ -70,10 +79,14 @@ async def _page(replica: Replica) -> tuple[str, list[Metric]] | None:
         status, text = await replica.get("/metrics", SECONDS, METRICS_BYTES)
         if status != 200 or len(text) > METRICS_BYTES:
             raise ValueError(f"status {status}, {len(text)} bytes")  # noqa: TRY301
-        return replica.name, list(text_string_to_metric_families(text.decode()))
-    except (UpstreamError, ValueError, KeyError) as error:
+        return replica.name, await asyncio.to_thread(_families, text)
+    except (UpstreamError, ValueError, LookupError) as error:
         logger.warning("replica %s at %s has no metrics: %.200s", replica.name, replica.url, error)
         return None
+
+
+def _families(text: bytes) -> list[Metric]:
+    return list(text_string_to_metric_families(text.decode()))
 
 
 class _Merged(Collector):

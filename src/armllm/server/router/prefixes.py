@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256
 BYTES_PER_TOKEN = 4
 HASH_BYTES = 8
-MOST_CHUNKS = 1 << 16  # of one replica, some 10 MiB here
+MOST_CHUNKS = 1 << 16  # of one replica, some 10 MiB here; and of one request
 MOST_OUTPUT = 512  # tokens: limits in requests are often far above what is written
 MOST_SEQUENCES = 128
 MOST_VALUES = 1 << 21  # of JSON, each of which becomes an object
@@ -53,14 +53,16 @@ def read_prompt(path: str, document: bytes) -> Prompt:
     if not isinstance(body, dict):
         return Prompt(tokens=len(document) / BYTES_PER_TOKEN)
     heading = b"".join(_bytes(body[name]) for name in HEADING if body.get(name))
-    texts, tokens = [], 0.0
+    chains, tokens, size, left = [], 0.0, 0, MOST_CHUNKS
     for name in TEXTS:
         for text, count in _texts(body.get(name)):
-            texts.append(heading + text)
             tokens += count + len(heading) / BYTES_PER_TOKEN
-    size = sum(map(len, texts))
+            size += len(heading) + len(text)
+            room = left * CHUNK_BYTES  # a long heading of many texts would become terabytes
+            chains.append(_hashes(heading[:room] + text[: max(0, room - len(heading))]))
+            left -= len(chains[-1])
     return Prompt(
-        tuple(_hashes(text) for text in texts),
+        tuple(chains),
         CHUNK_BYTES * tokens / max(1, size),
         tokens,
         _output(body) if path.endswith(GENERATES) else 0.0,

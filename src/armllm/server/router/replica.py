@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("armllm.server.router")
 
 Policy = Literal["cache_aware", "round_robin"]
-METRICS_BYTES = 16 << 20
+METRICS_BYTES = 2 << 20  # a second to read; a server's page has some 50 kB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +145,9 @@ class Replica:
                 answer.abort()
 
     async def _take_back(self) -> None:
-        with contextlib.suppress(UpstreamError, ValueError):
+        with contextlib.suppress(UpstreamError):
             _, text = await self.get("/metrics", self._checks.timeout, METRICS_BYTES)
-            if (found := cache_blocks(text)) is not None:
+            if (found := await asyncio.to_thread(cache_blocks, text)) is not None:
                 self.prefixes.set_capacity(found[0] * found[1])
         self.well = True
         logger.info("replica %s at %s is well", self.name, self.url)
@@ -155,10 +155,11 @@ class Replica:
 
 def cache_blocks(text: bytes) -> tuple[int, int] | None:
     """Blocks of a replica's KV cache and tokens per block, by its metrics; None if they don't say."""
-    for family in text_string_to_metric_families(text.decode()):
-        for sample in family.samples:
-            if sample.name == "vllm:cache_config_info":
-                return int(sample.labels["num_gpu_blocks"]), int(sample.labels["block_size"])
+    with contextlib.suppress(ValueError, LookupError):  # a replica may say anything
+        for family in text_string_to_metric_families(text.decode()):
+            for sample in family.samples:
+                if sample.name == "vllm:cache_config_info":
+                    return int(sample.labels["num_gpu_blocks"]), int(sample.labels["block_size"])
     return None
 
 

@@ -17,7 +17,7 @@ from armllm.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-HEAD_BYTES = 64 << 10  # of an answer's status and headers
+HEAD_BYTES = 64 << 10  # of an answer's status and headers, and of trailers, without a piece of the body
 READ_BYTES = 64 << 10
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # uvicorn closes a connection after 5
@@ -124,7 +124,7 @@ class Answer:
         self._no_body = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: collections.deque[bytes] = collections.deque()
-        self._head_bytes = 0
+        self._head_bytes = 0  # since the last piece of the body
         self._has_head = self._complete = self._excess = False
 
     async def begin(self) -> None:
@@ -154,14 +154,16 @@ class Answer:
                 return
             raise UpstreamError("the connection was closed before the answer's end")
         self.heard = True
+        known = len(self._pieces)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise UpstreamError(f"its answer is not HTTP: {error}") from None
-        if not self._has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                raise UpstreamError(f"the headers of its answer have more than {HEAD_BYTES} bytes")
+        if self._has_head and not 200 <= self.status < 600:
+            raise UpstreamError(f"its answer has the status {self.status}, which is none")
+        self._head_bytes = 0 if len(self._pieces) > known else self._head_bytes + len(data)
+        if self._head_bytes > HEAD_BYTES:
+            raise UpstreamError(f"the headers or trailers of its answer have more than {HEAD_BYTES} bytes")
 
     def _until_end(self) -> bool:
         """Whether the end of the connection is the body's."""
@@ -191,7 +193,7 @@ class Answer:
     def on_headers_complete(self) -> None:
         """The head is there, unless it only says that another follows."""
         status = self._parser.get_status_code()
-        if status < 200:
+        if 100 <= status < 200:
             self.headers.clear()
         elif not self._has_head:
             self.status, self._has_head = status, True

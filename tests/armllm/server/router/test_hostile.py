@@ -1,0 +1,175 @@
+"""A router between hostile clients and hostile replicas: it stays well, and its memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+
+import httpx2
+import pytest
+from tests.armllm.server.router.conftest import Replica, begin_events, chunk, respond
+from tests.armllm.server.router.test_forward import in_loop
+
+from armllm.server.router import prefixes
+
+MEMORY = 100  # MB that a hostile answer or request may add
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+def without_end(start, piece, most=400 << 20):
+    """An answer that begins so and goes on; more than ``most`` bytes of it nobody reads."""
+
+    async def answer(_request, writer):
+        writer.write(start)
+        sent = 0
+        while sent < most:
+            writer.write(piece)
+            sent += len(piece)
+            await writer.drain()
+        raise AssertionError("it was all read")
+
+    return answer
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "a status line": (b"HTTP/1.1 200 ", b"O" * 60000),
+    "headers": (OK, b"x-a: b\r\n" * 5000),
+    "a header's name": (OK, b"x" * 60000),
+    "a header's value": (OK + b"x: ", b"x" * 60000),
+    "heads before the head": (b"", b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n" * 1000),
+    "a chunk's extension": (CHUNKED + b"1;", b"x" * 60000),
+    "trailers": (CHUNKED + b"1\r\na\r\n0\r\n", b"x-a: b\r\n" * 5000),
+    "a trailer's value": (CHUNKED + b"1\r\na\r\n0\r\nx: ", b"x" * 60000),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@in_loop
+async def test_what_never_ends_of_an_answer_is_cut(cluster, kind):
+    async with cluster(Replica(without_end(*ENDLESS[kind]))) as one:
+        before, began = peak(), time.process_time()
+        try:
+            answer = await asyncio.wait_for(one.complete(), 20)
+            assert answer.status_code == 502, answer
+            assert len(answer.text) < 1000
+        except httpx2.RemoteProtocolError:  # it had begun
+            assert "chunk" in kind or "trailer" in kind
+        assert peak() - before < MEMORY
+        assert time.process_time() - began < 5
+        assert (await one.client.get("/load")).json() == {"server_load": 0}
+
+
+@in_loop
+async def test_an_event_without_an_end_in_small_pieces_costs_no_more_than_its_bytes(cluster):
+    async def answer(_request, writer):
+        begin_events(writer)
+        for _ in range(3000):
+            chunk(writer, b"data" * 250)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with cluster(Replica(answer)) as one:
+        began = time.process_time()
+        assert len((await one.complete()).content) == 3_000_000
+        assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("status", [0, 99, 299, 599, 600, 999])
+@in_loop
+async def test_a_status_that_nobody_knows(cluster, status):
+    async def answer(_request, writer):
+        writer.write(b"HTTP/1.1 %03d X\r\ncontent-length: 2\r\n\r\n{}" % status)
+
+    async with cluster(Replica(answer)) as one:
+        answered = await one.complete()
+        assert answered.status_code in (status, 502), answered.text
+
+
+METRICS = [
+    b"\xff\xfe",
+    b"{",
+    b"}",
+    b"a{b=",
+    b'a{b="',
+    b"a 1 2 3 4",
+    b"# TYPE",
+    b"# TYPE a nonsense\na 1",
+    b"# HELP \\",
+    b'vllm:cache_config_info{block_size="16"} 1',
+    b'vllm:cache_config_info{num_gpu_blocks="x",block_size="1"} 1',
+    b'vllm:cache_config_info{num_gpu_blocks="-5",block_size="0"} 1',
+    b"vllm:cache_config_info 1",
+    b'vllm:cache_config_info{num_gpu_blocks="' + b"9" * 5000 + b'",block_size="1"} 1',
+    b"a nan",
+    b"a{} 1e999",
+    b"\x00 1",
+    b'a{"b" 1',
+    b'{"a.b"} 1',
+    b"# TYPE a histogram\na_bucket 1",
+    b"a{b='c'} 1",
+    b"a{,} 1",
+    b" \n \n",
+    b'a{b="' + b"\\" * 999 + b'"} 1',
+    b"# EOF\na 1",
+    b"a{a" * 1000,
+]
+
+
+@pytest.mark.parametrize("page", METRICS, ids=lambda page: repr(page)[2:30])
+@in_loop
+async def test_metrics_that_are_none(cluster, page):
+    class Odd(Replica):
+        async def _serve(self, reader, writer):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                respond(writer, 200, page if b" /metrics " in head else b"{}")
+
+    async with cluster(Odd(), Replica()) as one:
+        assert len(list(one.replicas.well)) == 2
+        for _ in range(2):
+            text = (await one.client.get("/metrics")).raise_for_status().text
+            assert 'armllm:router_replica_up{engine="1"' in text
+        assert not any(task.done() for task in one.replicas._watchers)
+
+
+def test_a_heading_before_many_texts_costs_no_more_than_the_request():
+    """20 MB of tools before 100,000 empty prompts are 2 TB of text for the model, and nothing here."""
+    before, began = peak(), time.process_time()
+    prompt = prefixes.read_prompt(
+        "/v1/completions", b'{"tools":"%s","prompt":[%s""]}' % (b"a" * (20 << 20), b'"",' * 100_000)
+    )
+    assert prompt.tokens > 100_000 * (20 << 20) / 4
+    assert 0 < sum(map(len, prompt.chains)) <= prefixes.MOST_CHUNKS
+    assert peak() - before < 300
+    assert time.process_time() - began < 5
+
+
+ODD_BODIES = [
+    b"[" * 100_000,
+    b'{"prompt":' * 100_000,
+    b'{"n":' + b"9" * 5000 + b"}",
+    b'{"prompt":[' + b"9" * 4000 + b"]}",
+    b'{"prompt":[1e999]}',
+    b'{"prompt":NaN}',
+    b'{"prompt":"\\ud800"}',
+    b'{"prompt":[["\\udc00"]]}',
+    b"\xff\xfe{}",
+    b'{"tools":' + b"9" * 4299 + b',"prompt":["a"]}',
+    b'{"max_tokens":-1,"n":1e400,"prompt":[true,null,{}]}',
+    b"{" + b'"prompt":"a",' * 100_000 + b'"prompt":[]}',
+    b'{"messages":[{"a":' + b"[" * 190 + b"]" * 190 + b"}]}",
+]
+
+
+@pytest.mark.parametrize("body", ODD_BODIES, ids=lambda body: repr(body[:30])[2:])
+@in_loop
+async def test_any_body_reaches_a_replica(cluster, body):
+    """To refuse it is for the replica, which says why."""
+    async with cluster(Replica()) as one:
+        answer = await one.client.post("/v1/completions", content=body)
+        assert (answer.status_code, len(answer.json()["body"])) == (200, len(body))
