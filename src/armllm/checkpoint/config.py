@@ -250,9 +250,7 @@ class ConfigReader:
             )
         head_dim = self.integer("head_dim", default_head_dim or hidden_size // num_heads or None)
         positions = self.integer("max_position_embeddings", default_positions)
-        num_layers = self.integer("num_hidden_layers", sizes.get("num_hidden_layers"))
-        if num_layers > MAX_LAYERS:  # checked before anything is made per layer
-            raise self.error(f"num_hidden_layers is {num_layers}: no model has more than {MAX_LAYERS}")
+        num_layers = self.num_layers(sizes.get("num_hidden_layers"))
         for name, width in (("hidden_size", hidden_size), ("head_dim", head_dim)):
             if width > MAX_WIDTH:
                 raise self.error(f"{name} is {width}: no model has more than {MAX_WIDTH}")
@@ -270,6 +268,13 @@ class ConfigReader:
             "tie_word_embeddings": self.boolean("tie_word_embeddings", default=default_tied),
             "eos_token_ids": self._end_token_ids(default_eos, vocab_size),
         }
+
+    def num_layers(self, default: int | None = None) -> int:
+        """num_hidden_layers, checked before anything is made per layer."""
+        num_layers = self.integer("num_hidden_layers", default)
+        if num_layers > MAX_LAYERS:
+            raise self.error(f"num_hidden_layers is {num_layers}: no model has more than {MAX_LAYERS}")
+        return num_layers
 
     def _end_token_ids(self, default: int | None, vocab_size: int) -> frozenset[int]:
         """The default is the class's, which a small vocabulary need not have."""

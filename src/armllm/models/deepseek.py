@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ from armllm.models.glm4_moe import (
     read_routing,
     sparse_fields,
 )
-from armllm.models.llama import LlamaForCausalLM, llama_fields
+from armllm.models.llama import LlamaConfig, LlamaForCausalLM, llama_fields
 from armllm.models.rope import read_rope
 from armllm.models.windows import same_everywhere
 
@@ -40,7 +40,7 @@ HEAD_DIM_STEP = 8  # the attention kernel's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeepSeekConfig(GroupedMoEConfig):
+class LatentConfig(LlamaConfig):
     """``head_dim`` is what the cache holds of a key or a value: the longer of both, in steps of 8.
 
     plain_dim, rotary_dim: elements of a head's query and key without and with positions. value_dim: of its
@@ -55,12 +55,32 @@ class DeepSeekConfig(GroupedMoEConfig):
     attention_scale: float
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepSeekConfig(LatentConfig, GroupedMoEConfig):
+    """Latent attention and grouped experts."""
+
+
+class Defaults(NamedTuple):
+    """Of the fields that `read_latent` reads: what the family's class in transformers has."""
+
+    eos: int
+    positions: int
+    intermediate: int
+    eps: float = 1e-6
+    plain_dim: int = 128
+    rotary_dim: int = 64
+    value_dim: int | None = 128
+    query_rank: int = 1536
+    kv_rank: int = 512
+    tied: bool = False
+
+
 class LatentAttention:
     """Multi-head latent attention; the rotated part of a key is the same for all heads."""
 
     def __init__(
         self,
-        config: DeepSeekConfig,
+        config: LatentConfig,
         weights: Weights,
         rotary: RotaryEmbedding | None,
         index: int,
@@ -143,9 +163,7 @@ class DeepseekV3ForCausalLM(LlamaForCausalLM):
             reader,
             "DeepseekV3ForCausalLM",
             sparse_fields(reader, routing, size=2048, shared=1, first=3),
-            default_eos=1,
-            default_positions=4096,
-            default_intermediate=18432,
+            Defaults(eos=1, positions=4096, intermediate=18432),
             interleaved=reader.boolean("rope_interleave", default=True),
         )
 
@@ -178,9 +196,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
             reader,
             "DeepseekV2ForCausalLM",
             sparse_fields(reader, routing, size=1407, shared=2, first=0) | {"num_predicting": 0},
-            default_eos=2,
-            default_positions=2048,
-            default_intermediate=11008,
+            Defaults(eos=2, positions=2048, intermediate=11008),
             interleaved=True,
         )
 
@@ -189,22 +205,34 @@ def read_deepseek(
     reader: ConfigReader,
     architecture: str,
     sparse: dict[str, Any],
+    defaults: Defaults,
     *,
-    default_eos: int,
-    default_positions: int,
-    default_intermediate: int,
     interleaved: bool,
 ) -> DeepSeekConfig:
-    """What both share; ``sparse``: from `sparse_fields`."""
+    """What families with experts share; ``sparse``: from `sparse_fields`."""
     reader.only("moe_layer_freq", 1)
     reader.only("mlp_bias", False)
-    common = reader.common(architecture, default_eos=default_eos, default_positions=default_positions)
+    fields = read_latent(reader, architecture, defaults, interleaved=interleaved)
+    return DeepSeekConfig(**fields, **sparse)
+
+
+def read_latent(
+    reader: ConfigReader, architecture: str, defaults: Defaults, *, interleaved: bool
+) -> dict[str, Any]:
+    """The fields of `LatentConfig`."""
+    common = reader.common(
+        architecture,
+        default_eos=defaults.eos,
+        default_positions=defaults.positions,
+        default_tied=defaults.tied,
+    )
     if common["num_kv_heads"] != common["num_heads"]:
         raise reader.error("num_key_value_heads must be num_attention_heads: all share one latent vector")
+    value_dim = defaults.value_dim or common["hidden_size"] // common["num_heads"]
     sizes: dict[str, Any] = {
-        "plain_dim": reader.integer("qk_nope_head_dim", 128),
-        "rotary_dim": reader.integer("qk_rope_head_dim", 64),
-        "value_dim": reader.integer("v_head_dim", 128),
+        "plain_dim": reader.integer("qk_nope_head_dim", defaults.plain_dim),
+        "rotary_dim": reader.integer("qk_rope_head_dim", defaults.rotary_dim),
+        "value_dim": reader.integer("v_head_dim", value_dim),
     }
     key_dim = sizes["plain_dim"] + sizes["rotary_dim"]
     reader.only("qk_head_dim", key_dim)
@@ -217,17 +245,19 @@ def read_deepseek(
         interleaved=interleaved,
     )
     bias = reader.boolean("attention_bias", default=False)
-    return DeepSeekConfig(
-        **llama_fields(reader, common, rope=rope, default_intermediate=default_intermediate),
-        **sparse,
-        **sizes,
-        windows=same_everywhere(reader, common["num_layers"], None),
-        query_rank=reader.optional_integer("q_lora_rank", 1536),
-        kv_rank=reader.integer("kv_lora_rank", 512),
-        attention_scale=key_dim**-0.5 * sharpness(reader, rope) ** 2,
-        qkv_bias=bias,
-        output_bias=bias,
+    fields = llama_fields(
+        reader, common, rope=rope, default_eps=defaults.eps, default_intermediate=defaults.intermediate
     )
+    return {
+        **fields,
+        **sizes,
+        "windows": same_everywhere(reader, common["num_layers"], None),
+        "query_rank": reader.optional_integer("q_lora_rank", defaults.query_rank),
+        "kv_rank": reader.integer("kv_lora_rank", defaults.kv_rank),
+        "attention_scale": key_dim**-0.5 * sharpness(reader, rope) ** 2,
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }
 
 
 def sharpness(reader: ConfigReader, rope: RopeParameters) -> float:

@@ -24,14 +24,14 @@ class FalconConfig(ParallelConfig):
     num_norms: int
 
 
-class FalconAttention(LlamaAttention):
+class GroupedAttention(LlamaAttention):
     """The rows of one matrix are, per key and value head, its queries, its key and its value."""
 
-    output_name = "dense"
+    fused_name: str
 
     def qkv_parts(self) -> dict[str, int]:
         """The fused matrix."""
-        return {"query_key_value": sum(self.sizes)}
+        return {self.fused_name: sum(self.sizes)}
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value."""
@@ -44,6 +44,12 @@ class FalconAttention(LlamaAttention):
             key.reshape(x.shape[0], kv_heads, head_dim),
             value.reshape(x.shape[0], kv_heads, head_dim),
         )
+
+
+class FalconAttention(GroupedAttention):
+    """One matrix for query, key and value."""
+
+    fused_name, output_name = "query_key_value", "dense"
 
 
 class FalconDecoderLayer(ParallelDecoderLayer):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedMoEConfig(LlamaConfig):
-    """first_sparse: the first layer with experts. shared_size: of the expert for all tokens.
+    """sparse: per layer, whether it has experts. shared_size: of the expert for all tokens.
 
     num_predicting: layers behind the last one that predict further tokens, which are not computed here.
     """
@@ -40,7 +40,7 @@ class GroupedMoEConfig(LlamaConfig):
     moe_intermediate_size: int
     num_experts_per_tok: int
     shared_size: int
-    first_sparse: int
+    sparse: tuple[bool, ...]
     num_predicting: int
 
 
@@ -74,14 +74,14 @@ class GroupedMoE:
 
 
 class GroupedMoEDecoderLayer(LlamaDecoderLayer):
-    """Llama's layer, with experts behind the first few."""
+    """Llama's layer, with experts in some."""
 
     @staticmethod
     def load_mlp(config: GroupedMoEConfig, weights: Weights, index: int) -> Callable[[Tensor], Tensor]:
         """Experts with a shared one, or an ordinary feed-forward part."""
-        if index < config.first_sparse:
-            return LlamaDecoderLayer.load_mlp(config, weights, index)
-        return GroupedMoE(config, weights.scope("mlp"))
+        if config.sparse[index]:
+            return GroupedMoE(config, weights.scope("mlp"))
+        return LlamaDecoderLayer.load_mlp(config, weights, index)
 
 
 class Glm4MoeAttention(LlamaAttention):
@@ -155,12 +155,13 @@ def sparse_fields(
     """`GroupedMoEConfig`'s own fields; the defaults are those of the family's class."""
     size = reader.integer("moe_intermediate_size", size)
     predicting = reader.count("num_nextn_predict_layers", reader.get("num_mtp_layers", 1))
+    dense, layers = reader.count("first_k_dense_replace", first), reader.num_layers()
     return {
         "routing": routing,
         "moe_intermediate_size": size,
         "num_experts_per_tok": routing.num_experts_per_tok,
         "shared_size": size * reader.integer("n_shared_experts", shared),
-        "first_sparse": reader.count("first_k_dense_replace", first),
+        "sparse": tuple(index >= dense for index in range(layers)),
         "num_predicting": min(predicting, 16),
     }
 

@@ -720,11 +720,9 @@ def glm4_moe(rng: random.Random) -> Config:
     return config | partial_rope(rng, config, 0.5, [1.0]) | sparse_part | extra
 
 
-def deepseek(rng: random.Random) -> Config:
-    config = decoder(rng, grouped=False)
-    config.pop("head_dim", None)
+def latent(rng: random.Random) -> Config:
     turned = rng.choice([4, 8, 16])
-    extra = {
+    return {
         "q_lora_rank": rng.choice([None, 12, 24]),
         "kv_lora_rank": rng.choice([8, 20]),
         "qk_nope_head_dim": rng.choice([4, 8, 24]),
@@ -732,7 +730,14 @@ def deepseek(rng: random.Random) -> Config:
         "v_head_dim": rng.choice([8, 12, 40]),
         "attention_bias": rng.random() < 0.3,
     }
-    return config | rope(rng, turned) | grouped_experts(rng, config["num_hidden_layers"]) | extra
+
+
+def deepseek(rng: random.Random) -> Config:
+    config = decoder(rng, grouped=False)
+    config.pop("head_dim", None)
+    extra = latent(rng)
+    turns = rope(rng, extra["qk_rope_head_dim"])
+    return config | turns | grouped_experts(rng, config["num_hidden_layers"]) | extra
 
 
 def deepseek_v2(rng: random.Random) -> Config:
@@ -743,6 +748,35 @@ def deepseek_v2(rng: random.Random) -> Config:
 def deepseek_v3(rng: random.Random) -> Config:
     extra = {"model_type": "deepseek_v3", "norm_topk_prob": rng.random() < 0.5}
     return deepseek(rng) | extra | {"rope_interleave": rng.random() < 0.6}
+
+
+def glm4_moe_lite(rng: random.Random) -> Config:
+    config = deepseek_v3(rng) | {"model_type": "glm4_moe_lite"}
+    del config["first_k_dense_replace"]
+    layers = config["num_hidden_layers"]
+    kinds = {"mlp_layer_types": [rng.choice(["dense", "sparse"]) for _ in range(layers)]}
+    return config | rng.choice([{}, kinds, kinds])
+
+
+def minicpm3(rng: random.Random) -> Config:
+    config = decoder(rng, grouped=False) | latent(rng)
+    config.pop("head_dim", None)
+    extra = {
+        "model_type": "minicpm3",
+        "mlp_bias": rng.random() < 0.3,
+        "v_head_dim": rng.choice([None, 12, 40]),
+        "scale_emb": rng.choice([1, 12, 0.7]),
+        "scale_depth": rng.choice([None, 1.4]),
+        "dim_model_base": rng.choice([None, 16, 256]),
+    }
+    return config | rope(rng, config["qk_rope_head_dim"]) | extra
+
+
+def internlm3(rng: random.Random) -> Config:
+    config = with_rope(rng, decoder(rng) | {"head_dim": rng.choice([8, 24])})
+    bias = rng.random() < 0.5
+    names = rng.choice([("qkv_bias", "bias"), ("attention_bias", "mlp_bias")])
+    return config | {"model_type": "internlm3", "pad_token_id": None} | dict.fromkeys(names, bias)
 
 
 FAMILIES: dict[str, Callable[[random.Random], Config]] = {
@@ -786,6 +820,9 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "Glm4MoeForCausalLM": glm4_moe,
     "DeepseekV2ForCausalLM": deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek_v3,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite,
+    "MiniCPM3ForCausalLM": minicpm3,
+    "InternLM3ForCausalLM": internlm3,
     "GptOssForCausalLM": gpt_oss,
 }
 

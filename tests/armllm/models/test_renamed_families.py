@@ -1,0 +1,120 @@
+"""Families that transformers does not have: with other names they are models that it has."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.armllm.models.random_configs import head_dim_of, random_config
+from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+
+from armllm import LLM
+
+INTERNLM2 = {
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+}
+EXAONE = {
+    "self_attn.o_proj": "attn.attention.out_proj",
+    "self_attn": "attn.attention",
+    "gate_proj": "c_fc_0",
+    "up_proj": "c_fc_1",
+    "down_proj": "c_proj",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "model.embed_tokens": "transformer.wte",
+    "model.layers": "transformer.h",
+    "model.norm": "transformer.ln_f",
+}
+
+
+def renamed(tensors, names):
+    """Each tensor by the new names of its parts."""
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return {pattern.sub(lambda part: names[part[0]], name): tensor for name, tensor in tensors.items()}
+
+
+def internlm2(tensors, config):
+    """Query, key and value in one: the heads of queries, then their key and value."""
+    kv_heads, head_dim = config["num_key_value_heads"], head_dim_of(config)
+    found = {}
+    for name, tensor in tensors.items():
+        if "q_proj" in name:
+            parts = [
+                tensors[name.replace("q_proj", part)].unflatten(0, (kv_heads, -1, head_dim))
+                for part in ("q_proj", "k_proj", "v_proj")
+            ]
+            found[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(parts, 1).flatten(0, 2)
+        elif "k_proj" not in name and "v_proj" not in name:
+            found[name] = tensor
+    values = config | {"bias": config["attention_bias"]}
+    del values["attention_bias"], values["mlp_bias"]
+    return renamed(found, INTERNLM2), values
+
+
+def exaone(tensors, config):
+    values = dict(config)
+    for old, new in (
+        ("num_hidden_layers", "num_layers"),
+        ("hidden_act", "activation_function"),
+        ("rms_norm_eps", "layer_norm_epsilon"),
+    ):
+        values[new] = values.pop(old)
+    return renamed(tensors, EXAONE), values
+
+
+def minicpm(tensors, config):
+    """Granite's factors by depth and width."""
+    values = dict(config)
+    values["scale_emb"] = values.pop("embedding_multiplier")
+    values["scale_depth"] = values.pop("residual_multiplier") * values["num_hidden_layers"] ** 0.5
+    values["dim_model_base"] = round(values["hidden_size"] / values.pop("logits_scaling"))
+    del values["attention_multiplier"], values["mlp_bias"]
+    return tensors, values
+
+
+FAMILIES = {
+    "InternLM2ForCausalLM": ("LlamaForCausalLM", internlm2),
+    "ExaoneForCausalLM": ("LlamaForCausalLM", exaone),
+    "MiniCPMForCausalLM": ("GraniteForCausalLM", minicpm),
+}
+
+
+def config_of(architecture, seed):
+    """A random configuration of the model that it is made of."""
+    rng = random.Random(seed)  # noqa: S311 - test data
+    config = random_config(FAMILIES[architecture][0], seed) | {"mlp_bias": False}
+    if architecture == "ExaoneForCausalLM":
+        config["attention_bias"] = False
+    if architecture == "MiniCPMForCausalLM":
+        config["attention_multiplier"] = head_dim_of(config) ** -0.5
+        config["logits_scaling"] = config["hidden_size"] / rng.choice([4, 16])
+    return config
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_logits_are_those_of_the_model_it_is_made_of(tmp_path, architecture, seed):
+    config = config_of(architecture, seed)
+    model = save_reference(tmp_path, config, seed)
+    tensors, values = FAMILIES[architecture][1](load_file(tmp_path / "model.safetensors"), config)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps(values | {"architectures": [architecture], "model_type": "other"})
+    )
+    llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
+    for prompt in random_prompts((1, 62), seed):
+        tokens, logits = llm.generate(prompt, 6)
+        torch.testing.assert_close(
+            logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4, msg=lambda t: f"{config}\n{t}"
+        )
