@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LAYER = re.compile(r"(.*\b(?:layers|h)\.\d+)\.")
 # families whose layers are left alone, by a tensor that only they have
 UNKNOWN = {"self_attention.query_key_value.weight": "Falcon", "layer_scalar": "Gemma 4"}
+UNKNOWN |= {"altup.correct_output_scale": "Gemma 3n"}
 UNKNOWN |= {"shared_mlp.input_linear.weight": "Granite 4"}
 UNKNOWN |= {"attention.wqkv.weight": "InternLM2", "attn.attention.q_proj.weight": "EXAONE 3"}
 UNKNOWN |= dict.fromkeys(("feed_forward.router.weight", "feed_forward.up_proj.weight"), "Llama 4")

@@ -59,6 +59,7 @@ FUNCTIONS = frozenset(
                 "clamp_min",
                 "detach",
             ),
+            *("bmm", "mean", "select", "sqrt", "tanh"),
             *("alias", "div", "eq", "expand", "flatten", "gather", "gt", "index_select", "linear"),
             *("masked_fill", "mul", "pad", "relu", "reshape", "scatter", "slice", "zeros_like"),
             *("round", "rsub", "sigmoid", "silu", "softmax", "split", "split_with_sizes", "sub", "sum", "to"),

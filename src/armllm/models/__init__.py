@@ -50,6 +50,8 @@ FAMILIES = {
     "Gemma2ForCausalLM": Family("gemma2", "gemma2"),
     "Gemma3ForCausalLM": Family("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Family("gemma3", "gemma3"),
+    "Gemma3nForCausalLM": Family("gemma3n", "gemma3n_text"),
+    "Gemma3nForConditionalGeneration": Family("gemma3n", "gemma3n"),
     "Gemma4ForCausalLM": Family("gemma4", "gemma4_text"),
     "Gemma4ForConditionalGeneration": Family("gemma4", "gemma4"),
     "GemmaForCausalLM": Family("gemma", "gemma"),

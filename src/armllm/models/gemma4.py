@@ -120,6 +120,22 @@ class Gemma4Experts:
         return self.after_dense(dense) + self.after(found)
 
 
+class OwnEmbedding:
+    """What a layer makes of its own embedding of the tokens: a branch that the hidden states gate."""
+
+    def __init__(self, config: Any, weights: Weights) -> None:
+        size = config.per_layer_size
+        self.gate = load_linear(weights, {"per_layer_input_gate": size}, config.hidden_size, bias=False)
+        self.projection = load_linear(weights, {"per_layer_projection": config.hidden_size}, size, bias=False)
+        self.norm = LlamaDecoderLayer.load_norm(config, weights, "post_per_layer_input_norm")
+        self.activation = gated(config.activation)
+
+    def __call__(self, x: Tensor, own: Tensor) -> Tensor:
+        """``x[T, hidden_size]`` and ``own[T, per_layer_size]`` to the shape of x."""
+        branch: Tensor = self.norm(self.projection(self.activation(torch.cat((self.gate(x), own), dim=1))))
+        return branch
+
+
 class Gemma4DecoderLayer(LlamaDecoderLayer):
     """Norms around both branches, a third branch for the layer's own embedding, and a factor at the end."""
 
@@ -127,16 +143,7 @@ class Gemma4DecoderLayer(LlamaDecoderLayer):
         super().__init__(config.of_layer(index), weights, rotary, index)
         self.experts = Gemma4Experts(config, weights) if config.num_experts else None
         self.factor = weights.take("layer_scalar", 1)
-        self.size = config.per_layer_size
-        if self.size:
-            self.gate = load_linear(
-                weights, {"per_layer_input_gate": self.size}, config.hidden_size, bias=False
-            )
-            self.projection = load_linear(
-                weights, {"per_layer_projection": config.hidden_size}, self.size, bias=False
-            )
-            self.after_own = self.load_norm(config, weights, "post_per_layer_input_norm")
-            self.activation = gated(config.activation)
+        self.own = OwnEmbedding(config, weights) if config.per_layer_size else None
 
     def load_attention(
         self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -176,8 +183,8 @@ class Gemma4DecoderLayer(LlamaDecoderLayer):
         if self.experts is not None:
             branch = self.experts(branch, x)
         x = x + self.after_mlp(branch)
-        if own is not None:
-            x = x + self.after_own(self.projection(self.activation(torch.cat((self.gate(x), own), dim=1))))
+        if own is not None and self.own is not None:
+            x = x + self.own(x, own)
         return x.mul_(self.factor)
 
 
@@ -190,7 +197,7 @@ class Gemma4ForCausalLM(LocalRotary):
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
         if current_ranks() is not None:
-            raise RequestError("tensor_parallel_size must be 1 for Gemma 4: its layers have different heads")
+            raise RequestError("tensor_parallel_size must be 1: layers of this family have different heads")
         super().__init__(config, weights, max_positions=max_positions)
         own = self.stage.own(config.num_layers)
         for index, layer in zip(own, self.layers, strict=True):
@@ -223,6 +230,8 @@ class Gemma4ForCausalLM(LocalRotary):
         shape = (len(x) * config.num_layers, config.per_layer_size)
         mixed: Tensor = self.own_norm((self.own_projection(x) * config.hidden_size**-0.5).view(shape))
         factor = torch.tensor(config.per_layer_size**0.5, dtype=x.dtype)
+        if config.per_layer_vocab < config.vocab_size:  # the others are no text
+            token_ids = token_ids.masked_fill(token_ids > config.per_layer_vocab - 1, 0)
         mixed = mixed + self.own_table(token_ids).mul_(factor).view(shape)
         both: Tensor = (mixed * 2.0**-0.5).view(len(x), -1)
         return both

@@ -87,7 +87,7 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma4Config:
         full_head_dim=full_head_dim,
         full_kv_heads=full_kv_heads,
         value_is_key=value_is_key,
-        sources=_sources(reader, kinds),
+        sources=read_sources(reader, kinds),
         wide_mlp=reader.boolean("use_double_wide_mlp", default=False),
         final_soft_cap=reader.optional_number("final_logit_softcapping", None),
         qkv_bias=bias,
@@ -154,9 +154,9 @@ def _ropes(
     return found[0], found[1]
 
 
-def _sources(reader: ConfigReader, kinds: list[str]) -> tuple[int, ...]:
+def read_sources(reader: ConfigReader, kinds: list[str], default: int = 0) -> tuple[int, ...]:
     """Whose keys and values each layer uses: the last ones those of the last layer of their kind before."""
-    sharing = reader.get("num_kv_shared_layers", 0)
+    sharing = reader.get("num_kv_shared_layers", default)
     if not isinstance(sharing, int) or isinstance(sharing, bool) or not 0 <= sharing < len(kinds):
         raise reader.error(
             f"num_kv_shared_layers must be a number of layers below {len(kinds)}, not {sharing!r}"

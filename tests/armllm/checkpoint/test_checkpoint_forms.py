@@ -168,6 +168,20 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
     assert check(tmp_path, model).config.eos_token_ids == {1, 7}
 
 
+def test_the_text_part_of_gemma_3n_is_found_below_its_name(tmp_path):
+    """Its vision tower is of another package, so the whole model is not built here."""
+    text = random_config("Gemma3nForCausalLM", 3) | {"tie_word_embeddings": True}
+    model = save_reference(tmp_path, text, 3)
+    rename(tmp_path, lambda name: name.replace("model.", "model.language_model."))
+    config = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "text_config": text,
+        "eos_token_id": [1, 7],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert check(tmp_path, model).config.eos_token_ids == {1, 7}
+
+
 def test_what_is_neither_text_nor_tower_is_refused(seeing_gemma):
     folder, _ = seeing_gemma
     rename(folder, lambda name: name.replace("vision_tower", "audio_tower"))

@@ -49,6 +49,7 @@ def test_quantised_and_packed_checkpoints(make_checkpoint, tmp_path):
 FAMILIES = [
     "OPTForCausalLM",  # states without a sum beside them
     "Gemma4ForCausalLM",  # an embedding for each layer
+    "Gemma3nForCausalLM",  # the same, and several streams
     "Qwen3_5ForCausalLM",  # recurrent states
     "GraniteMoeHybridForCausalLM",  # the same, and experts
     "MixtralForCausalLM",

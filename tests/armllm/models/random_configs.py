@@ -221,6 +221,40 @@ def gemma3(rng: random.Random) -> Config:
     return config | rng.choice(ropes)
 
 
+def gemma3n(rng: random.Random) -> Config:
+    config = decoder(rng)
+    config["head_dim"] = rng.choice([8, 16])
+    config["hidden_activation"] = config.pop("hidden_act")
+    layers, streams = config["num_hidden_layers"], rng.choice([2, 3, 4])
+    extra: Config = {
+        "model_type": "gemma3n_text",
+        "attention_bias": rng.random() < 0.3,
+        "sliding_window": rng.choice([4, 16, 1000]),
+        "final_logit_softcapping": rng.choice([3.0, 30.0]),
+        "hidden_size_per_layer_input": rng.choice([8, 24]),
+        "vocab_size_per_layer_input": VOCAB_SIZE - rng.choice([0, 8]),
+        "altup_num_inputs": streams,
+        "altup_active_idx": rng.randrange(streams),
+        "altup_correct_scale": rng.random() < 0.6,
+        "laurel_rank": rng.choice([4, 8]),
+        "num_kv_shared_layers": 0,
+        "pad_token_id": 0,
+    }
+    if rng.random() < 0.5:
+        config["intermediate_size"] = [rng.choice([24, 64]) for _ in range(layers)]
+    if rng.random() < 0.6:
+        extra["activation_sparsity_pattern"] = [rng.choice([0.0, 0.5, 0.95]) for _ in range(layers)]
+    if layers > 2:
+        extra["layer_types"] = [SLIDING, FULL, *(rng.choice([FULL, SLIDING]) for _ in range(layers - 2))]
+        extra["num_kv_shared_layers"] = rng.choice([0, layers - 2])
+    ropes: list[Config] = [
+        {},
+        {"rope_theta": 5e5, "rope_local_base_freq": 300.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ]
+    return config | rng.choice(ropes) | extra
+
+
 def gemma4(rng: random.Random) -> Config:
     config = decoder(rng) | {"head_dim": rng.choice([8, 16]), "intermediate_size": rng.choice([24, 64])}
     config["hidden_activation"] = config.pop("hidden_act")
@@ -790,6 +824,7 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "OPTForCausalLM": opt,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma3nForCausalLM": gemma3n,
     "Gemma4ForCausalLM": gemma4,
     "Phi3ForCausalLM": phi3,
     "MixtralForCausalLM": mixtral,

@@ -36,6 +36,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 REQUIRED = {
     "OPTForCausalLM": {"ffn_dim": 96},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 2},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 0},
     "StableLmForCausalLM": {"hidden_size": 256},  # a quarter of each head turns
     "Glm4MoeForCausalLM": {"hidden_size": 256},
 }
@@ -93,6 +94,7 @@ def read(tmp_path, architecture, **values):
         ("GptOssForCausalLM", {"sliding_window": 7, "layer_types": [FULL, SLIDING]}, (None, 7)),
         ("Gemma3ForCausalLM", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ("Gemma4ForCausalLM", {"num_hidden_layers": 7}, (512,) * 5 + (None, None)),
+        ("Gemma3nForCausalLM", {"num_hidden_layers": 6}, (512,) * 4 + (None, 512)),
         ("Gemma3ForCausalLM", {"num_hidden_layers": 7}, (4096,) * 5 + (None, 4096)),
         ("Gemma3ForCausalLM", {"_sliding_window_pattern": 3, "layer_types": [SLIDING, FULL]}, (4096, None)),
     ],
@@ -131,6 +133,11 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
             {"per_layer_config": {"0": {"head_dim": 8}}},
             "must have the layers of full_attention",
         ),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers must be a number"),
+        ("Gemma3nForCausalLM", {"altup_num_inputs": 1}, "there must be 2 streams or more"),
+        ("Gemma3nForCausalLM", {"altup_active_idx": 4}, "altup_active_idx 4 of altup_num_inputs 4"),
+        ("Gemma3nForCausalLM", {"intermediate_size": [8]}, "intermediate_size must be a list of 2"),
+        ("Gemma3nForCausalLM", {"activation_sparsity_pattern": [0.5, 1.0]}, "activation_sparsity_pattern"),
         ("Gemma4ForCausalLM", {"vocab_size_per_layer_input": 8}, "is below vocab_size 400"),
         ("Llama4ForCausalLM", {"attention_chunk_size": None}, "there is no attention_chunk_size"),
         ("Llama4ForCausalLM", {"layer_types": [FULL, SLIDING]}, "only full_attention and chunked_attention"),
@@ -243,7 +250,7 @@ def test_defaults_are_those_of_transformers(tmp_path, architecture):
         small["num_key_value_heads"] = 32
     ours = read(tmp_path, architecture, **small)
     stem = architecture.removesuffix("ForCausalLM")
-    text = stem in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+    text = stem in ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     theirs = getattr(transformers, f"{stem}{'Text' * text}Config")(**small)
     if architecture == "Gemma4ForCausalLM":
         theirs.allow_global_per_layer_attribute_access = True

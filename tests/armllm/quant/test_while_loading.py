@@ -35,6 +35,9 @@ LEFT = (
     "in_proj_ba",
     "in_proj_a",
     "in_proj_b",
+    "modality_router",
+    "prediction_coefs",
+    "correction_coefs",
     "gate_up_proj_bias",
     "down_proj_bias",
 )
