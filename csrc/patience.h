@@ -31,6 +31,8 @@ class Patience {
   }
   // The thread slept, of its own will.
   void slept(int64_t since) { asleep_ += nanoseconds(CLOCK_MONOTONIC) - since; }
+  // Whether others used the thread's core when it wanted it.
+  bool is_crowded() { return !has_core(nanoseconds(CLOCK_MONOTONIC)); }
 
  private:
   static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000;

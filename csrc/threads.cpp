@@ -53,10 +53,21 @@ std::atomic<int64_t> regions_counted{0}, meetings_counted{0}, updates_counted{0}
 // all: an update takes the line from the thread that had it last.
 constexpr int kGroupThreads = 8, kMostGroups = 16;
 
+// What thread 0 asks about the others, where they may be late: other programs may have their cores.
+class Latecomers {
+ public:
+  // Returns whether `thread` has not begun with the region. Then it never will.
+  virtual bool exclude(int thread) = 0;
+
+ protected:
+  ~Latecomers() = default;
+};
+
 // One region. Each stage's items are cut into one run for each group, and a run's first items belong to the
 // threads of the group by their numbers. The rest are taken from a counter, so that a slow thread takes
 // fewer; a group that has none left takes those of the next ones. The same thread so mostly has the same
-// items, whose weights are in its cache or on its node.
+// items, whose weights are in its cache or on its node. Thread 0 excludes those that have not begun when
+// nothing else is left to do, and computes their first items.
 class Region {
  public:
   Region(const Stage* stages, int count, int64_t team) : stages_(stages), count_(count) {
@@ -70,8 +81,8 @@ class Region {
     }
   }
 
-  // What one of `team` threads does; all of them call it.
-  void work(int thread, int team) {
+  // What one of `team` threads does; all of them call it, but those whom thread 0 excludes.
+  void work(int thread, int team, Latecomers* latecomers = nullptr) {
     const bool nested = inside_region;
     inside_region = true;
     if (team == 1) {
@@ -80,6 +91,7 @@ class Region {
       }
     } else {
       Share share(thread, team);
+      share.latecomers = latecomers;
       for (int s = 0; s < count_; ++s) {
         run(s, share);
         if (s + 1 < count_) meet(s, share);
@@ -100,32 +112,52 @@ class Region {
     int members(int g) const { return std::min(each, team - g * each); }
     int thread, team, each, groups, group;
     int64_t updates = 0;
+    Latecomers* latecomers = nullptr;
+    int looked_at = 1;          // the threads before have been asked about
+    std::vector<int> excluded;  // of them
   };
+
+  // Where the items of a group begin and end. In proportion to threads, not to groups: the last may be small.
+  struct Run {
+    Run(int64_t items, const Share& share, int g)
+        : first(ceil_div(items * g * share.each, share.team)),
+          end(ceil_div(items * (g * share.each + share.members(g)), share.team)) {}
+    int64_t first, end;
+  };
+
+  // Computes the first item of `owner`, if it has one; returns how many that were.
+  int64_t run_first(const Stage& stage, const Share& share, int owner) const {
+    const int g = owner / share.each;
+    const Run run(stage.items, share, g);
+    const int64_t own = run.first + owner - g * share.each;
+    if (own >= run.end) return 0;
+    stage.body(own, share.thread);
+    return 1;
+  }
 
   void run(int s, Share& share) {
     const Stage& stage = stages_[s];
-    int64_t done = 0;
+    int64_t done = run_first(stage, share, share.thread);
+    for (const int owner : share.excluded) done += run_first(stage, share, owner);
     for (int step = 0; step < share.groups; ++step) {
       const int g = (share.group + step) % share.groups;
-      // In proportion to threads, not to groups: the last group may be small.
-      const int64_t first = ceil_div(stage.items * g * share.each, share.team);
-      const int64_t end = ceil_div(stage.items * (g * share.each + share.members(g)), share.team);
-      const int64_t reserved = first + share.members(g);
-      if (step == 0) {
-        const int64_t own = first + share.thread - g * share.each;
-        if (own < end) {
-          stage.body(own, share.thread);
-          ++done;
-        }
-      }
+      const Run run(stage.items, share, g);
+      const int64_t reserved = run.first + share.members(g);
       Counter& next = next_[s][g];
       // An addition would take the line from those who still read it.
-      while (reserved + next.load() < end) {
+      while (reserved + next.load() < run.end) {
         ++share.updates;
         const int64_t i = reserved + next.add(1);
-        if (i >= end) break;
+        if (i >= run.end) break;
         stage.body(i, share.thread);
         ++done;
+      }
+    }
+    if (share.latecomers != nullptr) {
+      for (; share.looked_at < share.team; ++share.looked_at) {
+        if (!share.latecomers->exclude(share.looked_at)) continue;
+        share.excluded.push_back(share.looked_at);
+        done += run_first(stage, share, share.looked_at);
       }
     }
     if (done > 0 && s + 1 < count_) {
@@ -157,7 +189,7 @@ class Region {
 };
 
 // Workers that wait for regions. One region at a time; who finds the pool busy works alone.
-class Pool {
+class Pool final : private Latecomers {
  public:
   void run(Region& region, int threads) {
     const std::unique_lock<std::mutex> busy(use_, std::try_to_lock);
@@ -176,14 +208,11 @@ class Pool {
       const std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    region.work(0, helpers + 1);
+    region.work(0, helpers + 1, this);
     // Acquires what each helper has written, once for all: the loads don't wait for one another.
     int finished = 0;
     const auto is_done = [&] {
-      while (finished < helpers &&
-             workers_[static_cast<size_t>(finished)]->finished.load(std::memory_order_relaxed) == now) {
-        ++finished;
-      }
+      while (finished < helpers && has_finished(*workers_[static_cast<size_t>(finished)], now)) ++finished;
       if (finished < helpers) return false;
       std::atomic_thread_fence(std::memory_order_acquire);
       return true;
@@ -202,12 +231,31 @@ class Pool {
   // News are the number of regions so far, and how many helpers the last one has.
   static constexpr uint64_t kNumbers = 1 << 16;
 
-  // A helper says on a line of its own that it has finished: a counter of all of them would go from core to
-  // core.
+  // A helper says on a line of its own that it has begun, and that it has finished: a counter of all of them
+  // would go from core to core.
   struct alignas(kLine) Worker {
-    std::atomic<uint64_t> finished{0};  // the news that it has worked for
+    std::atomic<uint64_t> begun{0};     // the news that it works for, or that it was excluded from
+    std::atomic<uint64_t> finished{0};  // the news that it has worked for, or that it was excluded from
     std::thread thread;
+
+    // Whether this call is the one that decides about these news.
+    bool claim(uint64_t news) {
+      uint64_t before = begun.load(std::memory_order_relaxed);
+      return before < news && begun.compare_exchange_strong(before, news, std::memory_order_acq_rel);
+    }
   };
+
+  static bool has_finished(const Worker& worker, uint64_t news) {
+    return worker.finished.load(std::memory_order_relaxed) >= news;
+  }
+
+  bool exclude(int thread) override {
+    Worker& worker = *workers_[static_cast<size_t>(thread) - 1];
+    const uint64_t news = news_.number.load(std::memory_order_relaxed);
+    if (!worker.claim(news)) return false;
+    worker.finished.store(news, std::memory_order_relaxed);
+    return true;
+  }
 
   // Returns how many of the helpers wanted there are: fewer when the system has no more threads to give.
   int grow(int wanted) {
@@ -241,7 +289,7 @@ class Pool {
       seen = news_.number.load(std::memory_order_acquire);
       // A helper's region waits for it; others may be behind already.
       const uint64_t helpers = seen % kNumbers;
-      if (static_cast<uint64_t>(number) > helpers) continue;
+      if (static_cast<uint64_t>(number) > helpers || !self.claim(seen)) continue;
       news_.region->work(number, static_cast<int>(helpers) + 1);
       self.finished.store(seen, std::memory_order_release);
       std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -249,8 +297,23 @@ class Pool {
         const std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();
       }
+      sit_out();
     }
   }
+
+  // Where other programs want this thread's core, it would sooner or later lose it in the middle of an item,
+  // for as long as a time slice, and all others would wait. Without it they don't.
+  static void sit_out() {
+    thread_local int64_t pause = kLeastPause;
+    thread_local int64_t returned = 0;
+    if (!patience.is_crowded()) return;
+    const int64_t since = nanoseconds(CLOCK_MONOTONIC);
+    pause = since - returned < pause ? std::min(2 * pause, kLongestPause) : kLeastPause;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
+    patience.slept(since);
+    returned = nanoseconds(CLOCK_MONOTONIC);
+  }
+  static constexpr int64_t kLeastPause = 10000000, kLongestPause = 160000000;
 
   std::mutex use_;
   std::vector<std::unique_ptr<Worker>> workers_;

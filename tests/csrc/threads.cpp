@@ -65,6 +65,29 @@ void test_stages(Result& result) {
   armllm::use_own_threads(false);
 }
 
+// Helpers that sleep, or have no core, are late: the caller does their items, each once, and in stages too.
+// With one core for 40 threads most are.
+void test_latecomers(Result& result) {
+  armllm::use_own_threads(true);
+  constexpr int kThreads = 40;
+  for (int round = 0; round < 60; ++round) {
+    if (round % 4 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // longer than they spin
+    std::vector<std::atomic<int>> first(kThreads), second(kThreads);
+    std::atomic<int> early{0};
+    const auto write = [&](int64_t i, int) { ++first[static_cast<size_t>(i)]; };
+    const auto read = [&](int64_t i, int) {
+      for (const auto& n : first) early += n != 1;
+      ++second[static_cast<size_t>(i)];
+    };
+    const armllm::Stage stages[] = {{kThreads, write}, {kThreads, read}};
+    armllm::parallel_stages(stages, 2, kThreads);
+    for (const auto& n : second) early += n != 1;
+    if (early != 0) result.fail("an item of a late thread was missed, repeated or out of order");
+    ++result.cases;
+  }
+  armllm::use_own_threads(false);
+}
+
 // Calls `compute` again and again, each time on a thread whose scratch memory is new, and sets another number
 // of threads after another part of the time that it takes.
 template <class Compute>
@@ -157,6 +180,7 @@ Result test_threads(uint64_t seed) {
   Result result;
   test_items(result);
   test_stages(result);
+  test_latecomers(result);
   test_count_changes(result, seed);
   return result;
 }
