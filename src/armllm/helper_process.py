@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def answer_questions(
     ``cpu_seconds``: of one answer. ``most_bytes``: of address space, beside what ``prepare`` took, which may
     take ``prepare_bytes`` (None: as much). Beyond either the kernel ends the process, or memory is refused.
     """
-    os.nice(LOWEST_PRIORITY)
+    _leave_others_the_cores()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever asks
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -135,6 +136,15 @@ def answer_questions(
     thread = threading.Thread(target=answer_all)
     thread.start()
     thread.join()
+
+
+def _leave_others_the_cores() -> None:
+    """Take a low priority, also among sessions: Linux gives each the same by default (autogroup)."""
+    with suppress(PermissionError):  # it leads a process group
+        os.setsid()
+    os.nice(LOWEST_PRIORITY)
+    with suppress(OSError):  # not every kernel has it
+        Path("/proc/self/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
 
 
 def memory() -> tuple[int, int]:

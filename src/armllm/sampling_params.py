@@ -261,12 +261,10 @@ class SamplingParams:
                 isinstance(text, str) and text.strip(" " if name == "bad_words" else "") for text in texts
             ):
                 raise RequestError(f"{name} must be a list of non-empty strings, not {texts!r:.80}")
-        for token_id in self.stop_token_ids or ():
-            _check_integer("stop_token_ids", token_id, low=0)
+        _check_token_ids("stop_token_ids", self.stop_token_ids or [])
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _as_list("allowed_token_ids", self.allowed_token_ids)
-            for token_id in self.allowed_token_ids:
-                _check_integer("allowed_token_ids", token_id, low=0)
+            _check_token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise RequestError("allowed_token_ids must not be empty")
         if self.logit_bias is not None:
@@ -447,6 +445,13 @@ def _check_number(
     if not (good and value <= high and (value >= low if low is not None else value > above)):
         least = f"at least {low:g}" if low is not None else f"above {above:g}"
         raise RequestError(f"{name} must be a number {least} and at most {high:g}, not {value!r:.80}")
+
+
+def _check_token_ids(name: str, token_ids: list[Any]) -> None:
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0:  # a tenth of the time of what follows
+        return
+    for token_id in token_ids:
+        _check_integer(name, token_id, low=0)
 
 
 def _check_integer(name: str, value: Any, *, low: int, high: int | None = None) -> None:

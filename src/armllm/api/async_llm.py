@@ -20,6 +20,7 @@ import torch
 
 from armllm.api.llm_engine import LLMEngine
 from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
+from armllm.engine.caller import Caller
 from armllm.engine.config import EngineConfig
 from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
@@ -28,6 +29,7 @@ from armllm.engine.reporting import as_embedding
 from armllm.engine.shares import Shares
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
+from armllm.helper_process import LOWEST_PRIORITY
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -66,7 +68,9 @@ class AsyncLLM(WithReasons):
         self._keys: dict[str, str] = {}  # request id -> what the engine knows it as
         self._streams: dict[str, Stream] = {}  # by the latter
         self._numbers = itertools.count()
-        self._grammars = concurrent.futures.ThreadPoolExecutor(GRAMMAR_THREADS, "armllm-grammar")
+        self._grammars = concurrent.futures.ThreadPoolExecutor(
+            GRAMMAR_THREADS, "armllm-grammar", initializer=_lower_priority
+        )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         started: concurrent.futures.Future[LLMEngine] = concurrent.futures.Future()
         # OpenMP keeps a team of threads per thread that asks: loading happens where the steps will.
@@ -152,15 +156,16 @@ class AsyncLLM(WithReasons):
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         *,
-        client: str = "",
+        caller: Caller | None = None,
         **neutral: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request, until one is ``finished``. ``output_kind`` decides what they hold.
 
         A reader that is slower than the engine gets several steps in one output. To stop the request, close
         the iterator or cancel the task that reads it. With scheduling_policy "priority" the lowest
-        ``priority`` comes first. ``lora_request``: the adapter. ``client``: who asks; those who ask for much
-        leave others their share. ``neutral``: vLLM's other arguments, such as ``trace_headers=None``.
+        ``priority`` comes first. ``lora_request``: the adapter. ``caller``: who asks; those who ask for much
+        leave others their share. None: each request is one. ``neutral``: vLLM's other arguments, such as
+        ``trace_headers=None``.
 
         Raises RequestError for a bad parameter, ModelError if the model computes logits that give no token
         (NaN), and EngineError if the engine fails.
@@ -179,7 +184,7 @@ class AsyncLLM(WithReasons):
         executor = self._grammars if sampling_params.structured_outputs is not None else None
         slow = slow or executor is not None or lora_request is not None  # its adapter may have to be read
         kind = sampling_params.output_kind
-        outputs = self._run(request_id, kind, make, client=client, slow=slow, executor=executor)
+        outputs = self._run(request_id, kind, make, caller=caller, slow=slow, executor=executor)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -192,7 +197,7 @@ class AsyncLLM(WithReasons):
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         *,
-        client: str = "",
+        caller: Caller | None = None,
         **neutral: Any,
     ) -> EmbeddingRequestOutput:
         """Return the embedding of a prompt. To stop the request, cancel the task that waits.
@@ -209,7 +214,7 @@ class AsyncLLM(WithReasons):
             lora_request=lora_request,
         )
         slow = len(engine_prompt) > LONG_PROMPT or lora_request is not None
-        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, client=client, slow=slow)
+        outputs = self._run(request_id, RequestOutputKind.FINAL_ONLY, make, caller=caller, slow=slow)
         async with contextlib.aclosing(outputs):
             return as_embedding(await anext(outputs))
 
@@ -231,14 +236,16 @@ class AsyncLLM(WithReasons):
         kind: RequestOutputKind,
         make: Callable[[str], Request],
         *,
-        client: str,
+        caller: Caller | None,
         slow: bool,
         executor: concurrent.futures.Executor | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Queue the request that ``make`` returns for a key, made by ``executor`` if that is ``slow``."""
         if os.getpid() != self._process:
             raise EngineError("a forked process has no thread of this engine: make an AsyncLLM there")
-        key = f"{request_id}/{next(self._numbers)}"
+        number = next(self._numbers)
+        caller = caller or Caller(request=number)
+        key = f"{request_id}/{number}"
         if self._keys.setdefault(request_id, key) != key:
             raise RequestError(f"request id {request_id!r} is in use")
         stream = self._streams[key] = Stream(request_id, kind)
@@ -249,7 +256,7 @@ class AsyncLLM(WithReasons):
             else:
                 request = make(key)
             for sequence in request.sequences:
-                sequence.client = client
+                sequence.caller = caller
             if self.dead_error is not None:  # looked at after the stream is known: it is failed here or there
                 stream.fail(self.dead_error)
             self._inbox.put(functools.partial(self._add, request))
@@ -345,6 +352,11 @@ class AsyncLLM(WithReasons):
                 loop.call_soon_threadsafe(_put, due)
             except RuntimeError:  # noqa: PERF203 - the loop is closed, so nobody reads these
                 self.llm_engine.abort([output.request_id for _, output in due])
+
+
+def _lower_priority() -> None:
+    """Of this thread, as Linux has it."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _put(due: list[tuple[Stream, RequestOutput]]) -> None:

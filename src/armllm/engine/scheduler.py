@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -15,22 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from armllm.engine.block_manager import BlockManager
+    from armllm.engine.caller import Caller
     from armllm.engine.shares import Shares
 
 
 class Scheduler:
-    """Decodes, then prompts: the lowest priority, then who had least, then first come.
+    """Decodes, then prompts: the lowest priority, then who had least, then the shortest or the first.
 
     All share one budget of tokens per step: a sequence is served as far as it reaches, and what is left of
     its prompt comes in later steps. When blocks run out, the running sequence of the last rank gives all of
     its own back and is computed again later; the first one always gets on, because the cache holds at least
     one sequence of the greatest length. A client of which nothing runs gets the place of the last sequence of
-    the client that has most. At most ``max_adapters`` LoRA adapters run at once; sequences with another one
-    let others pass.
+    the client that has most, and so does a request among those of one client. At most ``max_adapters`` LoRA
+    adapters run at once; sequences with another one let others pass.
 
     ``whole``: prompts are not cut. One that does not fit into the rest of the budget waits for the next step,
-    and one that is longer than the budget has a step to itself. ``shares`` bounds what delays decodes; None:
-    nobody waits for single tokens.
+    and one that is longer than the budget has a step to itself. ``shares`` bounds what delays decodes, and
+    lets a client's short prompts pass its long ones. None: nobody waits for single tokens, and the first to
+    come is the first.
     """
 
     def __init__(
@@ -62,8 +65,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        sequence.rank = (sequence.priority, next(self._arrivals))
-        self._served.come(sequence.client)
+        place = self._served.come(sequence)
+        sequence.rank = (sequence.priority, 0 if self.shares is None else place, next(self._arrivals))
         self.waiting.add(sequence)
 
     def schedule(self) -> list[Sequence]:
@@ -72,14 +75,14 @@ class Scheduler:
         for sequence in self.running:
             if not sequence.num_scheduled_tokens:  # else the step that it is in has another state
                 self.blocks.keep_state(sequence)
-        most = None  # tokens of prompts
+        decodes = [sequence for sequence in self.running if sequence.decodes]
+        most, longest = None, math.inf  # tokens of all prompts, and of each
         if self.shares is not None:
-            beside = any(sequence.decodes for sequence in self.running)
-            most = self.shares.prompt_tokens(beside=beside, num_clients=self._served.num_clients)
-        if most != 0 and self.running and self.waiting:
+            most = self.shares.prompt_tokens(beside=bool(decodes), several=self._served.has_several)
+            longest = self.shares.longest(decodes)
+        if self.running and self.waiting:
             self._make_room()
         preemptions = self.num_preemptions
-        decodes = [sequence for sequence in self.running if sequence.decodes]
         part = -(-len(decodes) // self.num_steps)
         decodes = [sequence for sequence in decodes if not sequence.num_scheduled_tokens][:part]
         for sequence in decodes if self.shares is None else self.shares.decodes(decodes):
@@ -88,9 +91,9 @@ class Scheduler:
             for sequence in decodes:
                 self._continue(sequence, self._budget)
         urgent = min((sequence.priority for sequence in self._scheduled), default=0)
-        self._schedule_prompts(preemptions, most, urgent)
+        self._schedule_prompts(preemptions, most, longest, urgent)
         if self.shares is not None:
-            self.shares.scheduled(self._scheduled)
+            self.shares.scheduled(self._scheduled, self._served.size)
         return self._scheduled
 
     def ran(self, seconds: float) -> None:
@@ -98,26 +101,25 @@ class Scheduler:
         if self.shares is not None:
             self.shares.ran(seconds)
 
-    def _schedule_prompts(self, preemptions: int, most: int | None, urgent: int) -> None:
+    def _schedule_prompts(self, preemptions: int, most: int | None, longest: float, urgent: int) -> None:
         """Schedule what is left of prompts that run, and new ones as long as nothing more is preempted.
 
         ``most``: tokens of all prompts that are not more ``urgent`` than what decodes; None: as many as fit.
+        ``longest``: of those of one request.
         """
         rest = [one for one in self.running if not (one.decodes or one.num_scheduled_tokens)]
-        turns: dict[str, tuple[int, int]] = {}
-        for one in rest:
-            turns.setdefault(one.client, self._served.turn(one))
-        rest.sort(key=lambda one: (turns[one.client], one.rank), reverse=True)
+        turn = self._served.turns(rest)
+        rest.sort(key=turn, reverse=True)
         while self._budget:
             waiting = self._next() if self.num_preemptions == preemptions else None
             sequence = rest[-1] if rest else waiting
-            if rest and waiting is not None and waiting.client not in turns:
-                sequence = waiting if self._served.turn(waiting) < turns[rest[-1].client] else rest[-1]
             if sequence is None:
                 break
+            if waiting is not None and turn(waiting) < turn(sequence):
+                sequence = waiting
             limit = self._budget
             if most is not None and sequence.priority >= urgent:
-                limit = min(most, limit)
+                limit = min(most, limit) if self._served.size(sequence) <= longest else 0
             if not limit:
                 break
             before = len(self._scheduled)
@@ -160,19 +162,40 @@ class Scheduler:
         return True
 
     def _make_room(self) -> None:
-        """Let the next one run if nothing of its client does, in the place of one of several of another."""
+        """Let the next one run if nothing of its client, or of its request, does.
+
+        It takes the place of one of several of another client, or else of another request of its client.
+        """
         waiting = self._next()
-        counts = Counter(one.client for one in self.running if waiting and one.priority >= waiting.priority)
-        if waiting is None or self.whole or any(one.client == waiting.client for one in self.running):
+        if waiting is None or self.whole:
             return
+        callers = [one.caller for one in self.running]
+        if waiting.caller in callers:
+            return
+        client = waiting.caller.client
+        of_client = any(caller.client == client for caller in callers)
+
+        def party(one: Sequence) -> Caller | str:
+            return one.caller if of_client else one.caller.client
+
+        others = [
+            one
+            for one in reversed(self.running)
+            if one.priority >= waiting.priority
+            and (one.caller.client == client or not of_client)
+            and not one.num_scheduled_tokens
+        ]
+        counts = Counter(map(party, others))
         if self.blocks.waits_for_state(waiting, self.running):
             return
         while len(self.running) >= self.max_num_seqs or not self._admit(waiting):
-            client, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
-            if count < 2:
+            most = max(counts, key=counts.__getitem__, default="")
+            if counts[most] < 2:
                 return
-            counts[client] -= 1
-            self._preempt(next(one for one in reversed(self.running) if one.client == client))
+            counts[most] -= 1
+            last = next(one for one in others if party(one) == most)
+            others.remove(last)
+            self._preempt(last)
 
     def restart(self, sequence: Sequence) -> None:
         """Let a running sequence be computed from its first token again."""
@@ -187,7 +210,7 @@ class Scheduler:
                 del self.running[bisect.bisect_left(self.running, sequence.rank, key=by_rank)]
             else:
                 self.waiting.remove(sequence)
-            self._served.go(sequence.client)
+            self._served.go(sequence)
             self._give_back(sequence)
             sequence.status = SequenceStatus.FINISHED
 

@@ -9,10 +9,13 @@ import enum
 import time
 from typing import TYPE_CHECKING
 
+from armllm.engine.caller import NOBODY, Caller
+
 if TYPE_CHECKING:
     import random
 
     from armllm.checkpoint.adapter import Adapter
+    from armllm.engine.caller import Rank
     from armllm.engine.detokenizer import Detokenizer
     from armllm.engine.logit_rules import LogitRules
     from armllm.engine.pooling import Pooler
@@ -43,7 +46,7 @@ class Sequence:
     cache, in the blocks of ``block_table``; ``prefix_ids`` names what the full ones among them hold (see
     `BlockManager`). Arrays, so that numpy copies them without a Python loop. ``num_reported_…``: how much of
     the output was part of a `RequestOutput`. ``…_ts``: seconds of `time.monotonic`, 0 before it happened.
-    ``state_slot``: in `StateSlots`. ``client``: who asks, as far as the server knows. ``rank``: the order in
+    ``state_slot``: in `StateSlots`. ``caller``: who asks, as far as the server knows. ``rank``: the order in
     which the scheduler serves those of one client. ``adapter``: LoRA's; None: the model as it is.
     """
 
@@ -59,8 +62,8 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     rules: LogitRules | None = None
     priority: int = 0
-    client: str = ""
-    rank: tuple[int, int] = (0, 0)
+    caller: Caller = NOBODY
+    rank: Rank = (0, 0, 0)
     matcher: Matcher | None = None
     pooler: Pooler | None = None
     prompt_logprobs: PromptLogprobs | None = None

@@ -91,7 +91,7 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiles the grammars of requests; those used last are cached, up to ``CACHED_BYTES``.
+    """Compiles the grammars of requests; those used last are cached, ``cached_bytes`` up to ``CACHED_BYTES``.
 
     ``vocab_size`` is the model's, which may be more than the tokenizer's. May be used by several threads.
     """
@@ -104,11 +104,7 @@ class GrammarCompiler:
         self._eos = eos if eos is not None else min(end_token_ids, default=None)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._cached: OrderedDict[tuple[str, str], tuple[llguidance.LLMatcher, int]] = OrderedDict()
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the cached grammars."""
-        return sum(size for _, size in self._cached.values())
+        self.cached_bytes = 0
 
     def matcher(self, wanted: StructuredOutputsParams) -> Matcher:
         """At the beginning of the grammar; RequestError if it can't be compiled."""
@@ -169,8 +165,9 @@ class GrammarCompiler:
     def _keep(self, key: tuple[str, str], compiled: llguidance.LLMatcher, size: int) -> None:
         with self._lock:
             self._cached[key] = compiled, size
+            self.cached_bytes += size
             while len(self._cached) > 1 and self.cached_bytes > CACHED_BYTES:
-                self._cached.popitem(last=False)
+                self.cached_bytes -= self._cached.popitem(last=False)[1][1]
 
 
 def _check_size(kind: str, source: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from armllm.sampling_params import PoolingParams
-from armllm.server.clients import current_client
+from armllm.server.clients import current_caller
 from armllm.server.http import answer
 from armllm.server.protocol.tokens import EmbeddingRequest, Embeddings, EmbeddingUsage
 from armllm.server.service import MANY_TEXTS, away_if, new_id
@@ -74,7 +74,7 @@ async def embed(
                 f"{request_id}-{index}",
                 priority or 0,
                 service.adapter,
-                client=current_client.get(),
+                caller=current_caller.get(),
             )
         )
         for index, prompt in enumerate(prompts)

@@ -138,7 +138,7 @@ class EngineHost:
 
 
 def _of(question: Question) -> dict[str, Any]:
-    return {name: getattr(question, name) for name in ("priority", "lora_request", "client")}
+    return {name: getattr(question, name) for name in ("priority", "lora_request", "caller")}
 
 
 def main(descriptor: int) -> None:

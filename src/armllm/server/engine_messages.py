@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import socket
 
+    from armllm.engine.caller import Caller
     from armllm.engine.facts import EngineFacts
     from armllm.engine.stats import EngineStats
     from armllm.errors import ArmllmError
@@ -61,7 +62,7 @@ class Question:
     params: SamplingParams | PoolingParams
     priority: int
     lora_request: LoRARequest | None
-    client: str
+    caller: Caller | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from armllm.server.engine_messages import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from armllm.engine.caller import Caller
     from armllm.engine.stats import EngineStats
     from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
@@ -93,11 +94,11 @@ class EngineProcess:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         *,
-        client: str = "",
+        caller: Caller | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`."""
         question = Question(
-            next(self._keys), request_id, prompt, sampling_params, priority, lora_request, client
+            next(self._keys), request_id, prompt, sampling_params, priority, lora_request, caller
         )
         outputs = self._ask(question)
         async with contextlib.aclosing(outputs):
@@ -112,11 +113,11 @@ class EngineProcess:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         *,
-        client: str = "",
+        caller: Caller | None = None,
     ) -> EmbeddingRequestOutput:
         """As `AsyncLLM.encode`."""
         question = Question(
-            next(self._keys), request_id, prompt, pooling_params, priority, lora_request, client
+            next(self._keys), request_id, prompt, pooling_params, priority, lora_request, caller
         )
         async with contextlib.aclosing(self._ask(question)) as outputs:
             return as_embedding(await anext(outputs))

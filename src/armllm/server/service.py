@@ -14,7 +14,7 @@ from armllm.chat import find_template
 from armllm.errors import RequestError
 from armllm.rendering import Renderer
 from armllm.server.adapters import ServedAdapters
-from armllm.server.clients import current_client
+from armllm.server.clients import current_caller
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
@@ -150,8 +150,8 @@ class Service:
     ) -> AsyncIterator[RequestOutput]:
         """The engine's outputs for one prompt."""
         self.check_priority(priority)
-        client = current_client.get()
-        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter, client=client)
+        caller = current_caller.get()
+        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter, caller=caller)
 
     def template(self, *, tools: bool, heavy: bool = False) -> Renderer:
         """The chat template for conversations with or without tools; RequestError if there is none."""

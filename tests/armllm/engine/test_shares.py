@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from tests.armllm.engine.test_scheduler import make_scheduler, make_sequence, step
 
-from armllm.engine.shares import ALONE_SECONDS, CHUNK_SECONDS, Shares
+from armllm.engine.caller import Caller
+from armllm.engine.shares import CHUNK, CHUNK_SECONDS, Shares
 
 STEP_SECONDS, DECODE_SECONDS, PROMPT_SECONDS = 0.01, 0.002, 0.001
 
 
-def queue(scheduler, client, num_prompt_tokens, max_tokens, priority=0):
+NUMBERS = itertools.count()
+
+
+def queue(scheduler, client, num_prompt_tokens, max_tokens, *, priority=0, request=None):
     sequence = make_sequence(num_prompt_tokens, max_tokens)
-    sequence.client, sequence.priority = client, priority
+    sequence.caller = Caller(client, next(NUMBERS) if request is None else request)
+    sequence.priority = priority
     scheduler.add(sequence)
     return sequence
 
@@ -40,15 +46,15 @@ def scheduler():
     return made
 
 
-def rate_beside(scheduler, attack):
+def rate_beside(scheduler, attack, patience=20):
     """Tokens per second of one stream beside others, as a part of what it has alone."""
     good = queue(scheduler, "good", 4, 10_000)
     run(scheduler, 2)
     alone = good.num_output_tokens / 2
     attack()
-    run(scheduler, 5)
+    run(scheduler, patience / 4)
     before = good.num_output_tokens
-    _, seconds = run(scheduler, 20)
+    _, seconds = run(scheduler, patience)
     return (good.num_output_tokens - before) / seconds / alone
 
 
@@ -59,9 +65,32 @@ def test_long_prompts_leave_half_of_the_time_to_who_decodes(scheduler):
         for _ in range(100):
             queue(scheduler, "good", 1900, 1)
 
-    assert rate_beside(scheduler, attack) > 0.48
-    longest, _ = run(scheduler, 5)
-    assert longest < 1.5 * CHUNK_SECONDS
+    assert rate_beside(scheduler, attack, patience=10) > 0.48
+    longest, _ = run(scheduler, 3)
+    assert longest < 1.5 * CHUNK * PROMPT_SECONDS
+
+
+def test_prompts_go_on_beside_a_stream_that_has_had_as_much(scheduler):
+    """Else one endless stream would halve the speed of everybody's prompts."""
+    queue(scheduler, "one", 1000, 10_000)
+    run(scheduler, 3)
+    prompts = [queue(scheduler, "two", 1900, 1) for _ in range(4)]
+    _, seconds = run(scheduler, until=lambda: all(one.finished for one in prompts))
+    assert seconds < 1.3 * sum(one.num_prompt_tokens for one in prompts) * PROMPT_SECONDS
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1024, 64), (128, 64)])
+def test_requests_that_are_alike_are_computed_as_fast_as_without_shares(num_prompt_tokens, max_tokens):
+    """It would catch streams that go on alone while prompts wait."""
+    seconds = {}
+    for shares in (None, Shares()):
+        scheduler = make_scheduler(3000, block_size=16, max_num_seqs=128, budget=2048)
+        scheduler.shares = shares
+        for client in range(32):
+            queue(scheduler, client % 2, num_prompt_tokens, max_tokens)
+        _, seconds[shares] = run(scheduler)
+    before, now = seconds.values()
+    assert now < 1.15 * before
 
 
 def test_a_client_with_many_streams_leaves_others_half_of_their_speed(scheduler):
@@ -73,6 +102,29 @@ def test_a_client_with_many_streams_leaves_others_half_of_their_speed(scheduler)
     assert min(sequence.num_output_tokens for sequence in scheduler.running) > 40
 
 
+def test_so_does_a_request_with_many_answers(scheduler):
+    """It would catch one address, of a proxy or of nobody's own, whose requests are all one client's."""
+
+    def attack():
+        for request in range(4):
+            for _ in range(25):
+                queue(scheduler, "good", 4, 10_000, request=f"bad {request}")
+
+    assert rate_beside(scheduler, attack) > 0.45
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 40
+
+
+def test_a_request_of_which_nothing_runs_gets_a_place_of_one_that_has_many(scheduler):
+    for request in range(4):
+        for _ in range(128):
+            queue(scheduler, "one", 4, 10_000, request=f"bad {request}")
+    run(scheduler, 3)
+    good = queue(scheduler, "one", 10, 10)
+    run(scheduler, 3, until=lambda: good.num_output_tokens)
+    assert good.num_output_tokens
+    assert scheduler.num_preemptions == 1
+
+
 def test_clients_with_a_stream_each_share_all_steps(scheduler):
     """It would catch a step that leaves somebody out although nobody is greedy."""
     streams = [queue(scheduler, str(index), 4, 1000) for index in range(20)]
@@ -82,9 +134,9 @@ def test_clients_with_a_stream_each_share_all_steps(scheduler):
         scheduler.ran(0.5)
 
 
-def test_alone_a_client_has_all_steps_and_all_of_a_step(scheduler):
+def test_alone_a_request_has_all_steps_and_all_of_a_step(scheduler):
     for _ in range(3):
-        queue(scheduler, "one", 1000, 1)
+        queue(scheduler, "one", 1000, 1, request=0)
     assert sum(count for _, count in step(scheduler)) == 2048
 
 
@@ -95,7 +147,23 @@ def test_a_short_prompt_does_not_wait_for_long_ones_of_others(scheduler):
     run(scheduler, 3)
     good = queue(scheduler, "good", 10, 10)
     _, seconds = run(scheduler, until=lambda: good.num_output_tokens)
-    assert seconds < 2 * ALONE_SECONDS
+    assert seconds < 2 * CHUNK_SECONDS
+
+
+def test_nor_for_long_ones_of_the_same_client_but_they_get_their_turn(scheduler):
+    long = [queue(scheduler, "one", 1900, 1) for _ in range(100)]
+    run(scheduler, 3)
+    good = queue(scheduler, "one", 10, 10)
+    _, seconds = run(scheduler, until=lambda: good.num_output_tokens)
+    assert seconds < 2 * CHUNK_SECONDS
+    first = next(one for one in long if not one.num_computed_tokens)
+    for _ in range(1000):
+        queue(scheduler, "one", 10, 1)
+        step(scheduler)
+        scheduler.ran(STEP_SECONDS)
+        if first.finished:
+            return
+    pytest.fail("short prompts keep a long one out for ever")
 
 
 def test_a_client_of_which_nothing_runs_gets_a_place_of_one_that_has_many(scheduler):
@@ -128,7 +196,7 @@ def test_whoever_has_had_little_comes_before_who_has_had_much(scheduler):
     run(scheduler, 1)
     mine = [queue(scheduler, "good", 16, 100) for _ in range(4)]
     run(scheduler, until=lambda: all(sequence.finished for sequence in mine))
-    assert len([one for one in scheduler.waiting if one.client == "bad"]) > 80
+    assert len([one for one in scheduler.waiting if one.caller.client == "bad"]) > 80
 
 
 def test_an_urgent_prompt_waits_for_no_share(scheduler):
@@ -157,7 +225,7 @@ def test_random_loads_of_several_clients_finish(seed):
         if arriving and rng.random() < 0.3:
             client, prompt, priority = arriving.pop()
             sequences.append(
-                queue(scheduler, client, prompt, rng.randrange(1, longest - prompt + 1), priority)
+                queue(scheduler, client, prompt, rng.randrange(1, longest - prompt + 1), priority=priority)
             )
         counts = step(scheduler)
         scheduler.ran(rng.random() ** 4)
@@ -172,4 +240,4 @@ def test_random_loads_of_several_clients_finish(seed):
             break
     assert all(sequence.num_output_tokens == sequence.max_tokens for sequence in sequences)
     assert scheduler.blocks.num_free_blocks == num_blocks
-    assert not scheduler._served._tokens
+    assert not scheduler._served._accounts

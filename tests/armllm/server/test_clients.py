@@ -20,14 +20,15 @@ def clients_of(server, monkeypatch, path, **headers):
     add = scheduler.add
 
     def record(sequence):
-        found.add(sequence.client)
+        found.add(sequence.caller)
         add(sequence)
 
     monkeypatch.setattr(scheduler, "add", record)
     answer = server.post(path, BODIES[path], headers=headers)
     assert answer.status_code == 200, answer.text
     monkeypatch.undo()
-    return found
+    assert len(found) == 1  # of all prompts
+    return {caller.client for caller in found}
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from armllm.errors import RequestError
@@ -49,7 +49,11 @@ SAMPLING = (
 )
 
 
-TokenIds = Annotated[Integers, Field(max_length=MAX_TOKEN_IDS)]
+def _without_duplicates(token_ids: list[int]) -> list[int]:
+    return list(dict.fromkeys(token_ids))
+
+
+TokenIds = Annotated[Integers, Field(max_length=MAX_TOKEN_IDS), AfterValidator(_without_duplicates)]
 LogitBias = Annotated[dict[str, float], BeforeValidator(check_size), Field(max_length=MAX_ENTRIES)]
 
 
