@@ -13,6 +13,7 @@ from armllm.errors import RequestError
 
 GIB = 1 << 30
 STEP_SECONDS = 60.0
+LEAST_KEY = 16
 
 # About 100 microseconds of waiting at a barrier before a thread sleeps; x86's pause is far longer than Arm's
 # yield. That covers what lies between a decode's parallel parts. libgomp's own default is milliseconds: on a
@@ -80,6 +81,17 @@ def layer_partition() -> list[int]:
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in parts):
         raise RequestError(f"{name} must be a list of numbers of layers such as 12,20, not {text!r}")
     return [int(part) for part in parts]
+
+
+def nodes_key() -> bytes:
+    """ARMLLM_NODES_KEY: what the machines that compute a model have in common, and nobody else has."""
+    key = os.environ.get("ARMLLM_NODES_KEY", "").strip()
+    if len(key) < LEAST_KEY:
+        raise RequestError(
+            f"ARMLLM_NODES_KEY must have {LEAST_KEY} characters or more, the same on all machines:"
+            " `openssl rand -hex 32` makes one"
+        )
+    return key.encode()
 
 
 def may_change_adapters() -> bool:

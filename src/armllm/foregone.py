@@ -37,8 +37,6 @@ SHORT_NAMES = {
     "-dpe": "data_parallel_external_lb",
     "-dpm": "data_parallel_multi_port_external_lb",
     "-ep": "enable_expert_parallel",
-    "-n": "nnodes",
-    "-r": "node_rank",
     "-asc": "api_server_count",
     "-O": "optimization_level",
     "-ac": "attention_config",

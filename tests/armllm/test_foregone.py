@@ -33,7 +33,7 @@ def test_every_option_has_one_meaning_and_says_why():
 def test_the_value_false_is_not_zero():
     """It would catch ``in``, for which False is 0 and True is 1."""
     assert foregone_options()["fully_sharded_loras"].refusal(0) is not None
-    assert foregone_options()["nnodes"].refusal(True) is not None
+    assert foregone_options()["prefill_context_parallel_size"].refusal(True) is not None
 
 
 def test_options_without_effect_are_warned_about_once(caplog):
@@ -80,8 +80,8 @@ def test_flags_of_guides_are_accepted(capsys):
 
 
 def test_programs_get_the_same_answers():
-    with pytest.raises(RequestError, match="nnodes can only be 1 here, not 2: the"):
-        LLM(MODEL, nnodes=2)
+    with pytest.raises(RequestError, match="prefill_context_parallel_size can only be 1 here, not 2: a"):
+        LLM(MODEL, prefill_context_parallel_size=2)
     with pytest.raises(TypeError, match="does not take 'tensor_paralel_size'"):
         LLM(MODEL, tensor_paralel_size=1)
     with pytest.raises(TypeError, match="does not take 'lora_modules'"):

@@ -23,7 +23,7 @@ from armllm.engine.placement import place, torch_threads, unconfine
 from armllm.engine.pooling import Pooling
 from armllm.engine.processor import Processor
 from armllm.engine.prompts import as_prompt
-from armllm.engine.ranks import check_ranks, layers_of_stages
+from armllm.engine.ranks import check_processes
 from armllm.engine.reporting import report
 from armllm.engine.sampler import sample
 from armllm.engine.scheduler import Scheduler
@@ -64,19 +64,18 @@ class LLMEngine(WithReasons):
                 f"the tokenizer in {config.tokenizer_folder} has {self.tokenizer.vocab_size} tokens, the"
                 f" model only {model_config.vocab_size}: they don't belong together"
             )
-        check_ranks(config, model_config)
-        counts = layers_of_stages(config, model_config)
+        counts = check_processes(config, model_config)
         if config.enable_lora and model_config.is_encoder:
             raise RequestError(
                 f"enable_lora is not supported for encoders, and {model_config.architecture} is one:"
                 " merge the adapter into its weights"
             )
         self._process = os.getpid()
-        if config.num_processes > 1:
+        if config.num_local > 1:
             unconfine()
         self.followers = start_followers(config, counts)
         try:
-            self.placement = place(0, config.num_processes)
+            self.placement = place(0, config.num_local)
             self.runner = load(self.placement, self.followers)
         except BaseException:
             if self.followers is not None:

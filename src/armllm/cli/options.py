@@ -176,6 +176,16 @@ class _EngineOptions:
             "--pipeline-parallel-size", "-pp", help="Processes of which each has some of the layers."
         ),
     ] = 1
+    nnodes: Annotated[
+        int, parallelism_option("--nnodes", "-n", help="Machines that compute the model, a stage on each.")
+    ] = 1
+    node_rank: Annotated[
+        int, parallelism_option("--node-rank", "-r", help="The number of this machine, from 0.")
+    ] = 0
+    master_addr: Annotated[str, parallelism_option(help="Where machine 0 waits for the others.")] = (
+        "127.0.0.1"
+    )
+    master_port: Annotated[int, parallelism_option(help="The port for that.")] = 29501
     enable_lora: Annotated[bool, lora_option(help="Accept LoRA adapters.")] = False
     max_loras: Annotated[int, lora_option(help="Most different adapters per step.")] = 1
     max_lora_rank: Annotated[int, lora_option(help="Greatest rank of an adapter.")] = 16

@@ -91,6 +91,9 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
             "--data-parallel-size", "-dp", help="Replicas behind this port, such as one per NUMA node.", min=1
         ),
     ] = 1,
+    headless: Annotated[
+        bool, parallelism_option("--headless", help="Be a stage of the model for machine 0, without a port.")
+    ] = False,
     root_path: Annotated[str, frontend_option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
     ssl_ca_certs: Annotated[
         str | None, frontend_option(help="File of the authorities that sign the clients' certificates.")
@@ -121,6 +124,8 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     if (model_tag is None) == (model is None):
         raise RequestError(f"give one MODEL: {ctx.command_path} MODEL [OPTIONS]")
     name = model_tag or model or ""
+    if headless:
+        return _be_stage(name, engine)
 
     from armllm.environment import may_change_adapters  # noqa: PLC0415
     from armllm.server.run import serve as run  # noqa: PLC0415 - --help needs none of it
@@ -161,6 +166,18 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         log_level=listening.uvicorn_log_level,
         access_log=not listening.disable_uvicorn_access_log,
     )
+
+
+def _be_stage(name: str, engine: dict[str, Any]) -> int:
+    import logging.config  # noqa: PLC0415
+
+    from armllm.engine.config import EngineConfig  # noqa: PLC0415 - --help needs none of it
+    from armllm.engine.ranks import serve_stage  # noqa: PLC0415
+    from armllm.server.logs import log_config  # noqa: PLC0415
+
+    logging.config.dictConfig(log_config("info"))
+    serve_stage(EngineConfig.of(name, engine, "server"))
+    return 0
 
 
 # The router's part; a replica listens to it on a private socket.

@@ -86,6 +86,8 @@ class EngineConfig:
       converted first.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
     - pipeline_parallel_size: processes of which each has some of the layers.
+    - nnodes: machines that compute the model, a stage on each. node_rank: the number of this one.
+    - master_addr, master_port: where machine 0 waits for the others.
     - scheduling_policy: "fcfs" serves the first request first, "priority" the one with the lowest number.
     - generation_config: "auto" takes defaults of sampling from generation_config.json, "vllm" neutral ones.
     - override_generation_config: defaults that stand above it, such as ``{"temperature": 0.5}``.
@@ -119,6 +121,10 @@ class EngineConfig:
     backend: str = "armllm"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
     max_logprobs: int = -1
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] | None = None
@@ -149,6 +155,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_nodes()
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise RequestError(f"seed must be an integer, not {self.seed!r}")
         for name in ("skip_tokenizer_init", "enable_prefix_caching", "enable_lora"):
@@ -192,7 +199,7 @@ class EngineConfig:
     def _check_openvino(self) -> None:
         """RequestError names an option that only our own back end has."""
         others: dict[str, Any] = dict.fromkeys(PARALLEL, 1)
-        others |= {"enable_lora": False, "calibration": None, "hf_overrides": None}
+        others |= {"nnodes": 1, "enable_lora": False, "calibration": None, "hf_overrides": None}
         for name, neutral in others.items():
             if getattr(self, name) != neutral:
                 raise RequestError(f"backend openvino does not take {name}: use backend armllm for it")
@@ -209,7 +216,7 @@ class EngineConfig:
             )
 
     def _check_numbers(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", *PARALLEL):
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "nnodes", *PARALLEL):
             self._check_positive(name, getattr(self, name))
         for name in ("max_loras", "max_lora_rank"):
             self._check_positive(name, getattr(self, name))
@@ -226,6 +233,19 @@ class EngineConfig:
             raise RequestError(
                 f"tensor_parallel_size {self.tensor_parallel_size} and pipeline_parallel_size"
                 f" {self.pipeline_parallel_size} do not go together: use one of them"
+            )
+
+    def _check_nodes(self) -> None:
+        if not isinstance(self.node_rank, int) or not 0 <= self.node_rank < self.nnodes:
+            raise RequestError(
+                f"node_rank must be from 0 to {self.nnodes - 1}, one below nnodes, not {self.node_rank!r}"
+            )
+        if not isinstance(self.master_port, int) or not 0 < self.master_port < 1 << 16:
+            raise RequestError(f"master_port must be from 1 to 65535, not {self.master_port!r}")
+        if self.nnodes > 1 and self.pipeline_parallel_size != self.nnodes:
+            raise RequestError(
+                f"nnodes {self.nnodes} needs pipeline_parallel_size {self.nnodes}, a stage on each machine,"
+                f" not {self.pipeline_parallel_size}"
             )
 
     def _check_dtype(self) -> None:
@@ -248,6 +268,11 @@ class EngineConfig:
     def num_processes(self) -> int:
         """How many compute the model together."""
         return max(self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    @property
+    def num_local(self) -> int:
+        """How many of them are on this machine."""
+        return 1 if self.nnodes > 1 else self.num_processes
 
     @property
     def model_folder(self) -> Path:

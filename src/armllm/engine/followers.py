@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import queue
 import signal
@@ -17,10 +18,12 @@ import subprocess
 import threading
 import time
 import weakref
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from armllm import environment, errors
 from armllm.engine.messages import Link, Message
+from armllm.engine.nodes import Node, wait_for_nodes
 from armllm.engine.pipeline import LATE, LOAD_SECONDS, Pipeline
 from armllm.errors import ArmllmError, EngineError
 from armllm.helper_process import python_module
@@ -29,6 +32,7 @@ from armllm.layers.ranks import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from armllm.engine.config import EngineConfig
     from armllm.engine.model_runner import ModelRunner
@@ -71,26 +75,32 @@ class Shared:
 class Followers:
     """The ranks above 0. They are started at once, and load what `load` says.
 
-    ``on_failure``: called by another thread when one has ended.
+    ``on_failure``: called by another thread when one has ended. ``nodes``: those on other machines, which
+    have been started there.
     """
 
-    def __init__(self, group: extension.Ranks | Pipeline, file: int = NO_FILE) -> None:
+    def __init__(
+        self, group: extension.Ranks | Pipeline, file: int = NO_FILE, nodes: Sequence[Node] = ()
+    ) -> None:
         self.group = group
+        self._nodes = nodes
         self._started = time.monotonic()
         self._is_loaded = False
         self._shared = Shared(group)
         self.on_failure = self._shared.on_failure
         self.close = weakref.finalize(self, self._shared.close)
         for rank in range(1, group.size):
-            self._start(rank, file)
+            link = nodes[rank - 1].link if nodes else self._start(rank, file)
+            link.limit_sending(environment.step_seconds())
+            self._shared.links.append(link)
         if isinstance(group, Pipeline):
             group.links = self._shared.links
+        for rank, link in enumerate(self._shared.links, 1):
+            arguments = (link, rank, self._shared)
+            threading.Thread(target=_read, args=arguments, name=f"armllm-rank-{rank}", daemon=True).start()
 
-    def _start(self, rank: int, file: int) -> None:
+    def _start(self, rank: int, file: int) -> Link:
         near, far = socket.socketpair()
-        link = Link(near)
-        link.limit_sending(environment.step_seconds())
-        self._shared.links.append(link)
         with far:
             numbers = (far.fileno(), file, rank, self.group.size)
             files = [far.fileno()] if file == NO_FILE else [far.fileno(), file]
@@ -98,8 +108,7 @@ class Followers:
                 [*COMMAND, *map(str, numbers)], pass_fds=files, stdin=subprocess.DEVNULL
             )
         self._shared.processes.append(process)
-        name = f"armllm-rank-{rank}"
-        threading.Thread(target=_read, args=(link, rank, self._shared), name=name, daemon=True).start()
+        return Link(near)
 
     @property
     def pids(self) -> list[int]:
@@ -111,6 +120,8 @@ class Followers:
         message: Message = {"config": dataclasses.asdict(config) | {"hf_token": None}}
         if isinstance(self.group, Pipeline):
             message["counts"] = list(self.group.stage.counts)
+            message |= facts(config.model_folder)
+            message["local"] = self.group.stage.local
         for link in self._shared.links:
             with contextlib.suppress(OSError):  # `wait` says why
                 link.send(message)
@@ -143,18 +154,25 @@ class Followers:
         if code == INTERRUPTED:
             return EngineError("a step was interrupted, and the ranks no longer agree: load the model again")
         if code >= LATE:
-            rank = code - LATE
-            if not self._is_loaded:
-                return EngineError(f"rank {rank} did not load the model in time")
-            return EngineError(f"rank {rank} did not answer within {environment.step_seconds():g} seconds")
-        rank = code - 1
+            seconds = environment.step_seconds()
+            late = f"answer within {seconds:g} seconds" if self._is_loaded else "load the model in time"
+            return EngineError(f"{self._name(code - LATE)} did not {late}")
+        how = self._ended(code - 1)
+        error = self._shared.errors.get(code - 1)
+        if error is not None and not self._is_loaded:
+            return error
+        return EngineError(f"{self._name(code - 1)} {how if error is None else f'failed: {error}'}")
+
+    def _ended(self, rank: int) -> str:
+        if self._nodes:
+            return "has gone: its process ended, or the network between the machines"
         status = self._shared.processes[rank - 1].wait()
-        error = self._shared.errors.get(rank)
-        if error is not None:
-            return EngineError(f"rank {rank} failed: {error}") if self._is_loaded else error
         if status < 0:
-            return EngineError(f"rank {rank} was ended by signal {-status} ({signal.strsignal(-status)})")
-        return EngineError(f"rank {rank} ended with status {status}")
+            return f"was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"ended with status {status}"
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on {self._nodes[rank - 1].address}" if self._nodes else f"rank {rank}"
 
 
 def _read(link: Link, rank: int, shared: Shared) -> None:
@@ -173,6 +191,12 @@ def _read(link: Link, rank: int, shared: Shared) -> None:
     except (EngineError, KeyError, TypeError) as error:
         shared.errors[rank] = EngineError(f"its messages make no sense: {error}")
     shared.fail(rank)
+
+
+def facts(model: Path) -> dict[str, str]:
+    """What has to be the same on all machines that compute a model."""
+    data = (model / "config.json").read_bytes() if model.is_dir() else f"{model.stat().st_size}".encode()
+    return {"armllm": metadata.version("armllm"), "the model": hashlib.sha256(data).hexdigest()[:16]}
 
 
 def as_error(error: BaseException) -> Message:
@@ -206,14 +230,16 @@ def follower_config(config: EngineConfig, runner: ModelRunner) -> EngineConfig:
 
 def start_followers(config: EngineConfig, counts: Sequence[int]) -> Followers | None:
     """The other processes that the options ask for; ``counts``: layers of each stage."""
-    if config.pipeline_parallel_size > 1:
-        return Followers(Pipeline(config.pipeline_parallel_size, counts, environment.step_seconds()))
+    size, seconds = config.pipeline_parallel_size, environment.step_seconds()
+    if size > 1:
+        nodes = wait_for_nodes(config) if config.nnodes > 1 else ()
+        return Followers(Pipeline(size, counts, seconds, local=config.num_local), nodes=nodes)
     size = config.tensor_parallel_size
     if size == 1:
         return None
     file = os.memfd_create("armllm-ranks")
     try:
         os.ftruncate(file, extension.Ranks.bytes(size))
-        return Followers(extension.Ranks(file, 0, size, environment.step_seconds()), file)
+        return Followers(extension.Ranks(file, 0, size, seconds), file)
     finally:
         os.close(file)

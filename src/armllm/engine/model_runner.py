@@ -83,6 +83,7 @@ class ModelRunner(Runner):
         self.model_config = model_config
         self._node, self._ranks, self._end = part
         self._num_ranks = 1 if part.ranks is None else part.ranks.size
+        self._num_sharing = max(self._num_ranks, part.stage.local)
         self._copies: list[tuple[int | None, int]] = []  # of states, before the next step
         self._limit_length(config)
         self.block_size = config.block_size

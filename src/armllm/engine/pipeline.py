@@ -56,9 +56,9 @@ class Pipeline:
 
     rank = 0
 
-    def __init__(self, size: int, counts: Sequence[int], seconds: float) -> None:
+    def __init__(self, size: int, counts: Sequence[int], seconds: float, *, local: int) -> None:
         self.size = size
-        self.stage = Stage(0, size, counts, lambda: self.failure != 0)
+        self.stage = Stage(0, size, counts, local, lambda: self.failure != 0)
         self.failure = 0
         self.links: list[Link] = []
         self._seconds = seconds

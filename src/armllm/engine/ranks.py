@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import queue
 import signal
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from armllm import environment
 from armllm.engine.config import EngineConfig
-from armllm.engine.followers import NO_FILE, as_error
+from armllm.engine.followers import NO_FILE, as_error, facts
 from armllm.engine.loading import WeightSource
 from armllm.engine.messages import Link, Message
 from armllm.engine.model_runner import ModelRunner, Part
+from armllm.engine.nodes import join
 from armllm.engine.pipeline import Room, named, states_of
 from armllm.engine.placement import place
 from armllm.errors import EngineError, RequestError
@@ -30,13 +32,23 @@ from armllm.models import read_model_config
 from armllm.quant.packed import Packed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from armllm.checkpoint.config import ModelConfig
 
+logger = logging.getLogger(__name__)
 Inbox = queue.SimpleQueue[Message]
 
 
-def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
-    """RequestError names what several ranks can't compute, and the numbers of ranks that work."""
+def check_processes(config: EngineConfig, model_config: ModelConfig) -> list[int]:
+    """How many layers each stage has; RequestError names what several processes can't compute."""
+    if config.node_rank:
+        raise RequestError(f"node_rank {config.node_rank}: run `armllm serve` with --headless there")
+    _check_ranks(config, model_config)
+    return _layers_of_stages(config, model_config)
+
+
+def _check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     size, heads = config.tensor_parallel_size, model_config.num_kv_heads
     if size == 1:
         return
@@ -59,8 +71,7 @@ def check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
         )
 
 
-def layers_of_stages(config: EngineConfig, model_config: ModelConfig) -> list[int]:
-    """How many layers each stage has; RequestError names what several stages can't compute."""
+def _layers_of_stages(config: EngineConfig, model_config: ModelConfig) -> list[int]:
     size, layers = config.pipeline_parallel_size, model_config.num_layers
     if size == 1:
         return [layers]
@@ -118,10 +129,7 @@ def work(link: Link, inbox: Inbox, file: int, rank: int, size: int) -> None:
     message = inbox.get()
     config = EngineConfig(**message["config"])
     if file == NO_FILE:
-        end = FollowingStage(Stage(rank, size, message["counts"]), link, inbox)
-        runner = load_follower(config, Part(end=end), rank, size)
-        link.send({"loaded": True})
-        end.follow(runner)
+        be_stage(link, inbox, message, config, rank)
     ranks = extension.Ranks(file, rank, size, environment.step_seconds())
     os.close(file)
     runner = load_follower(config, Part(ranks=ranks), rank, size)
@@ -133,13 +141,57 @@ def work(link: Link, inbox: Inbox, file: int, rank: int, size: int) -> None:
             raise
 
 
+def be_stage(link: Link, inbox: Inbox, message: Message, config: EngineConfig, rank: int) -> None:
+    """Load a stage, tell so, and compute until rank 0 is gone. ``message`` is the first one."""
+    size, local = config.pipeline_parallel_size, message["local"]
+    end = FollowingStage(Stage(rank, size, message["counts"], local), link, inbox)
+    runner = load_follower(config, Part(end=end), rank if local > 1 else 0, local)
+    link.send({"loaded": True})
+    end.follow(runner)
+
+
+def serve_stage(own: EngineConfig) -> None:
+    """Be the stage of this machine for machine 0, with this machine's copy of the model.
+
+    EngineError when machine 0 is gone.
+    """
+    if own.nnodes == 1 or not own.node_rank:
+        raise RequestError("--headless is for the machines above 0: it needs --nnodes and --node-rank")
+    folder = own.model_folder
+    link = join(own)
+    logger.info("node %d of %d is connected to %s", own.node_rank, own.nnodes, own.master_addr)
+    inbox: Inbox = queue.SimpleQueue()
+    gone = threading.Thread(target=_receive, args=(link, inbox, _say_gone), daemon=True)
+    gone.start()
+    try:
+        message = inbox.get()
+        config = EngineConfig(**message["config"] | {"model": str(folder)})
+        _compare(message, facts(folder))
+        be_stage(link, inbox, message, config, own.node_rank)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            link.send(as_error(error))
+        raise
+
+
+def _compare(message: Message, here: dict[str, str]) -> None:
+    for name, value in here.items():
+        if message[name] != value:
+            raise RequestError(f"{name} here is {value}, and at machine 0 it is {message[name]}")
+
+
+def _say_gone() -> None:
+    sys.stderr.write("armllm: error: machine 0 has gone: its process ended, or the network\n")
+    os._exit(EngineError.status)  # threads may be within a step
+
+
 def main(descriptor: int, file: int, rank: int, size: int) -> None:
     """Be a follower, and end with the process at the other end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these are for rank 0
         signal.signal(number, signal.SIG_IGN)
     link = Link(socket.socket(fileno=descriptor))
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(link, inbox), daemon=True).start()
+    threading.Thread(target=_receive, args=(link, inbox, lambda: os._exit(1)), daemon=True).start()
     try:
         work(link, inbox, file, rank, size)
     except BaseException as error:  # noqa: BLE001 - raised again at rank 0
@@ -149,12 +201,12 @@ def main(descriptor: int, file: int, rank: int, size: int) -> None:
         os._exit(1)  # threads may be within a step
 
 
-def _receive(link: Link, inbox: Inbox) -> None:
+def _receive(link: Link, inbox: Inbox, end: Callable[[], None]) -> None:
     """Take messages, and end this process when there are no more."""
     with contextlib.suppress(EOFError, OSError, EngineError):
         while True:
             inbox.put(link.receive())
-    os._exit(1)
+    end()
 
 
 if __name__ == "__main__":

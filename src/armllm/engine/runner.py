@@ -97,6 +97,7 @@ class Runner(abc.ABC):
     num_steps = 1
     _node: int | None = None
     _num_ranks = 1
+    _num_sharing = 1  # processes that load at the same time on this machine
     _fits_cache = False
 
     @abc.abstractmethod
@@ -132,7 +133,7 @@ class Runner(abc.ABC):
     def _left_beside(self, weight_bytes: int) -> int:
         """Bytes of memory for the KV cache of each rank; MemoryLimitError if the weights don't fit."""
         replicas, of_node = environment.replicas()
-        left = available_memory(self._node, share=self._num_ranks * replicas, node_share=of_node)
+        left = available_memory(self._node, share=self._num_sharing * replicas, node_share=of_node)
         if self._num_ranks > 1:  # all have the embedding
             table = self.model_config.vocab_size * self.model_config.hidden_size * self.dtype.itemsize
             weight_bytes = (weight_bytes - table) // self._num_ranks + table

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class Stage(NamedTuple):
-    """One of ``size`` stages. counts: layers of each, where that was decided. failed: whether to give up."""
+    """One of ``size`` stages, of which ``local`` are on this machine.
+
+    counts: layers of each, where that was decided. failed: whether to give up.
+    """
 
     rank: int = 0
     size: int = 1
     counts: Sequence[int] = ()
+    local: int = 1
     failed: Callable[[], bool] = lambda: False
 
     @property

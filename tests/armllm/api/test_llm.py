@@ -173,9 +173,9 @@ def test_unknown_parameters_are_refused_by_name(folder):
 
 
 def test_options_of_vllm_that_change_nothing_are_taken_with_those_values_only(folder):
-    LLM(folder, dtype="float32", nnodes=1, trust_remote_code=True, enforce_eager=True)
-    with pytest.raises(RequestError, match="nnodes can only be 1 here, not 2"):
-        LLM(folder, nnodes=2)
+    LLM(folder, dtype="float32", prefill_context_parallel_size=1, trust_remote_code=True, enforce_eager=True)
+    with pytest.raises(RequestError, match="prefill_context_parallel_size can only be 1 here, not 2"):
+        LLM(folder, prefill_context_parallel_size=2)
     with pytest.raises(RequestError, match="device can only be 'cpu' or 'auto' here, not 'cuda'"):
         LLM(folder, device="cuda")
 

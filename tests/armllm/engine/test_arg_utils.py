@@ -45,8 +45,8 @@ def test_wrong_options_are_refused_when_they_are_set():
     with pytest.raises(RequestError, match="LoRA adapters change"):
         EngineArgs(model="m", enable_lora_bias=True)
     arguments = EngineArgs(model="m")
-    with pytest.raises(RequestError, match="one machine"):
-        arguments.nnodes = 2
+    with pytest.raises(RequestError, match="a model is computed by the processes"):
+        arguments.prefill_context_parallel_size = 2
     with pytest.raises(TypeError, match="does not take 'max_len'"):
         arguments.max_len = 2
     with pytest.raises(AttributeError, match="max_len"):
@@ -67,8 +67,8 @@ def test_a_programs_own_parser_takes_the_options(tmp_path):
     assert arguments.compilation_config == {"mode": 3}
     parsed = EngineArgs.from_cli_args(arguments)
     assert (parsed.seed, parsed.enable_prefix_caching, parsed.model) == (3, False, str(MODEL))
-    with pytest.raises(RequestError, match="one machine"):
-        EngineArgs.from_cli_args(parser.parse_args(["--nnodes", "2"]))
+    with pytest.raises(RequestError, match="a model is computed by the processes"):
+        EngineArgs.from_cli_args(parser.parse_args(["--prefill-context-parallel-size", "2"]))
     file = tmp_path / "options.yaml"
     file.write_text("max_model_len: 32\nseed: 5\nenable-prefix-caching: false\n")
     arguments = parser.parse_args(["--config", str(file), "--seed", "6"])

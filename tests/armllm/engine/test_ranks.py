@@ -44,7 +44,8 @@ MODEL = Path(llm_engine.__file__).parents[1] / "smoke/model"
 class ThreadFollowers:
     """As `Followers`, in threads."""
 
-    def __init__(self, group, file=NO_FILE):
+    def __init__(self, group, file=NO_FILE, nodes=()):
+        assert not nodes
         self.group = group
         self.on_failure = []
         self.loaded = threading.Barrier(group.size)
