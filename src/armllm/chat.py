@@ -184,8 +184,8 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
         found = (named.get("tool_use") if tools else None) or named.get("default")
     if not isinstance(found, str):
         raise NoChatTemplateError(
-            f"{folder} has no chat template: give one (chat_template, or --chat-template of a server), or ask"
-            " for plain completions"
+            f"{folder} has no chat template: give one (--chat-template; in Python chat_template), or ask for"
+            " plain completions"
         )
     return found
 

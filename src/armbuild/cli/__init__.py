@@ -37,9 +37,9 @@ from armcli.groups import Program
 from armisa.errors import IsaError
 
 try:  # typer carries its own click since 0.26
-    from typer._click.exceptions import ClickException
+    from typer._click.exceptions import ClickException, NoArgsIsHelpError
 except ImportError:
-    from click.exceptions import ClickException  # type: ignore[assignment]
+    from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 INTERRUPTED = 130
 MAX_LINES = 20
@@ -86,14 +86,17 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except NoArgsIsHelpError as error:  # its message is the help, which rich has printed already
+        if error.message:
+            error.show()
+        return 2
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a user never sees a traceback unasked
         if "--verbose" in arguments:
             traceback.print_exc()
         message, status = explain(error)
         plain = "\n".join(map(one_line, message.split("\n")[:MAX_LINES]))  # parts of it may be untrusted
-        if plain:  # the help that no command brings says it all
-            kind = "" if status == INTERRUPTED else "error: "
-            print(f"armbuild: {kind}{plain}", file=sys.stderr)
+        kind = "" if status == INTERRUPTED else "error: "
+        print(f"armbuild: {kind}{plain}", file=sys.stderr)
         if "--json" in arguments:
             print(json.dumps({"schema": 1, "error": message, "status": status}))
         return status

@@ -34,9 +34,9 @@ from armllm.progress import progress
 from armllm.utils.options import dashed
 
 try:  # typer carries its own click since 0.26
-    from typer._click.exceptions import ClickException
+    from typer._click.exceptions import ClickException, NoArgsIsHelpError
 except ImportError:
-    from click.exceptions import ClickException  # type: ignore[assignment]
+    from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 INTERRUPTED = 130
 # What to install for a module that is missing; the rest belongs to the engine.
@@ -105,6 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise KeyboardInterrupt  # noqa: TRY301 - typer has caught it and made it a return value
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    except NoArgsIsHelpError as error:  # its message is the help, which rich has printed already
+        if error.message:
+            error.show()
+        return 2
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a user never sees a traceback unasked
         if "--verbose" in arguments:
             traceback.print_exc()

@@ -183,3 +183,13 @@ def test_doctor_names_what_the_container_lane_lacks_and_asks_for_nothing(capsys,
     (engine,) = (finding for finding in facts["findings"] if finding["name"] == "containers")
     assert (engine["ok"], engine["optional"], engine["packages"]) == (False, True, ["podman"])
     assert "podman" not in (facts["command"] or "")
+
+
+@pytest.mark.parametrize("columns", ["50", "100"])
+def test_no_command_shows_the_help_as_it_is(capsys, monkeypatch, columns):
+    """In a narrow terminal it is plain lines."""
+    monkeypatch.setenv("COLUMNS", columns)
+    status, out, err = run(capsys)
+    assert status == 2
+    assert "Usage: armbuild" in out + err
+    assert "error:" not in out + err

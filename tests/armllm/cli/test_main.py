@@ -222,3 +222,12 @@ def test_a_flag_of_several_values_takes_them_as_vllms_does(tmp_path, monkeypatch
     assert seen[0].allowed_origins == ("https://a.example",)
     assert main(["serve", "--api-key", "A", "MODEL"]) == 0
     assert seen[1].served_model_names == ("MODEL",)
+
+
+@pytest.mark.parametrize("command", [[], ["bench"]])
+def test_no_command_shows_the_help_as_it_is(capsys, command):
+    assert main(command) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("Usage: armllm")
+    assert shown.err.count("\n") > 5
+    assert "error:" not in shown.err
