@@ -178,6 +178,7 @@ def test_gitlab_hands_a_child_pipeline_over_that_builds(runner):
     common = child.pop("default")
     assert child.pop("variables") == {
         "ARMBUILD_CACHE_DIR": "$CI_PROJECT_DIR/.cache/armbuild",
+        "ARMBUILD_IMAGE": table["variables"]["ARMBUILD_IMAGE"],
         "GIT_DEPTH": "0",
     }
     (job,) = child.values()

@@ -88,13 +88,17 @@ def _github(found: Sequence[Job]) -> Any:
 
 def _gitlab(found: Sequence[Job]) -> Any:
     default = {
-        "image": "python:3.13",
+        "image": "$ARMBUILD_IMAGE",
         "timeout": f"{MINUTES} minutes",
         "before_script": [f"python -m {INSTALL}"],
         "cache": {"key": "armbuild", "paths": [".cache/armbuild/"]},
     }
     # the whole history: back ends compute versions from its tags
-    variables = {"ARMBUILD_CACHE_DIR": "$CI_PROJECT_DIR/.cache/armbuild", "GIT_DEPTH": "0"}
+    variables = {
+        "ARMBUILD_CACHE_DIR": "$CI_PROJECT_DIR/.cache/armbuild",
+        "ARMBUILD_IMAGE": "python:3.13",  # unless the pipeline above it names one, by digest for instance
+        "GIT_DEPTH": "0",
+    }
     return {"default": default, "variables": variables} | {
         job.name: {"script": [job.command], "artifacts": {"paths": ["dist/"], "expire_in": "1 week"}}
         for job in found
