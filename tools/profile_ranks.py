@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Tell what several ranks cost: CPU time of a step of each, beside one process's, and the gathers' share.
+"""Tell what several ranks cost: CPU time of a step of each, beside one process's, and that of messages.
 
     python tools/bench_models.py build/bench
     python tools/profile_ranks.py build/bench/90m --dtype bfloat16
+    python tools/profile_ranks.py build/bench/90m --by pipeline
 
 CPU time, which other work on the machine changes little. That of rank 0 has sampling and detokenizing, and
-both have the time for which they wait awake. The gathers are those of rank 0: copies, and waiting.
+both have the time for which they wait awake. Messages are those of rank 0: gathers of ranks, or what stages
+send and receive; copies, and waiting awake.
 """
 
 from __future__ import annotations
@@ -17,28 +19,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from armllm import LLM, SamplingParams
+from armllm.engine.messages import Link
 from armllm.layers.ranks import Gather
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from armllm.engine.model_runner import ModelRunner
 
 NANOSECONDS = 1e9
 
 
-class Gathers:
-    """CPU seconds of this process within gathers."""
+class Messages:
+    """CPU seconds of this process within gathers, and within messages between stages."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        call = Gather.__call__
+        Gather.__call__ = self._timed(Gather.__call__)  # type: ignore[method-assign]
+        Link.send = self._timed(Link.send)  # type: ignore[method-assign]
+        Link.receive = self._timed(Link.receive)  # type: ignore[method-assign]
 
-        def timed(gather: Gather, x: Any) -> Any:
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
             started = time.thread_time()
-            out = call(gather, x)
-            self.seconds += time.thread_time() - started
-            return out
+            try:
+                return call(*arguments)
+            finally:
+                self.seconds += time.thread_time() - started
 
-        Gather.__call__ = timed  # type: ignore[method-assign, assignment]
+        return timed
 
 
 def cpu_seconds(pid: int) -> float:
@@ -47,15 +56,15 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / NANOSECONDS
 
 
-def profile(llm: LLM, gathers: Gathers, sequences: int, tokens: int) -> tuple[list[float], float]:
-    """CPU milliseconds per step of each rank, and the share of the gathers in rank 0's."""
+def profile(llm: LLM, messages: Messages, sequences: int, tokens: int) -> tuple[list[float], float]:
+    """CPU milliseconds per step of each rank, and the share of messages in rank 0's."""
     followers = llm.llm_engine.followers
     pids = [] if followers is None else followers.pids
     prompts = [[5 + number] * 8 for number in range(sequences)]
 
     def run(count: int) -> list[float]:
         before = [time.process_time(), *map(cpu_seconds, pids)]
-        gathers.seconds = 0
+        messages.seconds = 0
         params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.8, seed=1)
         llm.generate(prompts, params, use_tqdm=False)
         after = [time.process_time(), *map(cpu_seconds, pids)]
@@ -63,7 +72,7 @@ def profile(llm: LLM, gathers: Gathers, sequences: int, tokens: int) -> tuple[li
 
     run(4)
     seconds = run(tokens)
-    return [1e3 * one / tokens for one in seconds], gathers.seconds / seconds[0]
+    return [1e3 * one / tokens for one in seconds], messages.seconds / seconds[0]
 
 
 def main() -> int:
@@ -72,27 +81,29 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization")
+    parser.add_argument("--by", choices=("tensor", "pipeline"), default="tensor")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=64)
     arguments = parser.parse_args()
-    gathers = Gathers()
+    messages = Messages()
     found: dict[int, list[tuple[list[float], float]]] = {}
     for size in (1, arguments.ranks):
+        parallel: dict[str, Any] = {f"{arguments.by}_parallel_size": size}
         llm = LLM(
             arguments.model,
             dtype=arguments.dtype,
             quantization=arguments.quantization,
-            tensor_parallel_size=size,
+            **parallel,
             max_model_len=arguments.tokens + 16,
             skip_tokenizer_init=True,
         )
         cast(
             "ModelRunner", llm.llm_engine.runner
         ).decode.most_sequences = 0  # a replay has no Python between its ops
-        found[size] = [profile(llm, gathers, count, arguments.tokens) for count in arguments.sequences]
+        found[size] = [profile(llm, messages, count, arguments.tokens) for count in arguments.sequences]
         del llm
-    print("| sequences | one process, ms | each rank, ms | of one process | gathers |")
+    print("| sequences | one process, ms | each rank, ms | of one process | messages |")
     print("| ---: | ---: | --- | --- | ---: |")
     for count, (alone, _), (ranks, share) in zip(
         arguments.sequences, found[1], found[arguments.ranks], strict=True
