@@ -54,6 +54,7 @@ _ABSENT = {
     "plugins": "the engine loads no plugins",
     "renderers tokenizers transformers_utils": "see LLM.chat and LLM.get_tokenizer",
     "triton_utils scalar_type _custom_ops": "the kernels are in armllm.kernels",
+    "utils.serial_utils": "vectors are little-endian fp32, which numpy.frombuffer reads",
     "v1.metrics.loggers": "see LLM.get_metrics, and /metrics of a server",
     "v1.sample": "a program brings no code here; use logit_bias, bad_words or structured_outputs",
     "v1.spec_decode": "there is no speculative decoding",

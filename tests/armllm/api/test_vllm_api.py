@@ -108,6 +108,7 @@ def test_modules_have_vllms_names_too():
         ("model_executor.models", "armllm.models"),
         ("distributed.kv_transfer", "stays in this process"),
         ("platforms", "on CPUs only"),
+        ("utils.serial_utils", "numpy.frombuffer reads"),
     ],
 )
 def test_modules_that_are_missing_say_why(module, reason):
