@@ -45,6 +45,7 @@ class SafetensorsFile:
     """Names, types and shapes from the header; CheckpointError for a file that is not whole."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             _check_length(path)
             with safetensors.safe_open(path, framework="numpy"):
@@ -78,7 +79,11 @@ class SafetensorsFile:
     def read(self, name: str) -> Tensor:
         """A tensor where it is mapped; a copy of one that doesn't lie where its dtype wants it."""
         stored = self._tensors[name]
-        dtype, (first, last) = DTYPES[stored["dtype"]], stored["data_offsets"]
+        dtype, (first, last) = DTYPES.get(stored["dtype"]), stored["data_offsets"]
+        if dtype is None:
+            raise CheckpointError(
+                f"{self._path}: tensor {name:.200} has the type {stored['dtype']}, not read"
+            )
         if first == last:
             return torch.empty(stored["shape"], dtype=dtype)
         octets = torch.frombuffer(

@@ -70,3 +70,10 @@ def test_what_is_no_such_file_is_refused(tmp_path, content, words):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=words):
         SafetensorsFile(path)
+
+
+def test_a_type_that_no_weight_has_is_refused_when_it_is_read(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2, dtype=torch.uint32)}, path)
+    with pytest.raises(CheckpointError, match="tensor a has the type U32, not read"):
+        SafetensorsFile(path).read("a")
