@@ -14,6 +14,7 @@ from armbuild.audit import startup
 from armbuild.audit.disassembly import disassemble
 from armbuild.audit.elf import BrokenElf, Section
 from armbuild.audit.instructions import UNDEFINED, classify, needs_of_row, table
+from armbuild.audit.section_batches import Batch, batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,8 +90,8 @@ class Code:
 def scan(path: Path, elf: Elf) -> Code:
     """Return what the code of the little-endian AArch64 file ``path`` needs; streams through a memory map."""
     scanner = _Scanner(np.memmap(path, np.uint8, "r"), elf)
-    for number, section in _code_sections(elf):
-        scanner.section(section, scanner.marks.get(number))
+    for batch in batches(_code_sections(elf)):
+        scanner.sections(batch)
     scanner.code.functions.sort(key=lambda function: function.address)
     return scanner.code
 
@@ -128,14 +129,10 @@ class _Scanner:
         self.uses = 0
         self.code = Code(known_functions=len(self.known.start))
 
-    def section(self, section: Section, marks: bounds.Mapping | None) -> None:
-        """Add the functions of one section; ``marks`` are its mapping symbols, None: it has none."""
-        skip = -section.address % 4
-        begin = section.offset + skip
-        count = max(section.size - skip, 0) // 4
-        base = section.address + skip
-        words = np.frombuffer(self.data[begin : begin + count * 4], "<u4")
-        self.code.words += count
+    def sections(self, batch: Batch) -> None:
+        """Add the functions of a batch of sections."""
+        words = batch.read(self.data)
+        self.code.words += len(words)
         rows = classify(words)
         hits = np.flatnonzero(rows)
         undefined = hits[(rows[hits] == UNDEFINED) & (words[hits] != 0)]
@@ -143,53 +140,52 @@ class _Scanner:
         hits = hits[_needing()[rows[hits]]]
         if not len(hits):
             return
-        if marks is not None:
-            hits = hits[marks.is_code(_addresses(base, hits))]
-        else:
-            hits = hits[~np.isin(hits, bounds.literals(words))]
-        helpers = _outline_atomics(words, hits, rows)
+        marked = batch.marked(self.marks)
+        is_literal = np.isin(hits, batch.literals(words))
+        hits = hits[np.where(marked[batch.owner(hits)], batch.code(self.marks, hits), ~is_literal)]
+        helpers = _outline_atomics(words, hits, rows, batch.within(hits))
         self.code.self_checked += int(helpers.sum())
         hits = hits[~helpers]
         if not len(hits):
             return
-        broken = set(self.known.find(_addresses(base, undefined)).tolist()) if marks is None else set()
-        for index, uses in self._uses(words, rows, hits, base).items():
-            self._function(index, uses, section, stripped=marks is None, broken=index in broken)
+        undefined = undefined[~marked[batch.owner(undefined)]]
+        where = self.known.find(batch.addresses(undefined))
+        broken = set(zip(batch.owner(undefined).tolist(), where.tolist(), strict=True))
+        for (at, index), uses in self._uses(words, rows, hits, batch).items():
+            self._function(
+                index, uses, batch.found[at][1], stripped=not marked[at], broken=(at, index) in broken
+            )
 
     def _uses(
         self,
         words: npt.NDArray[np.uint32],
         rows: npt.NDArray[np.uint16],
         hits: npt.NDArray[Any],
-        base: int,
-    ) -> dict[int, list[Use]]:
-        """Return for each function its uses, one for each row of the table."""
-        owner = self.known.find(_addresses(base, hits))
-        order = np.lexsort((hits, rows[hits], owner))
-        hits, owner = hits[order], owner[order]
+        batch: Batch,
+    ) -> dict[tuple[int, int], list[Use]]:
+        """Return for each function of each section its uses, one for each row of the table."""
+        function, section = self.known.find(batch.addresses(hits)), batch.owner(hits)
+        order = np.lexsort((hits, rows[hits], function, section))
+        hits, function, section = hits[order], function[order], section[order]
         row = rows[hits].astype(np.int64)
-        new = np.flatnonzero((np.diff(owner, prepend=-2) != 0) | (np.diff(row, prepend=-2) != 0))
+        keys = (section, function, row)
+        new = np.flatnonzero(np.logical_or.reduce([np.diff(key, prepend=-2) != 0 for key in keys]))
         if not len(new):
             return {}
         self.uses += len(new)
         if self.uses > MAX_USES:
             raise BrokenElf(f"more than {MAX_USES} uses of extensions: not read")
         last = np.append(new[1:], len(hits)) - 1
-        certain = np.logical_or.reduceat(np.isin(_addresses(base, hits), self.certain), new)
-        columns = (owner[new], row[new], last - new + 1, hits[new], hits[last], words[hits[new]], certain)
-        found: dict[int, list[Use]] = {}
-        for function, kind, count, first, final, word, runs in zip(
+        addresses = batch.addresses(hits)
+        certain = np.logical_or.reduceat(np.isin(addresses, self.certain), new)
+        firsts = (addresses[new], addresses[last], words[hits[new]], certain)
+        columns = (*(key[new] for key in keys), last - new + 1, *firsts)
+        found: dict[tuple[int, int], list[Use]] = {}
+        for at, index, kind, count, first, final, word, runs in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            use = Use(
-                row=kind,
-                count=count,
-                address=base + 4 * first,
-                last=base + 4 * final,
-                word=word,
-                certain=runs,
-            )
-            found.setdefault(function, []).append(use)
+            use = Use(row=kind, count=count, address=first, last=final, word=word, certain=runs)
+            found.setdefault((at, index), []).append(use)
         return found
 
     def _function(
@@ -211,12 +207,6 @@ class _Scanner:
                 at_load=_of_rows(frozenset(use.row for use in uses if use.certain)),
             )
         )
-
-
-def _addresses(base: int, words: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return the addresses of the words with these indices."""
-    addresses: npt.NDArray[np.uint64] = np.uint64(base) + words.astype(np.uint64) * np.uint64(4)
-    return addresses
 
 
 @functools.cache
@@ -278,16 +268,19 @@ def _reads_a_frame(name: str, uses: list[Use]) -> bool:
 
 
 def _outline_atomics(
-    words: npt.NDArray[np.uint32], hits: npt.NDArray[Any], rows: npt.NDArray[np.uint16]
+    words: npt.NDArray[np.uint32],
+    hits: npt.NDArray[Any],
+    rows: npt.NDArray[np.uint16],
+    within: npt.NDArray[Any],
 ) -> npt.NDArray[np.bool_]:
     """Return which hits are the LSE instruction of an outline-atomics helper whose name was stripped.
 
-    Such a helper is ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and
-    compiler-rt alike.
+    ``within`` are the hits, counted from the begin of their sections. Such a helper is
+    ``ldrb w16, [x16, #n]; cbz w16, ...`` and then the instruction, in libgcc and compiler-rt alike.
     """
     lse = _needing_lse_alone()
     result = np.zeros(len(hits), np.bool_)
-    some = np.flatnonzero((hits >= 2) & lse[rows[hits]])
+    some = np.flatnonzero((within >= 2) & lse[rows[hits]])
     place = hits[some]
     load = (words[place - 2] & np.uint32(0xFFC003FF)) == np.uint32(0x39400210)
     branch = (words[place - 1] & np.uint32(0xFF00001F)) == np.uint32(0x34000010)

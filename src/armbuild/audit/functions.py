@@ -59,11 +59,6 @@ class Mapping:
     address: Addresses
     code: npt.NDArray[np.bool_]
 
-    def is_code(self, addresses: Addresses) -> npt.NDArray[np.bool_]:
-        """Return for each address whether it is code; so is what precedes all mapping symbols."""
-        index = np.searchsorted(self.address, addresses, side="right").astype(np.int64) - 1
-        return np.where(index >= 0, self.code[index], True)
-
 
 def symbols(data: Bytes, elf: Elf, table: str) -> tuple[npt.NDArray[Any], bytes]:
     """Return the entries and the strings of ``.symtab`` or ``.dynsym``; empty when the file has none."""
@@ -129,15 +124,17 @@ def mappings(data: Bytes, elf: Elf) -> dict[int, Mapping]:
     }
 
 
-def literals(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """Return the indices of words that LDR (literal) instructions among ``words`` load: they are data."""
+def literals(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the LDR (literal) instructions among ``words`` with the words that they load, which are data.
+
+    Both are indices. Those of an instruction that loads several words come several times.
+    """
     loads = np.flatnonzero((words & np.uint32(0x3B000000)) == np.uint32(0x18000000))
     loads = loads[(words[loads] >> np.uint32(30)) != 3]  # opc 11 is PRFM
     offset = ((words[loads].astype(np.int64) >> 5) & 0x7FFFF ^ 0x40000) - 0x40000
     size = np.where(words[loads] & np.uint32(1 << 26), 4 << (words[loads] >> np.uint32(30)), 8) // 4
-    target = np.concatenate([(loads + offset)[size > step] + step for step in range(4)])
-    indices: npt.NDArray[np.int64] = np.unique(target[(target >= 0) & (target < len(words))])
-    return indices
+    target = [(loads + offset)[size > step] + step for step in range(4)]
+    return np.concatenate([loads[size > step] for step in range(4)]), np.concatenate(target)
 
 
 def _unwind_entries(data: Bytes, elf: Elf) -> tuple[Addresses, Addresses]:

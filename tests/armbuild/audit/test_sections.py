@@ -1,10 +1,13 @@
 """Objects of -ffunction-sections: thousands of sections, counted beside the header and the symbols."""
 
 import struct
+from random import Random
 
 from tests.armbuild.audit.conftest import AARCH64, RET
 
-from armbuild.audit import audit_path
+from armbuild.audit import audit_path, section_batches
+from armbuild.audit.code import scan
+from armbuild.audit.elf import read_elf
 
 CRC32B = 0x1AC04000
 COUNTED_ELSEWHERE = 0xFFFF
@@ -57,3 +60,27 @@ def test_numbers_of_sections_that_are_none_are_read_to_an_end(tmp_path):
     for count in (100_001, 1 << 40):
         path.write_bytes(an_object([[RET]], stated=count))
         assert "an implausible number of sections" in audit_path(path).errors[0]
+
+
+LDR_LITERAL, UNDEFINED, HELPER = 0x58000040, 0x00000001, [0x39400210, 0x34000010, 0xB8A00041]
+
+
+def test_sections_that_are_read_together_have_nothing_of_one_another(tmp_path, monkeypatch):
+    """What is loaded as data, a helper's first words and broken words count in their own section alone."""
+    random = Random(1)  # noqa: S311 - test data
+    kinds = [CRC32B, RET, LDR_LITERAL, UNDEFINED, *HELPER]
+    functions = [
+        [*random.choices(kinds, k=random.randrange(1, 9)), *random.choice([[], HELPER])] for _ in range(300)
+    ]
+    path = tmp_path / "x.o"
+    path.write_bytes(an_object(functions))
+
+    def read():
+        found = scan(path, read_elf(path))
+        return found.words, found.self_checked, found.functions
+
+    together = read()
+    monkeypatch.setattr(section_batches, "WORDS", 0)
+    assert read() == together
+    assert len(together[2]) > 100
+    assert together[1] > 10
