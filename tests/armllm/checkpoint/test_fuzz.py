@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import random
 import resource
@@ -28,6 +29,10 @@ from armllm.tokenizer import Tokenizer
 USUAL = 50
 SECONDS, MEGABYTES = 10, 1024  # of CPU time, and of memory
 COUNT = int(os.environ.get("ARMLLM_FUZZ", USUAL))
+SAME_SIZE = (
+    ("F64", "I64", "U64"), ("F32", "I32", "U32"), ("F16", "BF16", "I16", "U16"),
+    ("I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "BOOL"),
+)  # fmt: skip
 ODD = [
     None, True, 0, -1, 1, 3, 0.5, 1e400, 2**31, 2**63, 10**30, "", "x", "a" * 5000, "\ud800", [], [[]], {},
     {"a": 1}, [1] * 5000, "F32", "Replace", "Sequence", "\u2581", [0, 0], [0, 2**40], [2**20, 2**20, 2**20],
@@ -111,10 +116,50 @@ def safetensors_header(name):
         if rng.random() < 0.3:
             path.write_bytes(damaged(data, rng, 0, end))
             return
-        header = json.dumps(changed(json.loads(data[8:end]), rng)).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + data[end:])
+        entries, tensors = json.loads(data[8:end]), data[end:]
+        if rng.random() < 0.5:
+            entries = changed(entries, rng)
+        else:  # sound, so that what comes after the header is reached
+            entries, tensors = reworded(entries, rng), noise(tensors, rng)
+        header = json.dumps(entries).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + tensors)
 
     return mutate
+
+
+def reworded(entries, rng):
+    """Another header that is sound: tensors in another order or place, with types of the same size."""
+    names = [name for name in entries if name != "__metadata__"]
+    entries = {name: entries[name] for name in rng.sample(list(entries), len(entries))}
+    for _ in range(rng.choice([0, 1, 3])):
+        one = entries[rng.choice(names)]
+        size = one["data_offsets"][1] - one["data_offsets"][0]
+        same = [e for e in map(entries.get, names) if e["data_offsets"][1] - e["data_offsets"][0] == size]
+        other = rng.choice(same)
+        how = rng.randrange(4)
+        if how == 0:
+            one["data_offsets"], other["data_offsets"] = other["data_offsets"], one["data_offsets"]
+        elif how == 1:
+            one["shape"] = rng.choice([one["shape"][::-1], [1, *one["shape"]], [math.prod(one["shape"])]])
+        elif how == 2:
+            types = next(group for group in SAME_SIZE if one["dtype"] in group)
+            one["dtype"] = rng.choice(types)
+        else:
+            entries["__metadata__"] = {"format": rng.choice(["pt", "np", "\x1b[2J", "x" * 5000])}
+    return entries
+
+
+def noise(data, rng):
+    """Numbers in the middle of tensors become NaN, infinite, large or something else."""
+    data = bytearray(data)
+    for _ in range(rng.choice([0, 1, 30])):
+        place = rng.randrange(max(1, len(data)))
+        odd = rng.choice(
+            [b"\xff" * 4, b"\x00\x00\x80\x7f", b"\xff\xff\x7f\x7f", b"\x00\x7c", rng.randbytes(64)]
+        )
+        end = place + len(odd)
+        data[place:end] = odd[: max(0, len(data) - place)]
+    return bytes(data)
 
 
 def gguf_header(path, rng):
@@ -141,11 +186,11 @@ def gguf_file(llama_file):
     return path
 
 
-def run(kind, sound, place, mutate, read=open_checkpoint):
-    """``read`` ``COUNT`` changed copies of ``sound``, a folder or a file, at ``place``."""
+def run(kind, sound, place, mutate, read=open_checkpoint, *, count=COUNT):
+    """``read`` ``count`` changed copies of ``sound``, a folder or a file, at ``place``."""
     slowest, before = (0.0, -1), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     opened = 0
-    for number in range(COUNT):
+    for number in range(count):
         rng = random.Random(f"{kind} {number}")  # noqa: S311 - test data
         if sound.is_dir():
             shutil.rmtree(place, ignore_errors=True)
@@ -170,7 +215,7 @@ def run(kind, sound, place, mutate, read=open_checkpoint):
     assert slowest[0] < SECONDS, (kind, slowest)
     assert grown < MEGABYTES, kind
     if COUNT > USUAL:
-        print(f"\n{kind}: {opened} of {COUNT} opened, slowest {slowest[0]:.2f} s, {grown} MB more")
+        print(f"\n{kind}: {opened} of {count} opened, slowest {slowest[0]:.2f} s, {grown} MB more")
 
 
 @pytest.mark.parametrize("model", [MODEL, MIXTURE], ids=["model", "mixture"])
