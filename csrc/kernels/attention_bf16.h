@@ -15,7 +15,7 @@
 namespace mmla {
 
 inline constexpr int64_t kChunk = 96;
-inline constexpr int kPairTile = 6;
+inline constexpr int kPairTile = 6, kPairsOfOne = 16;
 inline constexpr int64_t kTileRows = 48;
 
 using Pair = bfloat16x8_t;  // two rows of four
@@ -34,12 +34,12 @@ struct Scratch {
   float* factor;          // [kTileRows]
   bfloat16* query;        // [kTileRows / 2, head_dim / 4, 2, 4]
   bfloat16* weights;      // [kTileRows / 2, kChunk / 4, 2, 4]
-  bfloat16* last_values;  // [head_dim / 2, 2, 4]: the last group of tokens, zero behind the last token
+  bfloat16* last_values;  // [2, head_dim / 2, 2, 4]: the last two groups, zero behind the last token
 };
 
 ARMLLM_INLINE int64_t scratch_bytes(const KvCacheShape& shape) {
   const int64_t floats = kTileRows * (kChunk + shape.head_dim + 1);
-  const int64_t halves = kTileRows * (shape.head_dim + kChunk) + 4 * shape.head_dim;
+  const int64_t halves = kTileRows * (shape.head_dim + kChunk) + 8 * shape.head_dim;
   return (floats * 4 + halves * 2 + 63) / 64 * 64;
 }
 
@@ -65,6 +65,21 @@ ARMLLM_INLINE void write_kv_cache(const WriteKvCacheArgs& a, int64_t begin, int6
     for (int64_t d = 0; d < head_dim; ++d) values[4 * d] = value[d];
   };
   for_each_slot<bfloat16>(a, begin, end, write);
+}
+
+// The scaled sums of a tile as rows of logits.
+template <int R, int C>
+ARMLLM_INLINE void store_logits(const Vf (&acc)[R][C], float scale, float* logits) {
+  const Vf s = splat(scale);
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+    ARMLLM_UNROLL for (int c = 0; c < C; c += 2) {
+      const Vf a = acc[r][c], b = acc[r][c + 1];
+      const Vf upper = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+      const Vf lower = vcombine_f32(vget_high_f32(a), vget_high_f32(b));
+      store(logits + 2 * r * kChunk + 2 * c, mul(upper, s));
+      store(logits + (2 * r + 1) * kChunk + 2 * c, mul(lower, s));
+    }
+  }
 }
 
 // logits of R row pairs and C key pairs, C even; with few accumulators head_dim is summed in two halves.
@@ -95,20 +110,45 @@ ARMLLM_INLINE void logits_tile(const bfloat16* query, const bfloat16* const* key
       }
     }
   }
-  const Vf s = splat(scale);
-  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
-    ARMLLM_UNROLL for (int c = 0; c < C; c += 2) {
-      Vf a = acc[0][r][c], b = acc[0][r][c + 1];
-      ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p) {
-        a = add(a, acc[p][r][c]);
-        b = add(b, acc[p][r][c + 1]);
-      }
-      const Vf upper = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
-      const Vf lower = vcombine_f32(vget_high_f32(a), vget_high_f32(b));
-      store(logits + 2 * r * kChunk + 2 * c, mul(upper, s));
-      store(logits + (2 * r + 1) * kChunk + 2 * c, mul(lower, s));
+  ARMLLM_UNROLL for (int p = 1; p < kPhases; ++p) {
+    ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
+      ARMLLM_UNROLL for (int c = 0; c < C; ++c)
+        acc[0][r][c] = add(acc[0][r][c], acc[p][r][c]);
     }
   }
+  store_logits(acc[0], scale, logits);
+}
+
+// Eight elements of a row pair times those of a key pair, whose address moves on. Alone a load with a constant
+// offset takes one slot, so this is the shortest form; compilers would load far ahead and spill.
+ARMLLM_INLINE void add_eight(Vf& sum, Pair first, Pair second, const bfloat16*& key) {
+  Pair x, y;
+  __asm__(
+      "ldr %q[x], [%[key]]\n\t"
+      "ldr %q[y], [%[key], #16]\n\t"
+      "add %[key], %[key], #32\n\t"
+      "bfmmla %[sum].4s, %[first].8h, %[x].8h\n\t"
+      "bfmmla %[sum].4s, %[second].8h, %[y].8h"
+      : [sum] "+w"(sum), [key] "+r"(key), [x] "=&w"(x), [y] "=&w"(y)
+      : [first] "w"(first), [second] "w"(second), "m"(*reinterpret_cast<const bfloat16(*)[16]>(key)));
+}
+
+// For one row pair loads are the limit, so sixteen key pairs share that of the query.
+ARMLLM_INLINE void logits_of_pair(const bfloat16* query, const bfloat16* const* keys, int64_t head_dim,
+                                  float scale, float* logits) {
+  Vf acc[1][kPairsOfOne];
+  const bfloat16* k[kPairsOfOne];
+  ARMLLM_UNROLL for (int c = 0; c < kPairsOfOne; ++c) {
+    acc[0][c] = zero();
+    k[c] = keys[c];
+  }
+  for (const bfloat16* end = query + 2 * head_dim; query < end; query += 16) {
+    ARMLLM_LOOP("logits", 2);
+    const Pair first = load_pair(query), second = load_pair(query + 8);
+    ARMLLM_UNROLL for (int c = 0; c < kPairsOfOne; ++c)
+      add_eight(acc[0][c], first, second, k[c]);
+  }
+  store_logits(acc, scale, logits);
 }
 
 template <int R>
@@ -119,10 +159,29 @@ ARMLLM_INLINE void logits_rows(const Scratch& s, int64_t pair, const bfloat16* c
   const bfloat16* query = s.query + pair * 2 * head_dim;
   float* logits = s.logits + 2 * pair * kChunk;
   int64_t c = 0;
+  if constexpr (R == 1) {
+    for (; c + kPairsOfOne <= key_pairs; c += kPairsOfOne) {
+      logits_of_pair(query, keys + c, head_dim, scale, logits + 2 * c);
+    }
+  }
   for (; c + kColumns <= key_pairs; c += kColumns) {
     logits_tile<R, kColumns>(query, keys + c, head_dim, scale, logits + 2 * c);
   }
   for (; c < key_pairs; c += kFew) logits_tile<R, kFew>(query, keys + c, head_dim, scale, logits + 2 * c);
+}
+
+// A group of four tokens times a row pair's weights, for C pairs of value elements. LDP would take a slot more.
+template <int C>
+ARMLLM_INLINE void add_group(Vf (&acc)[C], Pair weights, const bfloat16* group) {
+  ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+    Pair x;
+    __asm__(
+        "ldr %q[x], [%[group], %[offset]]\n\t"
+        "bfmmla %[sum].4s, %[weights].8h, %[x].8h"
+        : [sum] "+w"(acc[c]), [x] "=&w"(x)
+        : [group] "r"(group), [offset] "i"(16 * c), [weights] "w"(weights),
+          "m"(*reinterpret_cast<const bfloat16(*)[8 * C]>(group)));
+  }
 }
 
 // values = values * factor + weights . values of the cache, for R row pairs and C pairs of value elements.
@@ -138,8 +197,20 @@ ARMLLM_INLINE void values_tile(const Scratch& s, int64_t pair, const bfloat16* c
     ARMLLM_UNROLL for (int c = 0; c < C; ++c)
       acc[r][c] = mul(load(values + r * 2 * head_dim + 4 * c), factor);
   }
-  for (int64_t g = 0; g < num_groups; ++g) {
-    ARMLLM_LOOP("values", 2 * R);
+  int64_t g = 0;
+  if constexpr (R == 1) {  // loads are the limit: one address, loaded in advance, serves two groups
+    const bfloat16* next = groups[0];
+    for (; g + 2 <= num_groups; g += 2) {
+      ARMLLM_LOOP("values", 2);
+      const bfloat16* group = next + 8 * column;
+      next = groups[g + 2];
+      const Pair first = load_pair(weights + 8 * g), second = load_pair(weights + 8 * g + 8);
+      add_group(acc[0], first, group);
+      add_group(acc[0], second, group + 4 * head_dim);
+    }
+  }
+  for (; g < num_groups; ++g) {
+    if constexpr (R > 1) ARMLLM_LOOP("values", 2 * R);
     const bfloat16* group = groups[g] + 8 * column;
     Pair w[R];
     ARMLLM_UNROLL for (int r = 0; r < R; ++r)
@@ -272,7 +343,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
   }
   s.factor[2 * pairs - 1] = 0;
   memset(s.values, 0, static_cast<size_t>(2 * pairs * head_dim) * sizeof(float));
-  const bfloat16* groups[kChunk / 4];
+  const bfloat16* groups[kChunk / 4 + 1] = {};  // the last is loaded in advance, and not used
 
   const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     const bfloat16* keys[kChunk / 2];
@@ -285,11 +356,16 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       for (int64_t i = 0; i < 4; ++i) keys[j / 2 + i] = k + i * 2 * head_dim;
       for (int64_t i = 0; i < 2; ++i) groups[j / 4 + i] = v + i * 4 * head_dim;
     }
-    // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is replaced.
+    // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is replaced. Two groups
+    // stay side by side.
     if (n % 4 != 0) {
+      const int64_t size = 4 * head_dim, odd = (num_groups - 1) % 2;
       const bfloat16* from = groups[num_groups - 1];
-      for (int64_t i = 0; i < 4 * head_dim; ++i) s.last_values[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
-      groups[num_groups - 1] = s.last_values;
+      bfloat16* to = s.last_values + odd * size;
+      for (int64_t i = 0; i < size; ++i) to[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
+      if (odd == 1) memcpy(s.last_values, from - size, static_cast<size_t>(size) * sizeof(bfloat16));
+      groups[num_groups - 1 - odd] = s.last_values;
+      groups[num_groups - 1] = to;
     }
     int64_t pair = 0;
     for (; pair + kPairTile < pairs; pair += kPairTile) {
