@@ -108,6 +108,19 @@ ARMLLM_INLINE void quantize_query(const PagedAttentionArgs& a, const AttentionTi
   }
 }
 
+// Of one pair of rows and C cells of four keys, four cells to a pointer of scales.
+template <int C>
+ARMLLM_INLINE void store_logits(const Scratch& s, int64_t pair, const Sums (&sums)[C], const float* const* scales,
+                                float* logits) {
+  const float* scale = s.query_scale + 2 * pair;
+  float* out = logits + 2 * pair * kChunk;
+  ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+    const Floats k = load_floats(scales[c / 4] + c % 4 * 4);
+    store_floats(out + 4 * c, to_floats(upper(sums[c])) * splat_floats(scale[0]) * k);
+    store_floats(out + kChunk + 4 * c, to_floats(lower(sums[c])) * splat_floats(scale[1]) * k);
+  }
+}
+
 // logits of P pairs of rows and C cells of four keys.
 template <int P, int C>
 ARMLLM_INLINE void logits_tile(const Scratch& s, int64_t pair, const int8_t* keys, const float* scales,
@@ -120,15 +133,8 @@ ARMLLM_INLINE void logits_tile(const Scratch& s, int64_t pair, const int8_t* key
     ARMLLM_LOOP("logits", 2 * P);
     add_step(sums, query + 16 * step, 2 * head_dim, keys + kCell * step, 4 * head_dim);
   }
-  ARMLLM_UNROLL for (int p = 0; p < P; ++p) {
-    const float* scale = s.query_scale + 2 * (pair + p);
-    float* out = logits + 2 * (pair + p) * kChunk;
-    ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
-      const Floats k = load_floats(scales + 4 * c);
-      store_floats(out + 4 * c, to_floats(upper(sums[p][c])) * splat_floats(scale[0]) * k);
-      store_floats(out + kChunk + 4 * c, to_floats(lower(sums[p][c])) * splat_floats(scale[1]) * k);
-    }
-  }
+  ARMLLM_UNROLL for (int p = 0; p < P; ++p)
+    store_logits(s, pair + p, sums[p], &scales, logits);
 }
 
 // The logits of 16 keys of one block; P counts down to the number of pairs that are left.
@@ -145,6 +151,18 @@ ARMLLM_INLINE void rows_logits(const Scratch& s, int64_t pair, int64_t pairs, co
   }
 }
 
+// Of one row, a pair of digits, and C cells of four elements: values = values * factor + what was summed.
+template <int C>
+ARMLLM_INLINE void store_values(const Scratch& s, int64_t row, const Sums (&sums)[C], int64_t d,
+                                int64_t head_dim, float* values) {
+  const Floats factor = splat_floats(s.factor[row]), scale = splat_floats(s.weight_scale[row]);
+  float* out = values + row * head_dim + d;
+  ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+    const Ints sum = upper(sums[c]) * 128 + lower(sums[c]);
+    store_floats(out + 4 * c, multiply_add(to_floats(sum), scale, load_floats(out + 4 * c) * factor));
+  }
+}
+
 // values = values * factor + weights . values of the cache, for R rows (each a pair of digits) and C cells of
 // four elements.
 template <int R, int C>
@@ -158,21 +176,26 @@ ARMLLM_INLINE void values_tile(const Scratch& s, int64_t row, const int8_t* cons
     ARMLLM_LOOP("values", R);
     add_step(sums, weights + 16 * g, 2 * kChunk, groups[g] + 8 * d, kCell);
   }
-  ARMLLM_UNROLL for (int r = 0; r < R; ++r) {
-    const Floats factor = splat_floats(s.factor[row + r]), scale = splat_floats(s.weight_scale[row + r]);
-    float* out = values + (row + r) * head_dim + d;
-    ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
-      const Ints sum = upper(sums[r][c]) * 128 + lower(sums[r][c]);
-      store_floats(out + 4 * c, multiply_add(to_floats(sum), scale, load_floats(out + 4 * c) * factor));
-    }
-  }
+  ARMLLM_UNROLL for (int r = 0; r < R; ++r)
+    store_values(s, row + r, sums[r], d, head_dim, values);
 }
+
+#if defined(ARMLLM_INT8_SMMLA)
+#include "kernels/attention_int8_row.h"
+#endif
 
 template <int R>
 ARMLLM_INLINE void rows_values(const Scratch& s, int64_t row, int64_t rows, const int8_t* const* groups,
                                int64_t num_groups, int64_t head_dim, float* values) {
   for (; rows - row >= R; row += R) {
     int64_t d = 0;
+#if defined(ARMLLM_INT8_SMMLA)
+    if constexpr (R == 1) {
+      for (; d + 4 * kCellsOfOne <= head_dim; d += 4 * kCellsOfOne) {
+        values_of_row(s, row, groups, num_groups, d, head_dim, values);
+      }
+    }
+#endif
     for (; d + 4 * kCells <= head_dim; d += 4 * kCells) {
       values_tile<R, kCells>(s, row, groups, num_groups, d, head_dim, values);
     }
@@ -225,20 +248,30 @@ static ARMLLM_ENTRY void int8_split(const PagedAttentionArgs& a, const Attention
   const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
   const int64_t rows = tile.row_end - tile.row_begin;
   memset(state.values, 0, static_cast<size_t>(rows * head_dim) * sizeof(float));
-  const int8_t* groups[kChunk / 8];
+  const int8_t* groups[kChunk / 8 + 1] = {};  // the last is loaded in advance, and not used
   const float* scales[kChunk / 16];
 
   const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
-    for (int64_t j = 0; j < n; j += 16) {
-      const char* block = block_of(a, tile, begin + j);
-      const int64_t offset = (begin + j) % block_size;
-      const float* key_scales = reinterpret_cast<const float*>(block + a.layout.scale_offset_bytes) + offset;
-      const int8_t* keys = reinterpret_cast<const int8_t*>(block) + offset * head_dim;
-      const int8_t* values = keys + a.layout.value_offset_bytes;
-      scales[j / 16] = key_scales + block_size;
-      groups[j / 8] = values;
-      groups[j / 8 + 1] = values + 8 * head_dim;
-      rows_logits<kPairs>(s, 0, (rows + 1) / 2, keys, key_scales, head_dim, s.logits + j);
+    const int8_t* keys[kChunk / 16];
+    const float* key_scales[kChunk / 16];
+    const int64_t sixteens = (n + 15) / 16;
+    for (int64_t i = 0; i < sixteens; ++i) {
+      const char* block = block_of(a, tile, begin + 16 * i);
+      const int64_t offset = (begin + 16 * i) % block_size;
+      key_scales[i] = reinterpret_cast<const float*>(block + a.layout.scale_offset_bytes) + offset;
+      scales[i] = key_scales[i] + block_size;
+      keys[i] = reinterpret_cast<const int8_t*>(block) + offset * head_dim;
+      groups[2 * i] = keys[i] + a.layout.value_offset_bytes;
+      groups[2 * i + 1] = groups[2 * i] + 8 * head_dim;
+    }
+    int64_t i = 0;
+#if defined(ARMLLM_INT8_SMMLA)
+    for (; rows <= 2 && i + 2 <= sixteens; i += 2) {
+      logits_of_pair(s, keys + i, key_scales + i, head_dim, s.logits + 16 * i);
+    }
+#endif
+    for (; i < sixteens; ++i) {
+      rows_logits<kPairs>(s, 0, (rows + 1) / 2, keys[i], key_scales[i], head_dim, s.logits + 16 * i);
     }
   };
   const auto add = [&](int64_t, int64_t n) ARMLLM_LAMBDA {
