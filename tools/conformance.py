@@ -57,7 +57,7 @@ CPUS = {
     "neoverse-n1": _whole("dotprod"),
     "neoverse-n2": SAMPLE,
     "neoverse-v1": _whole("fhm", "bf16", "i8mm", "sve"),
-    "a64fx": _whole("sve"),
+    "a64fx": _whole("sve", "sve512"),
     **{
         f"max,sve-max-vq={length // 128},sve-default-vector-length=256": _whole("sve")
         for length in (128, 2048)

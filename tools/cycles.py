@@ -29,7 +29,7 @@ import cache_model
 import conformance
 import rows_table
 from armbuild.errors import ArmbuildError, BuildError, MissingError
-from kernel_loops import CORES, LOOPS, Core, Loop
+from kernel_loops import CORES, LOOPS, ONE_ROW, ONE_ROW_SHARE, Core, Loop
 from marked_loops import crack, find_loops
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +53,8 @@ class Row:
     rate: str
     peak: str
     limit: str
+    loads: float = 0
+    """Attention of one row: bytes of KV beside what loads can do. 0: another loop."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -246,14 +248,19 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
     if loop.rows:
         count, peak = macs(body, core)
         rate = count / loop.digits / cycles
-        size = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
+        size: float = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
         figures = f"{rate:.1f} MAC"
+        loads = 0.0
         if loop.rows <= 2:
             read = "weights" if loop.marker in {"dense", "panels"} else "KV"
-            figures += f", {rate / loop.rows * size:.1f} bytes of {read}"
+            size *= rate / loop.rows
+            figures += f", {size:.1f} bytes of {read}"
+            if read == "KV":
+                loads = size / core.loads(loop.target)
+                figures += f" ({loads:.0%} of loads)"
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
-            peak=f"{rate * loop.digits / peak:.0%}", limit=limit,
+            peak=f"{rate * loop.digits / peak:.0%}", limit=limit, loads=loads,
         )  # fmt: skip
     vectors = int(body[-1].split()[-1])
     lanes = core.sve_bits // 32 if loop.target == "sve" else 4
@@ -311,6 +318,16 @@ def losses(rows: list[Row], before: dict[tuple[str, str, str], str]) -> list[str
     return complaints
 
 
+def slow_rows(rows: list[Row]) -> list[str]:
+    """Return a sentence per loop of attention of one row that leaves too many loads unused."""
+    return [
+        f"{entry.title} ({entry.target}, {entry.core}): {entry.loads:.0%} of what loads can do, not "
+        f"{ONE_ROW_SHARE:.0%}"
+        for entry in rows
+        if (entry.target, entry.core) in ONE_ROW and 0 < entry.loads < ONE_ROW_SHARE
+    ]
+
+
 def main() -> int:
     """Parse the command line, compile, count, compare."""
     parser = argparse.ArgumentParser(
@@ -341,7 +358,7 @@ def main() -> int:
     if not options.check:
         print(table(rows), rows_table.table(lines), cache_model.table(tiles), sep="\n", end="")
         return 0
-    complaints = losses(rows, before) + rows_table.losses(lines, by_rows, LOSS)
+    complaints = losses(rows, before) + slow_rows(rows) + rows_table.losses(lines, by_rows, LOSS)
     complaints += cache_model.losses(tiles, caches, LOSS)
     for line in complaints:
         print(line)

@@ -14,15 +14,30 @@ class Core:
     sve_bits: int
     fmla: int
     """Peak multiply-accumulates per cycle of FMLA on floats; BFDOT has twice, BFMMLA four times that."""
+    load: int
+    """Bytes that vectors of Advanced SIMD can load in a cycle from the first-level cache."""
+    sve_load: int = 0
+
+    def loads(self, target: str) -> int:
+        """Return the bytes that a loop of the target can load in a cycle."""
+        return self.sve_load if target.startswith("sve") else self.load
 
 
 CORES = (
-    Core(name="neoverse-n1", dispatch=4, sve_bits=0, fmla=8),
-    Core(name="neoverse-n2", dispatch=5, sve_bits=128, fmla=8),
-    Core(name="neoverse-v1", dispatch=8, sve_bits=256, fmla=16),
-    Core(name="neoverse-v2", dispatch=8, sve_bits=128, fmla=16),
-    Core(name="a64fx", dispatch=4, sve_bits=512, fmla=32),
+    Core(name="neoverse-n1", dispatch=4, sve_bits=0, fmla=8, load=32),
+    Core(name="neoverse-n2", dispatch=5, sve_bits=128, fmla=8, load=32),
+    Core(name="neoverse-v1", dispatch=8, sve_bits=256, fmla=16, load=48, sve_load=64),
+    Core(name="neoverse-v2", dispatch=8, sve_bits=128, fmla=16, load=48),
+    Core(name="a64fx", dispatch=4, sve_bits=512, fmla=32, load=32, sve_load=128),
 )
+
+# Attention of one row waits for loads, on the target that computes it on a core. Not fp16: FMLAL takes eight bytes
+# and is the limit there (docs/reference/cycles.md).
+ONE_ROW = (
+    ("bf16", "neoverse-v1"), ("bf16", "neoverse-v2"), ("i8mm", "neoverse-v1"), ("i8mm", "neoverse-v2"),
+    ("sve", "neoverse-v1"), ("neon", "neoverse-v2"),
+)  # fmt: skip
+ONE_ROW_SHARE = 0.9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +120,11 @@ LOOPS = (
         )
         for storage in ("f32", "f16", "bf16")
         for rows in (4, 1)
+    ),
+    *(
+        Loop(target="sve512", entry=f"panel_multiply_{storage}", marker="panels", rows=rows, cores=("a64fx",))
+        for storage in ("f32", "f16", "bf16")
+        for rows in (4, 2, 1)
     ),
     *(
         Loop(target="neon", entry=f"attention_split_{storage}", marker=marker, rows=rows)

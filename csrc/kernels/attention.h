@@ -145,19 +145,26 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
   const float* wide_values[kChunk / kPanel];
 
   const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
-    for (int64_t j = 0; j < n; j += kPanel) {
-      const char* block = block_of(a, tile, begin + j);
-      const int64_t offset = (begin + j) % block_size * head_dim;
-      const T* keys = reinterpret_cast<const T*>(block) + offset;
-      values[j / kPanel] = reinterpret_cast<const T*>(block + a.layout.value_offset_bytes) + offset;
-      wide_values[j / kPanel] = s.wide_values + j * head_dim;
+    const float scale = logit_scale(a);
+    const T* keys[kChunk / kPanel];
+    const int64_t panels = (n + kPanel - 1) / kPanel;
+    for (int64_t i = 0; i < panels; ++i) {
+      const char* block = block_of(a, tile, begin + i * kPanel);
+      const int64_t offset = (begin + i * kPanel) % block_size * head_dim;
+      keys[i] = reinterpret_cast<const T*>(block) + offset;
+      values[i] = reinterpret_cast<const T*>(block + a.layout.value_offset_bytes) + offset;
+    }
+    int64_t i = rows == 1 ? row_logits(s.query, keys, panels, head_dim, scale, s.logits) : 0;
+    for (; i < panels; ++i) {
+      const int64_t j = i * kPanel;
       if (widen) {
-        widen_row(keys, s.wide_keys, kPanel * head_dim);
-        rows_logits<kRowTile>(s.query, rows, s.wide_keys, head_dim, logit_scale(a), s.logits + j);
+        widen_row(keys[i], s.wide_keys, kPanel * head_dim);
+        rows_logits<kRowTile>(s.query, rows, s.wide_keys, head_dim, scale, s.logits + j);
         const int64_t tokens = n - j < kPanel ? n - j : kPanel;
-        widen_row(values[j / kPanel], s.wide_values + j * head_dim, tokens * head_dim);
+        wide_values[i] = s.wide_values + j * head_dim;
+        widen_row(values[i], s.wide_values + j * head_dim, tokens * head_dim);
       } else {
-        rows_logits<kRowTile>(s.query, rows, keys, head_dim, logit_scale(a), s.logits + j);
+        rows_logits<kRowTile>(s.query, rows, keys[i], head_dim, scale, s.logits + j);
       }
     }
   };

@@ -119,8 +119,8 @@ ARMLLM_INLINE void logits_tile(const bfloat16* query, const bfloat16* const* key
   store_logits(acc[0], scale, logits);
 }
 
-// Eight elements of a row pair times those of a key pair, whose address moves on. Alone a load with a constant
-// offset takes one slot, so this is the shortest form; compilers would load far ahead and spill.
+// Eight elements of a row pair times those of a key pair, whose address moves on. Alone a load with a
+// constant offset takes one slot, so this is the shortest form; compilers would load far ahead and spill.
 ARMLLM_INLINE void add_eight(Vf& sum, Pair first, Pair second, const bfloat16*& key) {
   Pair x, y;
   __asm__(
@@ -170,7 +170,8 @@ ARMLLM_INLINE void logits_rows(const Scratch& s, int64_t pair, const bfloat16* c
   for (; c < key_pairs; c += kFew) logits_tile<R, kFew>(query, keys + c, head_dim, scale, logits + 2 * c);
 }
 
-// A group of four tokens times a row pair's weights, for C pairs of value elements. LDP would take a slot more.
+// A group of four tokens times a row pair's weights, for C pairs of value elements. LDP would take a slot
+// more.
 template <int C>
 ARMLLM_INLINE void add_group(Vf (&acc)[C], Pair weights, const bfloat16* group) {
   ARMLLM_UNROLL for (int c = 0; c < C; ++c) {

@@ -110,8 +110,8 @@ ARMLLM_INLINE void quantize_query(const PagedAttentionArgs& a, const AttentionTi
 
 // Of one pair of rows and C cells of four keys, four cells to a pointer of scales.
 template <int C>
-ARMLLM_INLINE void store_logits(const Scratch& s, int64_t pair, const Sums (&sums)[C], const float* const* scales,
-                                float* logits) {
+ARMLLM_INLINE void store_logits(const Scratch& s, int64_t pair, const Sums (&sums)[C],
+                                const float* const* scales, float* logits) {
   const float* scale = s.query_scale + 2 * pair;
   float* out = logits + 2 * pair * kChunk;
   ARMLLM_UNROLL for (int c = 0; c < C; ++c) {

@@ -1,6 +1,6 @@
-// One pair of rows on an int8 cache by SMMLA, included by attention_int8.h. Loads are the limit: so that of the
-// rows, and one of an address, serve sixteen vectors of the cache or more. A load with a constant offset takes
-// one slot, LDP no fewer than two; compilers would load far ahead and spill.
+// One pair of rows on an int8 cache by SMMLA, included by attention_int8.h. Loads are the limit: so that of
+// the rows, and one of an address, serve sixteen vectors of the cache or more. A load with a constant offset
+// takes one slot, LDP no fewer than two; compilers would load far ahead and spill.
 
 #pragma once
 
@@ -55,8 +55,8 @@ ARMLLM_INLINE void logits_of_pair(const Scratch& s, const int8_t* const* keys, c
 
 // values = values * factor + weights . values of the cache for one row. Groups of eight tokens are two by two
 // side by side, with weights of 0 behind the last token.
-ARMLLM_INLINE void values_of_row(const Scratch& s, int64_t row, const int8_t* const* groups, int64_t num_groups,
-                                 int64_t d, int64_t head_dim, float* values) {
+ARMLLM_INLINE void values_of_row(const Scratch& s, int64_t row, const int8_t* const* groups,
+                                 int64_t num_groups, int64_t d, int64_t head_dim, float* values) {
   Sums sums[kCellsOfOne];
   ARMLLM_UNROLL for (int c = 0; c < kCellsOfOne; ++c)
     sums[c] = no_sums();

@@ -88,9 +88,9 @@ ARMLLM_INLINE void column_logits(const float* q, const K* keys, int64_t head_dim
   Vf a0 = zero(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0;
   Vf b0 = zero(), b1 = b0, b2 = b0, b3 = b0, b4 = b0, b5 = b0, b6 = b0, b7 = b0;
   for (int64_t d = 0; d < head_dim; d += 4, keys += 4 * kPanel) {
-    if constexpr (two) {  // NOLINT(bugprone-branch-clone): both are empty unless loops are marked
+    if constexpr (M > 1 && two) {  // NOLINT(bugprone-branch-clone): both are empty unless loops are marked
       ARMLLM_LOOP("logits", M);
-    } else {
+    } else if constexpr (M > 1) {
       ARMLLM_LOOP("logits16", M);
     }
     const float* p = q + d;
@@ -123,6 +123,15 @@ ARMLLM_INLINE void column_logits(const float* q, const K* keys, int64_t head_dim
   store_logits<7, M, two>(logits, s, ARMLLM_EIGHT(a), ARMLLM_EIGHT(b));
 }
 
+// Four vectors, `stride` apart, times the four elements of q.
+template <class K>
+ARMLLM_INLINE void multiply_four(const K* x, int64_t stride, Vf q, Vf& a, Vf& b, Vf& c, Vf& d) {
+  a = svmla_lane_f32(a, load(x), q, 0);
+  b = svmla_lane_f32(b, load(x + stride), q, 1);
+  c = svmla_lane_f32(c, load(x + 2 * stride), q, 2);
+  d = svmla_lane_f32(d, load(x + 3 * stride), q, 3);
+}
+
 // logits[m, 0..16) = q[m] . keys of one panel * scale.
 template <int M, class K>
 ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim, float scale, float* logits) {
@@ -133,6 +142,55 @@ ARMLLM_INLINE void panel_logits(const float* q, const K* keys, int64_t head_dim,
   for (int64_t first = 0; first < kPanel; first += 2 * kLanes) {
     column_logits<M, true>(q, keys + first, head_dim, scale, logits + first);
   }
+}
+
+// One row and two panels, `x` and `y`, whose vectors share a load of the query: loads are the limit. `two`
+// vectors of a panel, or one and eight elements of a head.
+template <bool two, class K>
+ARMLLM_INLINE void two_panels_logits(const float* q, const K* x, const K* y, int64_t head_dim, float scale,
+                                     float* logits) {
+  Vf a0 = zero(), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0;
+  Vf b0 = zero(), b1 = b0, b2 = b0, b3 = b0, b4 = b0, b5 = b0, b6 = b0, b7 = b0;
+  constexpr int64_t kStep = two ? 4 : 8;
+  const int64_t next = two ? kLanes : 4 * kPanel;
+  for (int64_t d = 0; d < head_dim; d += kStep, x += kStep * kPanel, y += kStep * kPanel) {
+    if constexpr (two) {  // NOLINT(bugprone-branch-clone): both are empty unless loops are marked
+      ARMLLM_LOOP("logits", 1);
+    } else {
+      ARMLLM_LOOP("logits16", 1);
+    }
+    const Vf four = svld1rq_f32(every(), q + d);
+    const Vf more = two ? four : svld1rq_f32(every(), q + d + 4);
+    multiply_four(x, kPanel, four, a0, a1, a2, a3);
+    multiply_four(x + next, kPanel, more, a4, a5, a6, a7);
+    multiply_four(y, kPanel, four, b0, b1, b2, b3);
+    multiply_four(y + next, kPanel, more, b4, b5, b6, b7);
+  }
+  const Vf s = splat(scale), a = add(add(a0, a1), add(a2, a3)), b = add(add(b0, b1), add(b2, b3));
+  const Vf c = add(add(a4, a5), add(a6, a7)), d = add(add(b4, b5), add(b6, b7));
+  store(logits, mul(two ? a : add(a, c), s));
+  store(logits + kPanel, mul(two ? b : add(b, d), s));
+  if constexpr (two) {
+    store(logits + kLanes, mul(c, s));
+    store(logits + kPanel + kLanes, mul(d, s));
+  }
+}
+
+// The logits of one row for panels two by two; returns for how many.
+template <class K>
+ARMLLM_INLINE int64_t row_logits(const float* q, const K* const* panels, int64_t count, int64_t head_dim,
+                                 float scale, float* logits) {
+  int64_t i = 0;
+  for (; i + 2 <= count; i += 2, logits += 2 * kPanel) {
+    if (kLanes == kPanel) {
+      two_panels_logits<false>(q, panels[i], panels[i + 1], head_dim, scale, logits);
+    } else {
+      for (int64_t first = 0; first < kPanel; first += 2 * kLanes) {
+        two_panels_logits<true>(q, panels[i] + first, panels[i + 1] + first, head_dim, scale, logits + first);
+      }
+    }
+  }
+  return i;
 }
 
 // What accumulator i starts from: a row of values times its factor, or 0.
@@ -153,6 +211,41 @@ ARMLLM_INLINE void add_token(svbool_t first, svbool_t second, const K* x, ARMLLM
   multiply_lane<lane, M>(load_lanes(second, x + kLanes), ARMLLM_EIGHT(q), ARMLLM_EIGHT(b));
 }
 
+// add_all_values for one row and four vectors, which share a load of its weights.
+template <class K>
+ARMLLM_INLINE void add_four_vectors(const float* p, const K* const* panels, int64_t n, int64_t d,
+                                    int64_t head_dim, float factor, float* values) {
+  const Vf f = splat(factor), none = zero();
+  Vf a0 = mul(load(values), f), a1 = none, a2 = none, a3 = none;
+  Vf b0 = mul(load(values + kLanes), f), b1 = none, b2 = none, b3 = none;
+  Vf c0 = mul(load(values + 2 * kLanes), f), c1 = none, c2 = none, c3 = none;
+  Vf d0 = mul(load(values + 3 * kLanes), f), d1 = none, d2 = none, d3 = none;
+  for (int64_t j = 0; j < n; j += kPanel) {
+    const K* x = panels[j / kPanel] + d;
+    const int64_t end = n - j < kPanel ? n : j + kPanel;
+    int64_t t = j;
+    for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
+      ARMLLM_LOOP("values", 1);
+      const Vf q = svld1rq_f32(every(), p + t);
+      multiply_four(x, head_dim, q, a0, a1, a2, a3);
+      multiply_four(x + kLanes, head_dim, q, b0, b1, b2, b3);
+      multiply_four(x + 2 * kLanes, head_dim, q, c0, c1, c2, c3);
+      multiply_four(x + 3 * kLanes, head_dim, q, d0, d1, d2, d3);
+    }
+    for (; t < end; ++t, x += head_dim) {
+      const Vf w = splat(p[t]);
+      a0 = fma(load(x), w, a0);
+      b0 = fma(load(x + kLanes), w, b0);
+      c0 = fma(load(x + 2 * kLanes), w, c0);
+      d0 = fma(load(x + 3 * kLanes), w, d0);
+    }
+  }
+  store(values, add(add(a0, a1), add(a2, a3)));
+  store(values + kLanes, add(add(b0, b1), add(b2, b3)));
+  store(values + 2 * kLanes, add(add(c0, c1), add(c2, c3)));
+  store(values + 3 * kLanes, add(add(d0, d1), add(d2, d3)));
+}
+
 // NOLINTEND(readability-function-size)
 
 // values[m] = values[m] * factor[m] + P[m, 0..n) V[0..n], for two vectors of a head's elements at a time,
@@ -160,7 +253,13 @@ ARMLLM_INLINE void add_token(svbool_t first, svbool_t second, const K* x, ARMLLM
 template <int M, class K>
 ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_t n, int64_t head_dim,
                                   const float* factor, float* all_values) {
-  for (int64_t d = 0; d < head_dim; d += 2 * kLanes) {
+  int64_t d = 0;
+  if constexpr (M == 1) {
+    for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes) {
+      add_four_vectors(p, panels, n, d, head_dim, factor[0], all_values + d);
+    }
+  }
+  for (; d < head_dim; d += 2 * kLanes) {
     float *values = all_values + d, *next = values + kLanes;
     const int64_t rest = head_dim - d;
     const svbool_t first = first_lanes(rest < kLanes ? rest : kLanes);
@@ -178,7 +277,7 @@ ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_
       const int64_t end = n - j < kPanel ? n : j + kPanel;
       int64_t t = j;
       for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
-        ARMLLM_LOOP("values", M);
+        if constexpr (M > 1) ARMLLM_LOOP("values", M);
         const float* w = p + t;
         const Vf q0 = quad_of<0, M>(w, kChunk), q1 = quad_of<1, M>(w, kChunk);
         const Vf q2 = quad_of<2, M>(w, kChunk), q3 = quad_of<3, M>(w, kChunk);

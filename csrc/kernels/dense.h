@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "simd/primitives.h"
+#include "kernels/dense_rows.h"
 
 namespace dense {
 
@@ -18,67 +18,11 @@ constexpr ARMLLM_INLINE int64_t columns_beside(int rows) {
   return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns;
 }
 
-// Rows of activations are padded with zeros to whole vectors, and panels.h takes four elements at a time.
-ARMLLM_INLINE int64_t row_floats(const WeightShape& s) {
-  constexpr int64_t kStep = kLanes < 4 ? 4 : kLanes;
-  return (s.in_features + kStep - 1) / kStep * kStep;
-}
-
 template <class T>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
   return kColumns * s.in_features * static_cast<int64_t>(sizeof(T));
 }
-ARMLLM_INLINE int64_t activation_bytes(const WeightShape& s, int64_t rows) {
-  return rows * row_floats(s) * static_cast<int64_t>(sizeof(float));
-}
 ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-
-template <class T>
-ARMLLM_INLINE void put_row(const MatmulArgs& a, const T* x, int64_t row) {
-  float* to = static_cast<float*>(a.activations) + row * row_floats(a.shape);
-  const int64_t n = a.shape.in_features, padded = row_floats(a.shape);
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) store(to + k, load(x + k));
-  for (; k < padded; k += kLanes) store(to + k, k < n ? load_first(x + k, n - k) : zero());
-}
-template <class T>
-ARMLLM_INLINE void put_rows(const MatmulArgs& a, int64_t begin, int64_t end) {
-  for (int64_t r = begin; r < end; ++r) {
-    if (a.float_rows) {
-      put_row(a, static_cast<const float*>(a.x) + r * a.x_stride, r);
-    } else {
-      put_row(a, static_cast<const T*>(a.x) + r * a.x_stride, r);
-    }
-  }
-}
-template <class T>
-ARMLLM_INLINE void gather(const MatmulArgs& a, const GatherArgs& from, int64_t begin, int64_t end) {
-  for (int64_t r = begin; r < end; ++r) {
-    put_row(a, static_cast<const T*>(from.rows) + from.ids[r] * from.stride, r);
-  }
-}
-
-// One row's sums for n columns become its results.
-template <class T>
-ARMLLM_INLINE void put_sums(const MatmulArgs& a, int64_t row, int64_t column, const float* sums, int64_t n) {
-  const int64_t at = row * a.out_stride + column;
-  if (a.float_rows) {
-    memcpy(static_cast<float*>(a.out) + at, sums, static_cast<size_t>(n) * sizeof(float));
-    return;
-  }
-  T* out = static_cast<T*>(a.out) + at;
-  const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int64_t there = n - i;
-    Vf y = there < kLanes ? load_first(sums + i, there) : load(sums + i);
-    if (bias != nullptr) y = add(y, there < kLanes ? load_first(bias + i, there) : load(bias + i));
-    if (there < kLanes) {
-      store_first(out + i, y, there);
-    } else {
-      store(out + i, y);
-    }
-  }
-}
 
 template <class T, int rows>
 ARMLLM_INLINE void multiply_tile(const MatmulArgs& a, int64_t first_row, int64_t column) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_a_loop_that_lost_more_than_5_percent_is_named():
 def test_a_loop_that_came_or_went_is_named():
     assert "not in the table" in tool.losses([row("1.0 per element")], {})[0]
     assert "no longer" in tool.losses([], {("silu: apply", "neon", "neoverse-n1"): "1.0 per element"})[0]
+
+
+def test_attention_of_one_row_must_use_the_loads_of_its_core():
+    loop = tool.Loop(target="bf16", entry="attention_split_bf16", marker="logits", rows=2)
+    (core,) = (core for core in tool.CORES if core.name == "neoverse-v2")
+    body = ["bfmmla\tv1.4s, v2.8h, v3.8h"] * 16
+    quick, slow = (tool.row(loop, core, body, cycles, "") for cycles in (5.9, 6.0))
+    assert quick.rate == "43.4 MAC, 43.4 bytes of KV (90% of loads)"
+    assert tool.slow_rows([quick]) == []
+    assert "89% of what loads can do, not 90%" in tool.slow_rows([slow])[0]
+    assert tool.slow_rows([dataclasses.replace(slow, target="fhm")]) == []
 
 
 @pytest.mark.parametrize("operation", ["smmla z{0}.s, z30.b, z31.b", "and z{0}.d, z30.d, z31.d"])

@@ -66,6 +66,8 @@ def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
     assert chosen("matmul_w4a8_f32", "i8mm") is newer
     assert chosen("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert chosen("silu_and_mul_f32", "sve") is wide
+    for storage in ("f32", "f16", "bf16"):
+        assert chosen(f"panel_matmul_{storage}", "sve512") is (cpu == "a64fx")
 
 
 @pytest.mark.slow
@@ -89,7 +91,7 @@ def test_functions_sign_and_check_their_return_addresses(arm64):
             for section in ELFFile(stream).iter_sections()
             if section.name.startswith("armllm.")
         }
-    assert {"armllm.neon", "armllm.i8mm", "armllm.sve"} <= set(sections)
+    assert {"armllm.neon", "armllm.i8mm", "armllm.sve", "armllm.sve512"} <= set(sections)
     for name, words in sections.items():
         signed, checked = (int((words == word).sum()) for word in (paciasp, autiasp))
         assert 0 < signed <= checked, name

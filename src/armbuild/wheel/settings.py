@@ -193,6 +193,7 @@ class Settings:
     fhm: bool | None = _kernel("Kernels for FP16 multiply-add to FP32.")
     i8mm: bool | None = _kernel("Kernels for int8 matrix products.")
     sve: bool | None = _kernel("Kernels for SVE.")
+    sve512: bool | None = _kernel("Kernels for SVE with vectors of 512 bits or more.")
     cpu: tuple[str, ...] = _setting(
         (),
         "Proof",
