@@ -59,8 +59,8 @@ CPUS = {
     "neoverse-v1": _whole("fhm", "bf16", "i8mm", "sve"),
     "a64fx": _whole("sve", "sve512"),
     **{
-        f"max,sve-max-vq={length // 128},sve-default-vector-length=256": _whole("sve")
-        for length in (128, 2048)
+        f"max,sve-max-vq={length // 128},sve-default-vector-length=256": _whole(*targets)
+        for length, targets in ((128, ("sve",)), (2048, ("sve", "sve512")))
     },
     "max,sve-max-vq=3": ("--chosen", "--op", "silu_and_mul_f32", "--op", "dispatch"),
 }

@@ -37,8 +37,8 @@ CORES = {
     "A64FX": "a64fx",
 }
 TARGET_COLOURS = {
-    "scalar": "silver", "neon": "blue", "dotprod": "green", "sve": "yellow", "sve512": "yellow", "fhm": "orange",
-    "bf16": "azure", "i8mm": "violet",
+    "scalar": "silver", "neon": "blue", "dotprod": "green", "sve": "yellow", "sve512": "yellow",
+    "fhm": "orange", "bf16": "azure", "i8mm": "violet",
 }  # fmt: skip
 # Every op of kernels.toml belongs to the first group that its name matches.
 OP_GROUPS = [

@@ -31,8 +31,8 @@ CORES = (
     Core(name="a64fx", dispatch=4, sve_bits=512, fmla=32, load=32, sve_load=128),
 )
 
-# Attention of one row waits for loads, on the target that computes it on a core. Not fp16: FMLAL takes eight bytes
-# and is the limit there (docs/reference/cycles.md).
+# Attention of one row waits for loads, on the target that computes it on a core. Not fp16: FMLAL takes eight
+# bytes and is the limit there (docs/reference/cycles.md).
 ONE_ROW = (
     ("bf16", "neoverse-v1"), ("bf16", "neoverse-v2"), ("i8mm", "neoverse-v1"), ("i8mm", "neoverse-v2"),
     ("sve", "neoverse-v1"), ("neon", "neoverse-v2"),
