@@ -211,7 +211,9 @@ ARMLLM_INLINE void values_tile(const Scratch& s, int64_t pair, const bfloat16* c
     }
   }
   for (; g < num_groups; ++g) {
-    if constexpr (R > 1) ARMLLM_LOOP("values", 2 * R);
+    if constexpr (R > 1) {
+      ARMLLM_LOOP("values", 2 * R);
+    }
     const bfloat16* group = groups[g] + 8 * column;
     Pair w[R];
     ARMLLM_UNROLL for (int r = 0; r < R; ++r)

@@ -277,7 +277,9 @@ ARMLLM_INLINE void add_all_values(const float* p, const K* const* panels, int64_
       const int64_t end = n - j < kPanel ? n : j + kPanel;
       int64_t t = j;
       for (; t + 4 <= end; t += 4, x += 4 * head_dim) {
-        if constexpr (M > 1) ARMLLM_LOOP("values", M);
+        if constexpr (M > 1) {
+          ARMLLM_LOOP("values", M);
+        }
         const float* w = p + t;
         const Vf q0 = quad_of<0, M>(w, kChunk), q1 = quad_of<1, M>(w, kChunk);
         const Vf q2 = quad_of<2, M>(w, kChunk), q3 = quad_of<3, M>(w, kChunk);

@@ -1,4 +1,5 @@
-// SVE with vectors of a panel's sixteen columns or longer (A64FX): products with floating-point weights in panels.
+// SVE with vectors of a panel's sixteen columns or longer (A64FX): products with floating-point weights in
+// panels.
 
 // clang-format off
 #define ARMLLM_SECTION "armllm.sve512"
