@@ -70,16 +70,13 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
   __m512 sums[rows][count];
   ARMLLM_UNROLL for (int i = 0; i < rows * count; ++i)
     sums[i / count][i % count] = _mm512_setzero_ps();
-  // Behind the end of these panels come those of the next `count`: each stream goes on there.
-  const int64_t tail = n - kAhead / kColumns, next = (count - 1) * panel;
   for (int64_t k = 0; k < n; k += 2, w += 2 * kColumns) {
     __m512i columns[count];
     ARMLLM_UNROLL for (int c = 0; c < count; ++c)
       columns[c] = _mm512_loadu_si512(w + c * panel);
     if constexpr (rows <= 4) {  // wait for memory
-      const bfloat16* ahead = w + kAhead + (k < tail ? 0 : next);
       ARMLLM_UNROLL for (int c = 0; c < count; ++c)
-        _mm_prefetch(ahead + c * panel, _MM_HINT_T0);
+        _mm_prefetch(w + c * panel + kAhead, _MM_HINT_T0);
     }
     ARMLLM_UNROLL for (int r = 0; r < rows; ++r) {
       ARMLLM_UNROLL for (int c = 0; c < count; ++c)
