@@ -103,8 +103,8 @@ GROUPS = (
             "a weight on an int8 cache loses its low digit",
             "paged_attention_int8_f32",
             "csrc/kernels/attention_int8.h",
-            "upper(sums[r][c]) * 128 + lower(sums[r][c])",
-            "upper(sums[r][c]) * 128",
+            "upper(sums[c]) * 128 + lower(sums[c])",
+            "upper(sums[c]) * 128",
         ),
         Mutant(
             "an expert gets every other of its tokens twice",
@@ -119,8 +119,8 @@ GROUPS = (
             "a value of an int8 cache gets its key's scale",
             "paged_attention_int8_f32",
             "csrc/kernels/attention_int8.h",
-            "scales[j / 16] = key_scales + block_size;",
-            "scales[j / 16] = key_scales;",
+            "scales[i] = key_scales[i] + block_size;",
+            "scales[i] = key_scales[i];",
         ),
         Mutant(
             "experts activate the rows of the first",
