@@ -324,7 +324,9 @@ def slow_rows(rows: list[Row]) -> list[str]:
         f"{entry.title} ({entry.target}, {entry.core}): {entry.loads:.0%} of what loads can do, not "
         f"{ONE_ROW_SHARE:.0%}"
         for entry in rows
-        if (entry.target, entry.core) in ONE_ROW and 0 < entry.loads < ONE_ROW_SHARE
+        for target, function, cores in ONE_ROW
+        if entry.target == target and entry.core in cores and entry.title.startswith(f"{function}:")
+        if 0 < entry.loads < ONE_ROW_SHARE
     ]
 
 

@@ -34,9 +34,11 @@ CORES = (
 # Attention of one row waits for loads, on the target that computes it on a core. Not fp16: FMLAL takes eight
 # bytes and is the limit there (docs/reference/cycles.md).
 ONE_ROW = (
-    ("bf16", "neoverse-v1"), ("bf16", "neoverse-v2"), ("i8mm", "neoverse-v1"), ("i8mm", "neoverse-v2"),
-    ("sve", "neoverse-v1"), ("neon", "neoverse-v2"),
-)  # fmt: skip
+    ("bf16", "attention_split_bf16", ("neoverse-v1", "neoverse-v2")),
+    ("i8mm", "int8_split", ("neoverse-v1", "neoverse-v2")),
+    ("sve", "attention_split_f32", ("neoverse-v1",)),
+    ("neon", "attention_split_f32", ("neoverse-v2",)),
+)
 ONE_ROW_SHARE = 0.9
 
 

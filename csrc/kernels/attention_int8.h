@@ -22,7 +22,7 @@
 
 namespace int8_cache {
 
-inline constexpr int64_t kChunk = 64, kTileRows = 48, kCell = 32, kMaxHeadDim = 1024;
+inline constexpr int64_t kChunk = 64, kTileRows = 48, kMaxHeadDim = 1024;
 inline constexpr float kLargestWeight = 127 * 128;
 
 ARMLLM_INLINE void kv_cache_layout(const KvCacheShape& shape, KvCacheLayout& layout) {
@@ -181,7 +181,43 @@ ARMLLM_INLINE void values_tile(const Scratch& s, int64_t row, const int8_t* cons
 }
 
 #if defined(ARMLLM_INT8_SMMLA)
-#include "kernels/attention_int8_row.h"
+// The logits of two times sixteen keys.
+ARMLLM_INLINE void logits_of_pair(const Scratch& s, const int8_t* const* keys, const float* const* scales,
+                                  int64_t head_dim, float* logits) {
+  Sums sums[kCellsOfOne];
+  const int8_t* cell[kCellsOfOne];
+  ARMLLM_UNROLL for (int c = 0; c < kCellsOfOne; ++c) {
+    sums[c] = no_sums();
+    cell[c] = keys[c / 4] + c % 4 * 4 * head_dim;
+  }
+  const int8_t* query = s.query;
+  for (const int8_t* end = query + 2 * head_dim; query < end; query += 16) {
+    ARMLLM_LOOP("logits", 2);
+    const int8x16_t rows = vld1q_s8(query);
+    ARMLLM_UNROLL for (int c = 0; c < kCellsOfOne; ++c)
+      add_next_cell(sums[c], rows, cell[c]);
+  }
+  store_logits(s, 0, sums, scales, logits);
+}
+
+// values = values * factor + weights . values of the cache for one row. Groups of eight tokens are two by two
+// side by side, with weights of 0 behind the last token.
+ARMLLM_INLINE void values_of_row(const Scratch& s, int64_t row, const int8_t* const* groups,
+                                 int64_t num_groups, int64_t d, int64_t head_dim, float* values) {
+  Sums sums[kCellsOfOne];
+  ARMLLM_UNROLL for (int c = 0; c < kCellsOfOne; ++c)
+    sums[c] = no_sums();
+  const int8_t *weights = s.weights + row * 2 * kChunk, *next = groups[0];
+  for (int64_t g = 0; g < num_groups; g += 2) {
+    ARMLLM_LOOP("values", 1);
+    const int8_t* cells = next + 8 * d;
+    next = groups[g + 2];
+    const int8x16_t first = vld1q_s8(weights + 16 * g), second = vld1q_s8(weights + 16 * g + 16);
+    add_cells(sums, first, cells);
+    add_cells(sums, second, cells + 8 * head_dim);
+  }
+  store_values(s, row, sums, d, head_dim, values);
+}
 #endif
 
 template <int R>

@@ -9,6 +9,8 @@
 
 namespace int8_cache {
 
+inline constexpr int64_t kCell = 32;
+
 typedef int32_t Ints __attribute__((vector_size(16)));
 typedef float Floats __attribute__((vector_size(16)));
 
@@ -124,6 +126,41 @@ ARMLLM_INLINE Ints upper(const Sums& s) { return s.row[0]; }
 ARMLLM_INLINE Ints lower(const Sums& s) { return s.row[1]; }
 #endif
 
+#endif
+
+#if defined(ARMLLM_INT8_SMMLA)
+// One pair of rows: loads are the limit. So that of the rows, and one of an address, serve sixteen vectors of
+// the cache or more. A load with a constant offset takes one slot, LDP no fewer than two; compilers would
+// load far ahead and spill.
+inline constexpr int kCellsOfOne = 8;
+
+ARMLLM_INLINE void add_next_cell(Sums& sums, int8x16_t rows, const int8_t*& cell) {
+  int8x16_t x, y;
+  __asm__(
+      "ldr %q[x], [%[cell]]\n\t"
+      "ldr %q[y], [%[cell], #16]\n\t"
+      "add %[cell], %[cell], #32\n\t"
+      "smmla %[first].4s, %[rows].16b, %[x].16b\n\t"
+      "smmla %[second].4s, %[rows].16b, %[y].16b"
+      : [first] "+w"(sums.half[0]), [second] "+w"(sums.half[1]), [cell] "+r"(cell), [x] "=&w"(x), [y] "=&w"(y)
+      : [rows] "w"(rows), "m"(*reinterpret_cast<const int8_t(*)[kCell]>(cell)));
+}
+
+// C cells side by side.
+template <int C>
+ARMLLM_INLINE void add_cells(Sums (&sums)[C], int8x16_t rows, const int8_t* cells) {
+  ARMLLM_UNROLL for (int c = 0; c < C; ++c) {
+    int8x16_t x, y;
+    __asm__(
+        "ldr %q[x], [%[cells], %[offset]]\n\t"
+        "ldr %q[y], [%[cells], %[offset] + 16]\n\t"
+        "smmla %[first].4s, %[rows].16b, %[x].16b\n\t"
+        "smmla %[second].4s, %[rows].16b, %[y].16b"
+        : [first] "+w"(sums[c].half[0]), [second] "+w"(sums[c].half[1]), [x] "=&w"(x), [y] "=&w"(y)
+        : [cells] "r"(cells), [offset] "i"(kCell * c), [rows] "w"(rows),
+          "m"(*reinterpret_cast<const int8_t(*)[kCell * C]>(cells)));
+  }
+}
 #endif
 
 #if ARMLLM_LANES == 4

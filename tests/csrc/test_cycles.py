@@ -79,6 +79,7 @@ def test_attention_of_one_row_must_use_the_loads_of_its_core():
     assert tool.slow_rows([quick]) == []
     assert "89% of what loads can do, not 90%" in tool.slow_rows([slow])[0]
     assert tool.slow_rows([dataclasses.replace(slow, target="fhm")]) == []
+    assert tool.slow_rows([dataclasses.replace(slow, title="attention_split_f16: logits, 1 row")]) == []
 
 
 @pytest.mark.parametrize("operation", ["smmla z{0}.s, z30.b, z31.b", "and z{0}.d, z30.d, z31.d"])
