@@ -330,6 +330,18 @@ ARMLLM_INLINE void pack_weights(const float* upper, const float* lower, int64_t 
   }
 }
 
+// What lies behind the last of n tokens is anything, a NaN too: 0 * NaN is not 0, so it is replaced. Two
+// groups stay side by side.
+ARMLLM_INLINE void replace_last(const Scratch& s, const bfloat16** groups, int64_t n, int64_t head_dim) {
+  const int64_t last = n / 4, odd = last % 2, size = 4 * head_dim;
+  const bfloat16* from = groups[last];
+  bfloat16* to = s.last_values + odd * size;
+  for (int64_t i = 0; i < size; ++i) to[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
+  if (odd == 1) memcpy(s.last_values, from - size, static_cast<size_t>(size) * sizeof(bfloat16));
+  groups[last - odd] = s.last_values;
+  groups[last] = to;
+}
+
 ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
                                    const AttentionState& state, void* memory) {
   const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;
@@ -350,7 +362,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
 
   const auto fill = [&](int64_t begin, int64_t n) ARMLLM_LAMBDA {
     const bfloat16* keys[kChunk / 2];
-    const int64_t key_pairs = (n + 7) / 8 * 4, num_groups = (n + 3) / 4;
+    const int64_t key_pairs = (n + 7) / 8 * 4;
     for (int64_t j = 0; j < 2 * key_pairs; j += 8) {
       const char* block = block_of(a, tile, begin + j);
       const int64_t offset = (begin + j) % block_size * head_dim;
@@ -359,17 +371,7 @@ ARMLLM_INLINE void attention_split(const PagedAttentionArgs& a, const AttentionT
       for (int64_t i = 0; i < 4; ++i) keys[j / 2 + i] = k + i * 2 * head_dim;
       for (int64_t i = 0; i < 2; ++i) groups[j / 4 + i] = v + i * 4 * head_dim;
     }
-    // What lies behind the last token is anything, a NaN too: 0 * NaN is not 0, so it is replaced. Two groups
-    // stay side by side.
-    if (n % 4 != 0) {
-      const int64_t size = 4 * head_dim, odd = (num_groups - 1) % 2;
-      const bfloat16* from = groups[num_groups - 1];
-      bfloat16* to = s.last_values + odd * size;
-      for (int64_t i = 0; i < size; ++i) to[i] = i % 4 < n % 4 ? from[i] : bfloat16{0};
-      if (odd == 1) memcpy(s.last_values, from - size, static_cast<size_t>(size) * sizeof(bfloat16));
-      groups[num_groups - 1 - odd] = s.last_values;
-      groups[num_groups - 1] = to;
-    }
+    if (n % 4 != 0) replace_last(s, groups, n, head_dim);
     int64_t pair = 0;
     for (; pair + kPairTile < pairs; pair += kPairTile) {
       logits_rows<kPairTile>(s, pair, keys, key_pairs, head_dim, logit_scale(a));
