@@ -10,19 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from armllm.server.connection import protocol
+from armllm.server.logs import log_config
+from armllm.server.refusals import RefusalGuard
 from armllm.server.throughput import log_throughput
 
 if TYPE_CHECKING:
     import signal
     import socket
+    import ssl
     from collections.abc import Callable, Iterator
 
+    from starlette.types import ASGIApp
+
     from armllm.server.engine_process import EngineProcess
+    from armllm.server.limits import Limits
     from armllm.server.service import Service
 
 LOOPBACK = ("http://127.", "http://[::1]", "https://127.", "https://[::1]")
 PATIENCE = 10.0  # seconds, at the end, for clients that keep a request open with nothing to compute
 LOOK_EVERY = 0.1  # seconds
+
+
+def configured(
+    app: ASGIApp,
+    limits: Limits,
+    tls: ssl.SSLContext | None,
+    *,
+    log_level: str,
+    access_log: bool,
+    root_path: str = "",
+) -> uvicorn.Config:
+    """How an application is served: what is refused waits, and connections have limits."""
+    return uvicorn.Config(
+        RefusalGuard(app, limits.refusals),
+        log_level=log_level,
+        log_config=log_config(log_level),
+        access_log=access_log,
+        lifespan="off",
+        server_header=False,
+        ws="none",
+        loop="asyncio",  # uvloop is a little faster, but does not accept through `ListeningSocket`
+        root_path=root_path,
+        http=protocol(limits, tls),  # type: ignore[arg-type]
+    )
 
 
 class DrainingServer(uvicorn.Server, abc.ABC):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from armllm.errors import RequestError
 from armllm.server.arrivals import ListeningSocket
-from armllm.server.logs import log_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,23 +71,16 @@ def _run(
     log_level: str,
     access_log: bool,
 ) -> int:
-    import uvicorn  # noqa: PLC0415 - not needed to say that a port is in use
+    from armllm.server.app import create_app  # noqa: PLC0415 - not needed to say that a port is in use
+    from armllm.server.draining import EngineServer, configured  # noqa: PLC0415
 
-    from armllm.server.app import create_app  # noqa: PLC0415
-    from armllm.server.connection import protocol  # noqa: PLC0415
-    from armllm.server.draining import EngineServer  # noqa: PLC0415
-    from armllm.server.refusals import RefusalGuard  # noqa: PLC0415
-
-    config = uvicorn.Config(
-        RefusalGuard(create_app(service), service.limits.refusals),
+    config = configured(
+        create_app(service),
+        service.limits,
+        service.options.tls,
         log_level=log_level,
-        log_config=log_config(log_level),
         access_log=access_log,
-        lifespan="off",
-        server_header=False,
-        ws="none",
         root_path=service.options.root_path,
-        http=protocol(service.limits, service.options.tls),  # type: ignore[arg-type]
     )
     sock.on_left = service.limits.refusals.delay
     server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)

@@ -53,10 +53,13 @@ class Served:
             log_level="warning",
             http=connection.protocol(self.service.limits, self.service.options.tls),
             ws="none",
+            loop="asyncio",
             root_path=self.service.options.root_path,
         )
         self.server = uvicorn.Server(config)
-        self.socket = socket.create_server(("127.0.0.1", 0))
+        # asyncio sends small pieces at once only if the protocol is named
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        self.socket.bind(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})

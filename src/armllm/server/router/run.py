@@ -6,7 +6,6 @@ import dataclasses
 import signal
 from typing import TYPE_CHECKING
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -14,13 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from armllm.server.app import KeyGuard
-from armllm.server.connection import protocol
-from armllm.server.draining import DrainingServer, audience, say
+from armllm.server.draining import DrainingServer, audience, configured, say
 from armllm.server.errors import ApiError, error_handlers
 from armllm.server.limits import Limits
-from armllm.server.logs import log_config
 from armllm.server.origins import OriginGuard
-from armllm.server.refusals import RefusalGuard
 from armllm.server.router.forward import Forwarder
 from armllm.server.router.metrics import RouterMetrics
 from armllm.server.run import SIGNALS, address_of, allow_many_connections, bound, stop_now
@@ -105,15 +101,12 @@ class RouterServer(DrainingServer):
     """Serves a router, and watches its replicas meanwhile."""
 
     def __init__(self, router: Router, options: RouterOptions, address: str) -> None:
-        config = uvicorn.Config(
-            RefusalGuard(router.app, router.limits.refusals),
+        config = configured(
+            router.app,
+            router.limits,
+            options.tls,
             log_level=options.log_level,
-            log_config=log_config(options.log_level),
             access_log=options.access_log,
-            lifespan="off",
-            server_header=False,
-            ws="none",
-            http=protocol(router.limits, options.tls),  # type: ignore[arg-type]
         )
         super().__init__(config, signals=SIGNALS, stop_now=stop_now)
         self.router = router
