@@ -165,6 +165,8 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
     randomise(model, config["model_type"])
     model.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
+    if stem == "Llama4":  # the whole of transformers 5.24's asks the text part for image_outputs, and fails
+        model = model.language_model
     assert check(tmp_path, model).config.eos_token_ids == {1, 7}
 
 
