@@ -20,12 +20,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from armllm.engine.caller import Caller
     from armllm.outputs import RequestOutput
     from armllm.sampling_params import SamplingParams
 
 
 async def ready_tokens(
-    prompt: list[int], params: SamplingParams, request_id: str, _priority: int
+    prompt: list[int],
+    params: SamplingParams,
+    request_id: str,
+    _priority: int,
+    _adapter: None,
+    *,
+    caller: Caller,  # noqa: ARG001 - all have the same
 ) -> AsyncIterator[RequestOutput]:
     """Yield the same token again and again, one per turn of the event loop."""
     from armllm.outputs import CompletionOutput, RequestOutput  # noqa: PLC0415 - not for the clients
@@ -80,8 +87,9 @@ def measure(clients: int, tokens: int) -> float:
 
     app = create_app(Service(engine, ServerOptions(served_model_names=("model",))))
     options = {"lifespan": "off", "log_level": "warning", "access_log": False}
-    server = Server(uvicorn.Config(app, http="httptools", ws="none", **options))  # type: ignore[arg-type]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    server = Server(uvicorn.Config(app, http="httptools", loop="asyncio", ws="none", **options))  # type: ignore[arg-type]
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:
+        listening.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         while not server.started:
