@@ -1,6 +1,7 @@
 """Servers that answer as a function says: too much, too slowly, something else."""
 
 import contextlib
+import re
 import socket
 import threading
 
@@ -20,13 +21,26 @@ def serving():
                     while True:
                         connection, _ = listening.accept()
                         with connection, contextlib.suppress(OSError):
-                            request = connection.recv(1 << 16)
-                            answer(connection, request, ended)
+                            answer(connection, whole(connection), ended)
 
             threading.Thread(target=work, daemon=True).start()
             return listening.getsockname()[1]
 
         yield start
+
+
+def whole(connection):
+    """Return a request to its end: bytes that are unread at the close reset the connection."""
+    request = b""
+    while b"\r\n\r\n" not in request:
+        if not (piece := connection.recv(1 << 16)):
+            return request
+        request += piece
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+    while length and len(body) < int(length[1]) and (piece := connection.recv(1 << 16)):
+        body += piece
+    return head + b"\r\n\r\n" + body
 
 
 def sends(*parts):
