@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from armllm.checkpoint.json_file import read_object
+from armllm.checkpoint.adapter_config import CONFIG, AdapterConfig
 from armllm.checkpoint.safetensors_file import SafetensorsFile
 from armllm.checkpoint.weights import FLOATING
-from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,24 +20,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-CONFIG, TENSORS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+TENSORS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 # What families put before ".layers", in any order.
-OUTER = ("model.", "language_model.", "decoder.")
+OUTER = re.compile(r"(?:(?:model|language_model|decoder)\.)*")
+LONGEST_NAME = 1000  # characters of a tensor's
 TENSOR = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector(?:\.weight)?)")
-LONGEST_PATTERN = 1000  # characters of a regular expression
-# Initialisations that leave the base's weights as they are; PiSSA, OLoRA, CorDA and LoftQ change them.
-PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-# Training and bookkeeping.
-IGNORED = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode"}
-    | {"init_lora_weights", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type"}
-    | {"peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"}
-)
-READ = frozenset(
-    {"alpha_pattern", "bias", "exclude_modules", "layers_pattern", "layers_to_transform", "lora_alpha", "r"}
-    | {"rank_pattern", "target_modules", "use_dora", "use_rslora"}
-)
 _numbers = itertools.count(1)
 
 
@@ -68,9 +54,7 @@ class Adapter:
 
 def plain_name(name: str) -> str:
     """A module's name without what classes of models put around their layers: ``layers.0.mlp.up_proj``."""
-    while (outer := next((one for one in OUTER if name.startswith(one)), None)) is not None:
-        name = name.removeprefix(outer)
-    return name
+    return OUTER.sub("", name, count=1)
 
 
 def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]], *, max_rank: int) -> Adapter:
@@ -78,7 +62,7 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
 
     CheckpointError says in one line what is wrong or is not supported.
     """
-    config = _AdapterConfig(folder)
+    config = AdapterConfig(folder)
     if (folder / PICKLE).is_file() and not (folder / TENSORS).is_file():
         raise config.error(
             f"{PICKLE} is a pickle, which may run code; save the adapter with PEFT's save_pretrained and"
@@ -89,182 +73,31 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]],
     except FileNotFoundError:
         raise config.error(f"there is no {TENSORS} beside {CONFIG}") from None
     found = _modules(config, file, shapes)
-    ranks = [config.check_module(module, max_rank) for module in found]
-    for module, rank in zip(found, ranks, strict=True):
+    ranks = config.ranks(found, max_rank)
+    scalings = config.scalings(ranks)
+    for module, rank in ranks.items():
         _check_shapes(config, file, module, found[module], (rank, shapes[plain_name(module)]))
     _check_complete(config, found, shapes)
     matrices = {
         plain_name(module): LowRank(
             a=file.read(parts["lora_A"]).clone(),
             b=file.read(parts["lora_B"]).clone(),
-            scaling=config.scaling(module),
+            scaling=scalings[module],
             magnitude=file.read(parts["lora_magnitude_vector"]).clone() if config.use_dora else None,
         )
         for module, parts in found.items()
     }
-    return Adapter(name, max(ranks), matrices)
-
-
-class _AdapterConfig:
-    """adapter_config.json; what is not supported is refused when it is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        try:
-            self.values = read_object(folder / CONFIG)
-        except FileNotFoundError:
-            raise CheckpointError(f"adapter {folder} has no {CONFIG}: not a PEFT adapter") from None
-        self._refuse_unknown()
-        self.use_dora, self.use_rslora = self._switch("use_dora"), self._switch("use_rslora")
-        self.ranks, self.alphas = self._pattern("rank_pattern"), self._pattern("alpha_pattern")
-        self.targets = self._names("target_modules")
-        self.excluded = self._names("exclude_modules")
-        self.layers = self._layers()
-        patterns = self.values.get("layers_pattern") or []
-        self.layers_patterns = self._texts(
-            "layers_pattern", [patterns] if isinstance(patterns, str) else patterns
-        )
-
-    def error(self, message: str) -> CheckpointError:
-        """A CheckpointError that names the adapter."""
-        return CheckpointError(f"adapter {self.folder}: {message:.400}")
-
-    def _refuse_unknown(self) -> None:
-        values = self.values
-        if values.get("peft_type", "LORA") != "LORA":
-            raise self.error(f"peft_type {values['peft_type']!r} is not supported, only LORA")
-        if values.get("bias", "none") != "none":
-            raise self.error(f"bias {values['bias']!r} is not supported, only 'none'")
-        if values.get("modules_to_save"):
-            raise self.error(
-                f"modules_to_save {values['modules_to_save']!r} is not supported: merge the adapter"
-            )
-        if values.get("target_parameters"):
-            raise self.error(
-                f"target_parameters {values['target_parameters']!r} is not supported (MoE experts)"
-            )
-        if values.get("init_lora_weights") not in PLAIN_STARTS:
-            raise self.error(
-                f"init_lora_weights {values['init_lora_weights']!r} is not supported: it changes the base's"
-                " weights; convert the adapter with PEFT's path_initial_model_for_weight_conversion"
-            )
-        for key, value in values.items():
-            if value and key not in IGNORED and key not in READ:
-                raise self.error(f"{key} {value!r} is not supported")
-
-    def _switch(self, key: str) -> bool:
-        value = self.values.get(key) or False
-        if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, not {value!r}")
-        return value
-
-    def _number(self, name: str, value: Any, *, whole: bool) -> float:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int if whole else int | float)
-            or not abs(value) < 1e9
-        ):
-            raise self.error(f"{name} must be a number, not {value!r}")
-        if whole and value < 1:
-            raise self.error(f"{name} must be at least 1, not {value!r}")
-        return value
-
-    def _pattern(self, key: str) -> dict[str, float]:
-        values = self.values.get(key) or {}
-        if not isinstance(values, dict):
-            raise self.error(f"{key} must be an object, not {values!r}")
-        for name in values:
-            self._compile(key, name)
-        return {
-            name: self._number(f"{key}.{name}", value, whole=key == "rank_pattern")
-            for name, value in values.items()
-        }
-
-    def _texts(self, key: str, values: Any) -> list[str]:
-        if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
-            raise self.error(f"{key} must be a text or a list of texts, not {values!r}")
-        return values
-
-    def _names(self, key: str) -> str | list[str]:
-        values = self.values.get(key)
-        if isinstance(values, str):
-            self._compile(key, values)
-            return values
-        return self._texts(key, values or [])
-
-    def _layers(self) -> set[int] | None:
-        values = self.values.get("layers_to_transform")
-        if values is None:
-            return None
-        values = values if isinstance(values, list) else [values]
-        if not all(isinstance(one, int) and not isinstance(one, bool) for one in values):
-            raise self.error(f"layers_to_transform must be numbers of layers, not {values!r}")
-        return set(values)
-
-    def _compile(self, key: str, pattern: str) -> re.Pattern[str]:
-        if len(pattern) > LONGEST_PATTERN:
-            raise self.error(f"{key} has a pattern of more than {LONGEST_PATTERN} characters")
-        try:
-            return re.compile(pattern)
-        except re.error as error:
-            raise self.error(f"{key} {pattern!r:.100} is no regular expression: {error}") from None
-
-    def check_module(self, module: str, max_rank: int) -> int:
-        """The rank of a module that the file has a change of."""
-        if not self.is_target(module):
-            raise self.error(f"the file changes {module}, which target_modules in {CONFIG} does not name")
-        rank = self.rank(module)
-        if rank > max_rank:
-            raise self.error(
-                f"rank {rank} of {module} is above max_lora_rank {max_rank}: raise max_lora_rank"
-            )
-        return rank
-
-    def is_target(self, module: str) -> bool:
-        """Whether target_modules, exclude_modules and layers_to_transform let the adapter change a module."""
-        if self.excluded and self._matches(self.excluded, module):
-            return False
-        if isinstance(self.targets, str):
-            return self.targets.lower() == "all-linear" or self._matches(self.targets, module)
-        if not self._matches(self.targets, module):
-            return False
-        if self.layers is None or module in self.targets:
-            return True
-        patterns = self.layers_patterns or [r"[^.]*"]
-        found = (re.match(rf".*\.{pattern}\.(\d+)\.", f".{module}") for pattern in patterns)
-        index = next((int(one.group(1)) for one in found if one is not None), None)
-        return index is not None and index in self.layers
-
-    @staticmethod
-    def _matches(names: str | list[str], module: str) -> bool:
-        if isinstance(names, str):
-            return re.fullmatch(names, module) is not None
-        return any(module == name or module.endswith(f".{name}") for name in names)
-
-    def rank(self, module: str) -> int:
-        """What rank_pattern, or else r, says."""
-        return int(
-            self._by_pattern(self.ranks, module, self._number("r", self.values.get("r", 8), whole=True))
-        )
-
-    def scaling(self, module: str) -> float:
-        """LoRA's alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023)."""
-        default = self._number("lora_alpha", self.values.get("lora_alpha", 8), whole=False)
-        alpha, rank = self._by_pattern(self.alphas, module, default), self.rank(module)
-        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-    @staticmethod
-    def _by_pattern(values: dict[str, float], module: str, default: float) -> float:
-        found = (value for pattern, value in values.items() if re.match(rf"(.*\.)?({pattern})$", module))
-        return next(found, default)
+    return Adapter(name, max(ranks.values()), matrices)
 
 
 def _modules(
-    config: _AdapterConfig, file: SafetensorsFile, shapes: Mapping[str, tuple[int, int]]
+    config: AdapterConfig, file: SafetensorsFile, shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, dict[str, str]]:
     """By module as PEFT names it: its tensors by what they are."""
     found: dict[str, dict[str, str]] = {}
     for tensor in sorted(file.names()):
+        if len(tensor) > LONGEST_NAME:
+            raise config.error(f"tensor {tensor:.100}… has a name of {len(tensor)} characters")
         match = TENSOR.fullmatch(tensor.removeprefix(PREFIX))
         module, kind = match.groups() if match is not None else ("", "")
         if plain_name(module) not in shapes:
@@ -297,7 +130,7 @@ def _why_not(tensor: str) -> str:
 
 
 def _check_shapes(
-    config: _AdapterConfig,
+    config: AdapterConfig,
     file: SafetensorsFile,
     module: str,
     tensors: dict[str, str],
@@ -318,7 +151,7 @@ def _check_shapes(
 
 
 def _check_complete(
-    config: _AdapterConfig, found: dict[str, dict[str, str]], shapes: Mapping[str, tuple[int, int]]
+    config: AdapterConfig, found: dict[str, dict[str, str]], shapes: Mapping[str, tuple[int, int]]
 ) -> None:
     """Refuse a file that lacks a matrix which the configuration names."""
     if isinstance(config.targets, str) and config.targets.lower() == "all-linear":

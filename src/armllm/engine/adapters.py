@@ -7,7 +7,8 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from armllm.checkpoint.adapter import CONFIG, TENSORS, read_adapter
+from armllm.checkpoint.adapter import TENSORS, read_adapter
+from armllm.checkpoint.adapter_config import CONFIG
 from armllm.checkpoint.hub import HubOptions, resolve_model
 from armllm.errors import RequestError
 from armllm.lora.request import LoRARequest

@@ -37,8 +37,8 @@ def change(folder, edit):
     save_file(tensors, path)
 
 
-def read(folder, max_rank=16):
-    return read_adapter("test", folder, SHAPES, max_rank=max_rank)
+def read(folder, max_rank=16, shapes=SHAPES):
+    return read_adapter("test", folder, shapes, max_rank=max_rank)
 
 
 REFUSED = {
