@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from armllm.checkpoint.config import ConfigReader, ModelConfig
+from armllm.checkpoint.json_file import check_size
+from armllm.checkpoint.safetensors_file import MAX_BYTES
 from armllm.engine.runner import Runner
 from armllm.engine.stats import LoadReport
 from armllm.errors import CheckpointError, RequestError
@@ -61,7 +63,7 @@ class OpenVINORunner(Runner):
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="armllm-openvino-") as converted:
             folder = self._ir(config, Path(converted))
-            weight_bytes = (folder / IR).with_suffix(".bin").stat().st_size
+            weight_bytes = _weight_bytes((folder / IR).with_suffix(".bin"))
             left = self._left_beside(weight_bytes)
             with progress.step(f"compiling {model_config.num_layers} layers for OpenVINO"):
                 self._graph = Graph(folder, _precision(config), placement.num_threads)
@@ -115,6 +117,13 @@ class OpenVINORunner(Runner):
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         return self._graph.logits(x) if isinstance(x, Tensor) else self._graph.states(x)
+
+
+def _weight_bytes(path: Path) -> int:
+    try:
+        return check_size(path, MAX_BYTES)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; {IR} has its weights there") from None
 
 
 def _precision(config: EngineConfig) -> Precision:

@@ -1,0 +1,116 @@
+"""An IR made to harm, or damaged, is refused in a sentence, in place of what OpenVINO raises."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from tests.armllm.checkpoint.test_fuzz import COUNT, USUAL, run
+from tests.armllm.openvino.test_runner import IR, OPTIONS
+
+from armllm import LLM
+from armllm.errors import CheckpointError
+from armllm.openvino import graph
+from armllm.openvino.graph import Graph, Precision
+
+XML, BIN = "openvino_model.xml", "openvino_model.bin"
+SOUND = (IR / XML).read_text()
+HEAD = '<?xml version="1.0"?>'
+ENTITIES = "".join(f'<!ENTITY e{index} "{f"&e{index - 1};" * 10}">' for index in range(1, 20))
+NUMBERS = ["0", "-1", "1", "3", "65", "?", "", "x", "1e400", str(2**31 - 1), str(2**63), "9" * 30, "1," * 9]
+NUMBER = re.compile(r'"(-?\d+|[?,\d]+)"|>(-?\d+)<')
+NAME = re.compile(r'(type|element_type|precision|version|name|names)="[^"]+"')
+LAYER = re.compile(r"<layer .*?</layer>|<edge .*?/>", re.DOTALL)
+
+
+def read(folder):
+    read_graph = Graph(folder, Precision(dtype=torch.float32, cache=torch.float32), 1)
+    read_graph.allocate(4)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(IR, tmp_path / "model")
+
+
+def refused(folder, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        LLM(str(folder), num_gpu_blocks_override=4, **OPTIONS)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 900
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "OpenVINO does not take it"),
+        ("<a>" * 500_000, "tags mismatch"),
+        ("node {\n op: '\x1b[2J' }", "OpenVINO does not take it"),  # of TensorFlow, which would be read, too
+        (SOUND.replace('offset="0" size="4"', 'offset="0" size="4000000000000"', 1), "bin file"),
+        (SOUND.replace('offset="0" size="4"', f'offset="{2**64 - 4}" size="8"', 1), "does not take it"),
+        (SOUND.replace('names="input_ids"', f'names="{"../" * 10**5}\x1b[2J"'), "does not take it"),
+    ],
+    ids=["empty", "deep", "another format", "beyond the file", "an offset that wraps", "a path as a name"],
+)
+def test_a_graph_that_is_none(folder, text, message, capfd):
+    (folder / XML).write_text(text)
+    refused(folder, message)
+    assert "\x1b" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "entity", [f'<!ENTITY e0 "{"a" * 50}">{ENTITIES}', '<!ENTITY e19 SYSTEM "/dev/zero">']
+)
+def test_entities_stay_as_they_are(folder, entity):
+    """Ten times ten times and so on would be more than any memory, and a file is another's."""
+    changed = SOUND.replace(HEAD, f"{HEAD}<!DOCTYPE net [{entity}]>").replace('"Model0"', '"&e19;"')
+    (folder / XML).write_text(changed)
+    read(folder)
+
+
+@pytest.mark.parametrize("name", [XML, BIN])
+def test_what_is_no_file(folder, name):
+    (folder / name).unlink()
+    if name == BIN:
+        refused(folder, "openvino_model.bin is missing")
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(shutil.copy(folder / BIN, folder / "other.onnx"))
+        refused(folder, "OpenVINO does not take it")
+        return
+    refused(folder, "is no regular file")
+
+
+def test_a_long_file_is_not_read(folder, monkeypatch):
+    monkeypatch.setattr(graph, "LONGEST_XML", 1000)
+    refused(folder, "one of more than 1,000 is not read")
+
+
+def damage(folder, rng):
+    """Numbers, names, layers and edges of the graph, or bytes of its weights."""
+    text, data = (folder / XML).read_text(), bytearray((folder / BIN).read_bytes())
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        how = rng.randrange(5)
+        if how == 0:
+            place = rng.choice(list(NUMBER.finditer(text)))
+            start, end = next(span for span in (place.span(1), place.span(2)) if span[0] >= 0)
+            text = text[:start] + rng.choice(NUMBERS) + text[end:]
+        elif how in (1, 2):
+            places = list((NAME if how == 1 else LAYER).finditer(text))
+            place, other = rng.choice(places), rng.choice(places).group()
+            text = text[: place.start()] + rng.choice(["", other, other * 2]) + text[place.end() :]
+        elif how == 3:
+            start = rng.randrange(len(text))
+            text = text[:start] + rng.choice(["<", "\0", "]]>", "&a;", '"']) + text[start + 1 :]
+        else:
+            start = rng.randrange(len(data) + 1)
+            data[start:] = rng.choice([b"", rng.randbytes(8) + data[start + 8 :]])
+    (folder / XML).write_text(text)
+    (folder / BIN).write_bytes(data)
+
+
+def test_changed_graphs(tmp_path):
+    run("openvino", IR, tmp_path / "changed", damage, read, count=12 if COUNT == USUAL else COUNT)
