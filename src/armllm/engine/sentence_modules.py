@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import linear
 from armllm.checkpoint.config import MAX_WIDTH, ConfigReader
 from armllm.checkpoint.json_file import read_document, read_object
 from armllm.checkpoint.safetensors_file import SafetensorsFile
+from armllm.checkpoint.weights import FLOATING
 from armllm.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 MODULES = "modules.json"
 POOLING = "1_Pooling"
+MOST_MODULES = 32
+PATH = re.compile(r"(?:[\w.-][\w. /-]{0,99})?")  # below the checkpoint's folder
 # keys of pooling's config.json -> names here, in the order in which several are put side by side
 MODES = {
     "pooling_mode_cls_token": "cls",
@@ -102,12 +106,14 @@ def _listed(folder: Path) -> list[tuple[str, Path]]:
         pooling = folder / POOLING
         return [("Pooling", pooling)] if (pooling / "config.json").is_file() else []
     modules = read_document(path)
+    if isinstance(modules, list) and len(modules) > MOST_MODULES:
+        raise CheckpointError(f"{path} lists {len(modules)} modules; no more than {MOST_MODULES} are taken")
     found = []
     for module in modules if isinstance(modules, list) else [None]:
         if not isinstance(module, dict) or not isinstance(module.get("type"), str):
             raise CheckpointError(f"{path} must hold a list of modules, each with a type and a path")
         inner = module.get("path", "")
-        if not isinstance(inner, str) or ".." in inner or inner.startswith("/"):
+        if not isinstance(inner, str) or not PATH.fullmatch(inner) or ".." in inner:
             raise CheckpointError(f"{path}: {inner!r:.80} is not a folder below it")
         found.append((module["type"].rpartition(".")[2], folder / inner))
     return found
@@ -135,6 +141,8 @@ def read_modes(path: Path) -> tuple[str, ...]:
 def read_projection(folder: Path, width: int) -> Projection:
     """A dense module that takes vectors of length ``width``."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; {MODULES} has a module there")
     reader = ConfigReader(read_object(path), path)
     inside, outside = reader.integer("in_features"), reader.integer("out_features")
     name = str(reader.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
@@ -158,6 +166,8 @@ def read_projection(folder: Path, width: int) -> Projection:
     for tensor, shape in shapes.items():
         if tensor not in tensors.names() or tensors.describe(tensor)[1] != shape:
             raise CheckpointError(f"{file} must hold {tensor} of shape {list(shape)}")
+        if (dtype := tensors.describe(tensor)[0]) not in FLOATING:
+            raise CheckpointError(f"{file}: {tensor} has dtype {dtype}, not one of {', '.join(FLOATING)}")
         loaded[tensor] = tensors.read(tensor).float().clone()
     return Projection(
         weight=loaded["linear.weight"], bias=loaded.get("linear.bias"), activation=ACTIVATIONS[name]

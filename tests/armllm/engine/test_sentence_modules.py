@@ -1,0 +1,134 @@
+"""The files of sentence-transformers as a stranger may write them: read, or refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.armllm.checkpoint.test_fuzz import json_file, run, safetensors_header
+
+from armllm.engine.sentence_modules import read_modules
+from armllm.errors import CheckpointError
+
+HIDDEN = 8
+MODULES = [
+    {"type": "sentence_transformers.models.Transformer", "path": ""},
+    {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
+    {"type": "sentence_transformers.models.Normalize", "path": "3_Normalize"},
+]
+POOLING = {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True}
+DENSE = {"in_features": HIDDEN, "out_features": 4, "bias": True, "activation_function": "torch.nn.Tanh"}
+
+
+def read(folder):
+    return read_modules(folder, HIDDEN)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    sound = tmp_path / "sound"
+    for name, values in (("1_Pooling", POOLING), ("2_Dense", DENSE)):
+        (sound / name).mkdir(parents=True)
+        (sound / name / "config.json").write_text(json.dumps(values))
+    (sound / "modules.json").write_text(json.dumps(MODULES))
+    save(sound, torch.float32)
+    modes, (dense,) = read(sound)
+    assert (modes, dense.out_features) == (("mean",), 4)
+    return sound
+
+
+def save(folder, dtype):
+    tensors = {"linear.weight": torch.ones(4, HIDDEN), "linear.bias": torch.ones(4)}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    save_file(tensors, folder / "2_Dense" / "model.safetensors")
+
+
+def refused(folder, message):
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read(folder)
+    assert time.process_time() - began < 3
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../other", "/etc", "a/../../b", "a\0b", "\ud800", "a" * 5000, "..\\x", "~", "\x1b[2J", 5, None, ["a"]],
+    ids=lambda path: repr(path)[:12],
+)
+@pytest.mark.parametrize("kind", ["Pooling", "Dense"])
+def test_a_path_that_leads_out_or_nowhere(folder, kind, path):
+    modules = [{**one, "path": path} if one["type"].endswith(kind) else one for one in MODULES]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    refused(folder, "is not a folder below it")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "must hold a list of modules"),
+        ("[1]", "must hold a list of modules"),
+        ('[{"type":["Dense"]}]', "must hold a list of modules"),
+        ('[{"type":"\\u001b[2J"}]', r"module '\\x1b\[2J' is not supported"),
+        ('[{"type":"os.system","path":"id"}]', "module 'system' is not supported"),
+        (json.dumps([*MODULES[:2], *MODULES[2:3] * 100_000]), "lists 100002 modules"),
+        (json.dumps([MODULES[1], {"type": "Dense", "path": "4_Dense"}]), "4_Dense/config.json is missing"),
+    ],
+    ids=["object", "number", "list", "control", "a program", "many", "missing"],
+)
+def test_modules_that_are_none(folder, text, message):
+    (folder / "modules.json").write_text(text)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("1_Pooling", {"pooling_mode": [{"a": 1}]}, "asks for {'a': 1}"),
+        ("1_Pooling", {"pooling_mode": "x" * 10**6}, "asks for xxx"),
+        ("1_Pooling", {"pooling_mode_mean_tokens": "yes"}, "asks for no pooling"),
+        ("2_Dense", {"in_features": 2**40}, "in_features is larger than any model's"),
+        ("2_Dense", {"out_features": 2**20 + 1}, "out_features at most 1048576"),
+        ("2_Dense", {"out_features": 1_000_000}, r"must hold linear.weight of shape \[1000000, 8\]"),
+        ("2_Dense", {"out_features": float("nan")}, "must be a positive integer"),
+        ("2_Dense", {"activation_function": "os.system"}, "activation_function 'system' is not supported"),
+        ("2_Dense", {"bias": "x"}, "bias must be true or false"),
+    ],
+)
+def test_settings_that_no_module_has(folder, name, values, message):
+    path = folder / name / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    refused(folder, message)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+def test_weights_of_another_type(folder, dtype):
+    save(folder, dtype)
+    refused(folder, "has dtype")
+
+
+def test_what_is_no_file(folder):
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    refused(folder, r"has no model.safetensors")
+    os.mkfifo(folder / "2_Dense" / "model.safetensors")
+    refused(folder, r"has no model.safetensors")
+    shutil.rmtree(folder / "2_Dense")
+    (folder / "2_Dense").symlink_to("/dev")
+    refused(folder, "config.json is missing")
+
+
+@pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "2_Dense/config.json"])
+def test_changed_settings(folder, tmp_path, name):
+    run(f"sentence {name}", folder, tmp_path / "changed", json_file(name), read)
+
+
+def test_changed_weights(folder, tmp_path):
+    change = safetensors_header("2_Dense/model.safetensors")
+    run("sentence weights", folder, tmp_path / "changed", change, read)
