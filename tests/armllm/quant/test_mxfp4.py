@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.armllm.checkpoint.test_fuzz import run
+from tests.armllm.checkpoint.test_fuzz_loading import FEW, folder_file, generate
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -102,3 +104,8 @@ def test_damaged_blocks_and_scales_are_named(checkpoint, tmp_path, change, words
         LLM(tmp_path, dtype="float32", skip_tokenizer_init=True)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_changed_checkpoints(checkpoint, tmp_path):
+    """Blocks and scales of other shapes, types, places and values: refused in a line, or computed."""
+    run("mxfp4", checkpoint[0], tmp_path / "changed", folder_file, generate, count=2 * FEW)
