@@ -96,13 +96,11 @@ class Engine:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """All processes of the session, for vLLM has several."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(OSError):  # it may have ended
-                if os.getsid(process.pid) == self.process.pid:
-                    found.append(process)
-        return found
+        """It and all that it has started, which may have sessions of their own."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
 
     def cpu_seconds(self) -> float:
         total = 0.0

@@ -33,6 +33,7 @@ from armllm.server.engine_messages import (
     written,
 )
 from armllm.server.logs import log_config
+from armllm.utils.gc_utils import freeze_gc_heap
 
 if TYPE_CHECKING:
     from armllm.api.async_llm import AsyncLLM
@@ -169,6 +170,7 @@ def main(descriptor: int) -> None:
         send(connection, NotLoaded.of(error, traceback.format_exc()))
         return
     send(connection, loaded)
+    freeze_gc_heap()
 
     async def serve() -> None:
         reader, writer = await asyncio.open_unix_connection(sock=connection)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from armllm.errors import RequestError
 from armllm.server.arrivals import ListeningSocket
+from armllm.utils.gc_utils import freeze_gc_heap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +85,7 @@ def _run(
     )
     sock.on_left = service.limits.refusals.delay
     server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)
+    freeze_gc_heap()
     server.run(sockets=[sock])
     if service.engine.errored:
         print(f"armllm: error: {service.engine.dead_error}", file=sys.stderr, flush=True)
