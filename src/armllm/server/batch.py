@@ -143,9 +143,14 @@ async def _answer(app: ASGIApp, request: dict[str, Any]) -> dict[str, Any]:
     """The line of one answer."""
     path = request["url"]
     if request["method"] != "POST" or path not in PATHS:
-        status, body = 400, _error(f"url must be one of {', '.join(PATHS)} with method POST")
+        status, body = 400, _error("url", f"url must be one of {', '.join(PATHS)} with method POST")
     elif request["body"].get("stream"):
-        status, body = 400, _error("stream must be false in a batch")
+        status, body = 400, _error("stream", "stream must be false in a batch")
+    elif str(request["body"].get("encoding_format")).startswith("bytes"):
+        status, body = (
+            400,
+            _error("encoding_format", "encoding_format must be float or base64 in a batch: answers are JSON"),
+        )
     else:
         status, body = await _post(app, path, request["body"])
     return {
@@ -156,8 +161,8 @@ async def _answer(app: ASGIApp, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error", "param": "url", "code": None}}
+def _error(param: str, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": None}}
 
 
 async def _post(app: ASGIApp, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from armllm.sampling_params import PoolingParams
 from armllm.server.clients import current_caller
 from armllm.server.http import answer
-from armllm.server.protocol.tokens import EmbeddingRequest, Embeddings, EmbeddingUsage
-from armllm.server.service import MANY_TEXTS, away_if, new_id
+from armllm.server.protocol.tokens import AboutVectors, EmbeddingRequest, Embeddings, EmbeddingUsage
+from armllm.server.service import new_id
+from armllm.server.vectors import as_json, as_response, check_count
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -28,25 +26,30 @@ async def create_embeddings(request: Request) -> Response:
     return await answer(request, EmbeddingRequest, _embed)
 
 
-async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings:
+async def _embed(service: Service, body: EmbeddingRequest) -> Embeddings | Response:
     vectors, counted = await embed_input(service, body, PoolingParams(dimensions=body.dimensions))
+    about = new_answer(service, new_id("embd-", body.request_id), counted)
+    if body.wants_bytes:
+        return await as_response(body, vectors, about)
+    data = await as_json(body, vectors)
     return {
-        "id": new_id("embd-", body.request_id),
+        **about,
         "object": "list",
-        "created": int(time.time()),
         "data": [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(data)
         ],
-        "model": service.model,
-        "usage": counted,
     }
+
+
+def new_answer(service: Service, answer_id: str, counted: EmbeddingUsage) -> AboutVectors:
+    """What every answer says beside its vectors."""
+    return {"id": answer_id, "created": int(time.time()), "model": service.model, "usage": counted}
 
 
 async def embed_input(
     service: Service, body: EmbeddingRequest, params: PoolingParams
-) -> tuple[list[list[float] | str], EmbeddingUsage]:
-    """The embeddings of a request's input as its answer has them, numbers or base64, and its tokens."""
+) -> tuple[list[list[float]], EmbeddingUsage]:
+    """The embeddings of a request's input and its tokens."""
     prompts = await service.prompts(
         body.input,
         field="input",
@@ -54,10 +57,8 @@ async def embed_input(
         truncate_to=body.truncate_prompt_tokens,
         room=0,
     )
-    vectors = await embed(service, prompts, params, body.priority)
-    if body.encoding_format == "base64":
-        return await away_if(len(vectors) > MANY_TEXTS, lambda: [*map(_as_base64, vectors)]), usage(prompts)
-    return [*vectors], usage(prompts)
+    check_count(body, len(prompts))
+    return await embed(service, prompts, params, body.priority), usage(prompts)
 
 
 async def embed(
@@ -90,8 +91,3 @@ def usage(*groups: list[Prompt]) -> EmbeddingUsage:
     """The tokens of all prompts."""
     total = sum(len(prompt.token_ids) for prompts in groups for prompt in prompts)
     return {"prompt_tokens": total, "total_tokens": total}
-
-
-def _as_base64(vector: list[float]) -> str:
-    """The base64 of little-endian fp32."""
-    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

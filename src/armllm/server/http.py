@@ -82,13 +82,14 @@ def _parse(limits: Limits, document: bytes, model: type[AnyBody]) -> AnyBody:
 async def answer(
     request: Request,
     model: type[AnyBody],
-    work: Callable[[Service, AnyBody], Awaitable[Mapping[str, Any]]],
+    work: Callable[[Service, AnyBody], Awaitable[Mapping[str, Any] | Response]],
 ) -> Response:
-    """What ``work`` makes of the request's body, as JSON; it is cancelled when the client goes."""
+    """What ``work`` makes of the request's body, as JSON if it is none yet; cancelled with the client."""
     service: Service = request.app.state.service
     body = await read_body(request, model)
     service = service.of(body.model)
-    return await long_json_response(await unless_disconnected(request, work(service, body)))
+    found = await unless_disconnected(request, work(service, body))
+    return found if isinstance(found, Response) else await long_json_response(found)
 
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from starlette.routing import Route
 
 import armllm
-from armllm.server import chat, completions, embeddings, responses, scoring, tokens
+from armllm.server import chat, chat_batch, completions, embeddings, responses, scoring, tokens
 from armllm.server.errors import ErrorBody
 from armllm.server.http import json_response
-from armllm.server.protocol.chat import ChatChunk, ChatCompletion, ChatRequest
+from armllm.server.protocol.chat import ChatBatchRequest, ChatChunk, ChatCompletion, ChatRequest
 from armllm.server.protocol.completions import Completion, CompletionRequest
 from armllm.server.protocol.responses import ResponseObject, ResponsesRequest
 from armllm.server.protocol.scoring import (
@@ -49,7 +49,10 @@ REFERENCE = "#/components/schemas/{model}"
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """A path and what it takes and gives; ``event`` is the type of a streamed answer's events."""
+    """A path and what it takes and gives.
+
+    ``event``: the type of a streamed answer's events. ``binary``: whether an answer may be bytes.
+    """
 
     method: str
     path: str
@@ -57,6 +60,7 @@ class Endpoint:
     answer: Any
     body: Any = None
     event: Any = None
+    binary: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
@@ -75,9 +79,18 @@ ENDPOINTS = (
         "POST", "/v1/chat/completions", chat.create_chat_completion, ChatCompletion, ChatRequest, ChatChunk
     ),
     Endpoint(
+        "POST",
+        "/v1/chat/completions/batch",
+        chat_batch.create_chat_completion_batch,
+        ChatCompletion,
+        ChatBatchRequest,
+    ),
+    Endpoint(
         "POST", "/v1/responses", responses.create_response, ResponseObject, ResponsesRequest, dict[str, Any]
     ),
-    Endpoint("POST", "/v1/embeddings", embeddings.create_embeddings, Embeddings, EmbeddingRequest),
+    Endpoint(
+        "POST", "/v1/embeddings", embeddings.create_embeddings, Embeddings, EmbeddingRequest, binary=True
+    ),
     Endpoint("POST", "/score", scoring.create_score, Scores, ScoreRequest, aliases=("/v1/score",)),
     Endpoint(
         "POST",
@@ -87,7 +100,7 @@ ENDPOINTS = (
         RerankRequest,
         aliases=("/v1/rerank", "/v2/rerank"),
     ),
-    Endpoint("POST", "/pooling", scoring.create_pooling, Poolings, PoolingRequest),
+    Endpoint("POST", "/pooling", scoring.create_pooling, Poolings, PoolingRequest, binary=True),
     Endpoint("POST", "/classify", scoring.create_classification, Classified, ClassifyRequest),
     Endpoint("POST", "/tokenize", tokens.tokenize, Tokenized, TokenizeRequest),
     Endpoint("POST", "/detokenize", tokens.detokenize, Detokenized, DetokenizeRequest),
@@ -141,6 +154,8 @@ def _operation(one: Endpoint, schemas: dict[int, Any]) -> dict[str, Any]:
         content["text/event-stream"] = {
             "schema": {"type": "object", "properties": fields, "required": ["data"]}
         }
+    if one.binary:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     error = {"description": "Error", "content": {"application/json": {"schema": schemas[id(ErrorBody)]}}}
     operation: dict[str, Any] = {
         "summary": (one.handler.__doc__ or "").split("\n", 1)[0],

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from armllm.sampling_params import PoolingParams
-from armllm.server.embeddings import embed, embed_input, usage
+from armllm.server.embeddings import embed, embed_input, new_answer, usage
 from armllm.server.errors import ApiError
 from armllm.server.http import answer
 from armllm.server.protocol.base import MAX_PROMPTS
@@ -20,6 +20,7 @@ from armllm.server.protocol.scoring import (
     Scores,
 )
 from armllm.server.service import MANY_TEXTS, away_if, new_id
+from armllm.server.vectors import as_json, as_response
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -85,18 +86,17 @@ async def create_pooling(request: Request) -> Response:
     return await answer(request, PoolingRequest, _pool)
 
 
-async def _pool(service: Service, body: PoolingRequest) -> Poolings:
+async def _pool(service: Service, body: PoolingRequest) -> Poolings | Response:
     params = PoolingParams(dimensions=body.dimensions, use_activation=body.use_activation, task=body.task)
     vectors, counted = await embed_input(service, body, params)
+    about = new_answer(service, new_id("pool-", body.request_id), counted)
+    if body.wants_bytes:
+        return await as_response(body, vectors, about)
+    data = await as_json(body, vectors)
     return {
-        "id": new_id("pool-", body.request_id),
+        **about,
         "object": "list",
-        "created": int(time.time()),
-        "model": service.model,
-        "data": [
-            {"index": index, "object": "pooling", "data": vector} for index, vector in enumerate(vectors)
-        ],
-        "usage": counted,
+        "data": [{"index": index, "object": "pooling", "data": vector} for index, vector in enumerate(data)],
     }
 
 

@@ -39,20 +39,31 @@ def test_requests_are_answered_in_order_and_failures_are_told(folder, tmp_path, 
             line(5, "/v1/completions", prompt="x", stream=True),
             line(6, "/v1/nothing"),
             line(7, "/v1/completions", prompt="x", model="another"),
+            {**line(8, "/v1/embeddings"), "body": {"input": "Hello", "encoding_format": "bytes"}},
         ],
     )
     target = tmp_path / "out.jsonl"
     assert batch(folder, source, str(target), "--api-server-count", "1") == 1
-    assert "3 requests answered, 4 failed" in capsys.readouterr().err
+    assert "3 requests answered, 5 failed" in capsys.readouterr().err
     answers = [json.loads(text) for text in target.read_text().splitlines()]
-    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(1, 8)]
-    assert [answer["response"]["status_code"] for answer in answers] == [200, 200, 200, 400, 400, 400, 404]
+    assert [answer["custom_id"] for answer in answers] == [f"r{number}" for number in range(1, 9)]
+    assert [answer["response"]["status_code"] for answer in answers] == [
+        200,
+        200,
+        200,
+        400,
+        400,
+        400,
+        404,
+        400,
+    ]
     assert answers[0]["response"]["body"]["choices"][0]["text"] == " at 6:40"
     assert answers[0]["error"] is None
     assert answers[1]["response"]["body"]["object"] == "chat.completion"
     assert answers[3]["error"]["param"] == "temperature"
     assert "stream must be false" in answers[4]["error"]["message"]
     assert "/v1/embeddings" in answers[5]["error"]["message"]
+    assert answers[7]["error"]["param"] == "encoding_format"
 
 
 def test_any_text_that_json_allows_is_read_and_written(folder, tmp_path):

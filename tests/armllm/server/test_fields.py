@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from armllm.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from armllm.server.protocol.chat import ChatRequest
+from armllm.server.protocol.chat import ChatBatchRequest, ChatRequest
 from armllm.server.protocol.completions import CompletionRequest
 from armllm.server.protocol.responses import ResponsesRequest
 from armllm.server.protocol.scoring import ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest
@@ -49,10 +49,11 @@ RESPONSES = {
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CASES = [
     (ChatRequest, {"messages": MESSAGES}, {**GENERATED, "return_prompt_text": False}, ("stream_interval", 8)),
+    (ChatBatchRequest, {"messages": [MESSAGES]}, {**GENERATED, "tool_choice": "none"}, ("stream", True)),
     (CompletionRequest, {"prompt": "a"}, {**GENERATED, "prompt_embeds": None}, ("watermarking", True)),
     (ResponsesRequest, {"input": "a"}, {**PROMPT, **RESPONSES}, ("background", True)),
-    (EmbeddingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("embed_dtype", "float16")),
-    (PoolingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("endianness", "big")),
+    (EmbeddingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("messages", [])),
+    (PoolingRequest, {"input": "a"}, {**POOLED, **NUMBERS}, ("padding", True)),
     (ClassifyRequest, {"input": "a"}, POOLED, ("padding", "max_length")),
     (ScoreRequest, {"text_1": "a", "text_2": "b"}, POOLED, ("truncation_side", "right")),
     (RerankRequest, {"query": "a", "documents": ["b"]}, POOLED, ("cache_salt", "x")),
@@ -82,6 +83,7 @@ def vllm_fields():
 
 COUNTERPARTS = {
     "ChatCompletionRequest": (ChatRequest, {"messages": MESSAGES}),
+    "BatchChatCompletionRequest": (ChatBatchRequest, {"messages": [MESSAGES]}),
     "CompletionRequest": (CompletionRequest, {"prompt": "a"}),
     "ResponsesRequest": (ResponsesRequest, {"input": "a"}),
     "EmbeddingCompletionRequest": (EmbeddingRequest, {"input": "a"}),

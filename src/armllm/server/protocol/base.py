@@ -52,6 +52,20 @@ def check_messages(messages: Any) -> Any:
     return check_size(messages, MAX_MESSAGES)
 
 
+def check_conversations(conversations: Any) -> Any:
+    """Refuse too many conversations, or too many messages of all of them, before they are looked at."""
+    check_size(conversations, MAX_PROMPTS)
+    if isinstance(conversations, list):
+        sizes = [len(messages) for messages in conversations if isinstance(messages, list)]
+        if sum(sizes) > MAX_MESSAGES:
+            raise PydanticCustomError(
+                "too_long",
+                "conversations of at most {most} messages together are expected, not of {count}",
+                {"most": MAX_MESSAGES, "count": sum(sizes)},
+            )
+    return conversations
+
+
 def check_prompts(prompts: Any) -> Any:
     """Refuse too many prompts before they are looked at; token ids of a single one are no prompts."""
     if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
@@ -60,6 +74,7 @@ def check_prompts(prompts: Any) -> Any:
 
 
 Messages = BeforeValidator(check_messages)
+Conversations = BeforeValidator(check_conversations)
 TextOrIds = Annotated[
     str | Strings | Integers | Annotated[list[Integers], FIRST_ERROR], BeforeValidator(check_prompts)
 ]
@@ -119,8 +134,6 @@ OF_VLLM: dict[str, tuple[Any, ...]] = {
 OF_POOLING: dict[str, tuple[Any, ...]] = {
     **OF_VLLM,
     "padding": (False, "do_not_pad"),
-    "embed_dtype": ("float32",),
-    "endianness": ("native", "little"),
     "messages": (),
     "add_generation_prompt": (False,),
     "continue_final_message": (False,),

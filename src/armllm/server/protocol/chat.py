@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
-from armllm.server.protocol.base import FIRST_ERROR, Messages, Objects, Strict, check_size
+from armllm.server.protocol.base import FIRST_ERROR, Conversations, Messages, Objects, Strict, check_size
 from armllm.server.protocol.completions import UNSUPPORTED, StreamOptions, Usage
 from armllm.server.protocol.sampling import Sampling
 
@@ -23,6 +24,9 @@ class Message(BaseModel):
     role: str = Field(min_length=1)
     content: str | Objects | None = None
     tool_calls: Objects | None = None
+
+
+Conversation = Annotated[list[Message], FIRST_ERROR, Field(min_length=1)]
 
 
 class Function(Strict):
@@ -65,8 +69,8 @@ class TemplateOptions(Strict):
     reasoning_effort: Effort | None = None
 
 
-class ChatRequest(Sampling, TemplateOptions):
-    """What /v1/chat/completions takes: OpenAI's fields, and vLLM's additions."""
+class ChatOptions(Sampling, TemplateOptions):
+    """What a conversation and a batch of them have in common: OpenAI's fields, and vLLM's additions."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         **UNSUPPORTED,
@@ -81,17 +85,10 @@ class ChatRequest(Sampling, TemplateOptions):
         "echo": (False,),
     }
 
-    messages: Annotated[list[Message], FIRST_ERROR, Messages] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
-    prompt_logprobs: int | None = Field(None, ge=0)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    tools: Annotated[list[Tool], FIRST_ERROR] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
 
     def names_for_errors(self) -> dict[str, str]:
@@ -100,6 +97,45 @@ class ChatRequest(Sampling, TemplateOptions):
         most = {"max_tokens": "max_completion_tokens"} if newer else {}
         likeliest = {"logprobs": "top_logprobs"} if self.top_logprobs is not None else {}
         return super().names_for_errors() | {"prompt": "messages"} | most | likeliest
+
+
+class ChatRequest(ChatOptions):
+    """What /v1/chat/completions takes."""
+
+    messages: Annotated[list[Message], FIRST_ERROR, Messages] = Field(min_length=1)
+    prompt_logprobs: int | None = Field(None, ge=0)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Annotated[list[Tool], FIRST_ERROR] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class ChatBatchRequest(ChatOptions):
+    """What /v1/chat/completions/batch takes: a list of conversations, each with one text as answer."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **ChatOptions.unsupported,
+        "n": (1,),
+        "stream": (False,),
+        "stream_options": (),
+        "tools": ([],),
+        "tool_choice": ("none",),
+        "parallel_tool_calls": (True, False),
+        "prompt_logprobs": (),
+        "guided_decoding_backend": (),
+    }
+
+    messages: Annotated[list[Conversation], FIRST_ERROR, Conversations] = Field(min_length=1)
+
+    def conversations(self) -> list[ChatRequest]:
+        """Each as a request of its own, with its place in the batch at the end of its id."""
+        shared = {name: getattr(self, name) for name in ChatOptions.model_fields if name != "request_id"}
+        batch_id = self.request_id or uuid.uuid4().hex
+        return [
+            ChatRequest.model_construct(**shared, messages=messages, request_id=f"{batch_id}-{index}")
+            for index, messages in enumerate(self.messages)
+        ]
 
 
 class TopLogprob(TypedDict):

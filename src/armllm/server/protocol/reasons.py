@@ -12,7 +12,6 @@ _GROUPS = {
     "truncation_side": "truncate_prompt_tokens keeps the last tokens",
     "truncation": "a prompt that does not fit is an error",
     "padding": "batches have no padding",
-    "embed_dtype endianness": "vectors are little-endian fp32",
     "messages add_generation_prompt continue_final_message chat_template_kwargs": (
         "texts and token ids are pooled, not conversations"
     ),
@@ -27,9 +26,14 @@ _GROUPS = {
     ),
     "include top_logprobs": "/v1/chat/completions has log-probabilities; other additions are not made here",
     "enable_response_messages": "the answer has items, and nothing else of the conversation",
-    "stream_options": "the last event always has the usage",
+    "stream_options": "only streams have options, and a stream of /v1/responses always ends with the usage",
     "functions function_call": "these names are old; use tools and tool_choice",
     "web_search_options": "the server does not search",
+    "n": "each conversation of a batch has one answer; repeat a conversation to have more",
+    "stream tools tool_choice parallel_tool_calls prompt_logprobs": (
+        "a batch is answered at once and with text only; /v1/chat/completions has it"
+    ),
+    "guided_decoding_backend": "llguidance enforces every form of output",
     "prediction": "there is no speculative decoding",
     "verbosity": "chat_template_kwargs passes variables to the chat template",
     "echo": "/v1/completions has it",

@@ -68,7 +68,9 @@ class EmbeddingRequest(PooledRequest):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {**OF_POOLING, "use_activation": (True,)}
 
     input: TextOrIds
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    endianness: Literal["native", "little", "big"] | None = None
     dimensions: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None
 
@@ -76,9 +78,32 @@ class EmbeddingRequest(PooledRequest):
         """What is a prompt elsewhere is an input here."""
         return super().names_for_errors() | {"prompt": "input"}
 
+    @property
+    def wants_bytes(self) -> bool:
+        """Whether the answer is no JSON."""
+        return self.encoding_format in ("bytes", "bytes_only")
+
+    @model_validator(mode="after")
+    def _numbers_have_no_bytes(self) -> EmbeddingRequest:
+        other = self.embed_dtype not in (None, "float32") or self.endianness == "big"
+        if other and self.encoding_format in (None, "float"):
+            raise PydanticCustomError(
+                "needs_bytes", "embed_dtype and endianness need encoding_format base64, bytes or bytes_only"
+            )
+        return self
+
+
+class AboutVectors(TypedDict):
+    """What an answer says beside its vectors."""
+
+    id: str
+    created: int
+    model: str
+    usage: EmbeddingUsage
+
 
 class Embedding(TypedDict):
-    """One vector, as numbers or as the base64 of little-endian fp32."""
+    """One vector, as numbers or as the base64 of their bytes."""
 
     object: Literal["embedding"]
     index: int

@@ -25,7 +25,7 @@ MOST_CHUNKS = 1 << 16  # of one replica, some 10 MiB here; and of one request
 MOST_OUTPUT = 512  # tokens: limits in requests are often far above what is written
 MOST_SEQUENCES = 128
 MOST_VALUES = 1 << 21  # of JSON, each of which becomes an object
-GENERATES = ("/completions", "/responses")
+GENERATES = ("/completions", "/completions/batch", "/responses")
 # Chat templates write tools and documents first. The rest are texts or token ids.
 HEADING = ("tools", "documents", "instructions")
 TEXTS = ("messages", "prompt", "input", "query", "text_1", "text_2", "texts", "conversation")
