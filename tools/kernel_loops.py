@@ -161,7 +161,12 @@ LOOPS = (
         for rows in (8, 1)
         for marker in markers
     ),
-    Loop(target="sve", entry="attention_split_f32", marker="exponentials", cores=("neoverse-v1", "a64fx")),
+    Loop(
+        target="sve",
+        entry="attention_split_f32",
+        marker="exponentials",
+        cores=(*ARMV9, "a64fx"),
+    ),
     *(
         Loop(target=target, entry=f"{op}_{storage}", marker=marker, cores=cores)
         for target, storage, cores in (
