@@ -6,6 +6,7 @@ Nothing of a message is executed, so its reader need not trust who wrote it furt
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -21,7 +22,9 @@ from torch import Tensor
 from armllm.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    import numpy.typing as npt
 
 # of JSON values, and of tensors
 Message = dict[str, Any]
@@ -29,28 +32,41 @@ Message = dict[str, Any]
 LENGTH = struct.Struct("<I")
 LONGEST_HEAD = 1 << 20
 LARGEST_TENSOR = 1 << 34  # bytes
-JOINED = 1 << 16  # smaller parts go in one call of the system
+BUFFER = 1 << 16  # of what is read
+SHORT_HEAD = 1 << 10  # bytes, of those that are read once and remembered
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 }
 
 
-def written(message: Message) -> list[bytes | memoryview]:
-    """The message in parts: a head, and the bytes of each tensor."""
-    tensors = {name: value for name, value in message.items() if isinstance(value, Tensor)}
-    head = {
-        "values": {name: value for name, value in message.items() if name not in tensors},
-        "tensors": [
-            (name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-            for name, value in tensors.items()
-        ],
-    }
-    text = json.dumps(head, separators=(",", ":")).encode()
+def written(message: Message) -> list[Any]:
+    """The message in parts, all of them buffers: a head, and the bytes of each tensor."""
+    values, tensors, kinds = {}, [], []
+    for name, value in message.items():
+        if isinstance(value, Tensor):
+            tensors.append(_array(value if value.is_contiguous() else value.contiguous()))
+            kinds.append((name, value.dtype, value.shape))
+        else:
+            values[name] = value
+    return [_head(values, kinds) if values else _plain_head(tuple(kinds)), *tensors]
+
+
+Kind = tuple[str, torch.dtype, torch.Size]
+
+
+def _head(values: Message, kinds: Iterable[Kind]) -> bytes:
+    tensors = [(name, str(dtype).removeprefix("torch."), tuple(shape)) for name, dtype, shape in kinds]
+    text = json.dumps({"values": values, "tensors": tensors}, separators=(",", ":")).encode()
     if len(text) > LONGEST_HEAD:
         raise EngineError(f"a message between processes has a head of {len(text)} bytes")
-    bodies = [_bytes(value.contiguous()) for value in tensors.values()]
-    return [LENGTH.pack(len(text)) + text, *bodies]
+    return LENGTH.pack(len(text)) + text
+
+
+@functools.lru_cache(256)
+def _plain_head(kinds: tuple[Kind, ...]) -> bytes:
+    """That of a message without other values; those of steps are alike."""
+    return _head({}, kinds)
 
 
 def read(fill: Callable[[memoryview], None]) -> Message:
@@ -62,13 +78,28 @@ def read(fill: Callable[[memoryview], None]) -> Message:
         (length,) = LENGTH.unpack(_take(fill, LENGTH.size))
         if length > LONGEST_HEAD:
             raise EngineError(f"its head would have {length} bytes")
-        head = json.loads(_take(fill, length))
-        message: Message = dict(head["values"])
-        for name, dtype, shape in head["tensors"]:
-            message[name] = _tensor(fill, dtype, shape)
+        text = bytes(_take(fill, length))
+        values, kinds = _read_short(text) if length <= SHORT_HEAD else _read_head(text)
+        message = dict(values)
+        for name, dtype, shape in kinds:
+            tensor = message[name] = torch.empty(shape, dtype=dtype)
+            fill(_memory(tensor))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"a message between processes can't be read: {error}") from None
     return message
+
+
+def _read_head(text: bytes) -> tuple[Message, list[tuple[str, torch.dtype, list[int]]]]:
+    head = json.loads(text)
+    kinds = []
+    for name, dtype, shape in head["tensors"]:
+        if min(shape, default=0) < 0 or math.prod(shape) * DTYPES[dtype].itemsize > LARGEST_TENSOR:
+            raise EngineError(f"it has a tensor of shape {shape}")
+        kinds.append((name, DTYPES[dtype], shape))
+    return dict(head["values"]), kinds
+
+
+_read_short = functools.lru_cache(256)(_read_head)
 
 
 def read_bytes(data: bytes) -> Message:
@@ -82,22 +113,19 @@ class Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._stream: Any = connection.makefile("rb", buffering=JOINED)
+        self._stream: Any = connection.makefile("rb", buffering=BUFFER)
         self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
         """OSError if the other end is gone, or does not take it in time (`limit_sending`)."""
         parts = written(message)
         with self._sending:
-            small = b""
+            done = self._connection.sendmsg(parts)
             for part in parts:
-                if len(part) >= JOINED:
-                    self._connection.sendall(small)
-                    self._connection.sendall(part)
-                    small = b""
-                else:
-                    small += part
-            self._connection.sendall(small)
+                data = memoryview(part)
+                if done < data.nbytes:
+                    self._connection.sendall(data.cast("B")[done:])
+                done = max(0, done - data.nbytes)
 
     def receive(self) -> Message:
         """EOFError or OSError if the other end is gone."""
@@ -131,15 +159,11 @@ def _take(fill: Callable[[memoryview], None], size: int) -> bytearray:
     return data
 
 
-def _tensor(fill: Callable[[memoryview], None], dtype: str, shape: list[int]) -> Tensor:
-    if min(shape, default=0) < 0 or math.prod(shape) * DTYPES[dtype].itemsize > LARGEST_TENSOR:
-        raise EngineError(f"it has a tensor of shape {shape}")
-    tensor = torch.empty(shape, dtype=DTYPES[dtype])
-    fill(_bytes(tensor))
-    return tensor
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    array = tensor.view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
-    data: Any = array.reshape(-1).view(np.uint8)
+def _memory(tensor: Tensor) -> memoryview:
+    data: Any = _array(tensor).reshape(-1).view(np.uint8)
     return memoryview(data)
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return array

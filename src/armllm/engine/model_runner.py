@@ -225,7 +225,7 @@ class ModelRunner(Runner):
         copies, self._copies = self._copies, []
         try:
             states = self._advance(x, ())
-            pipeline.start(_message(x) | {"copies": copies}, states)
+            pipeline.start(_message(x) | ({"copies": copies} if copies else {}), states)
         except BaseException:
             pipeline.fail(INTERRUPTED)  # steps that are on their way would land as later ones
             raise
@@ -242,7 +242,7 @@ class ModelRunner(Runner):
     @torch.inference_mode()
     def follow_stage(self, message: Message, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Go on with a step, from what the stage before this one has made of it."""
-        self.copy_states([(source, target) for source, target in message["copies"]])
+        self.copy_states([(source, target) for source, target in message.get("copies", ())])
         return self._advance(_step(message), states)
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
@@ -275,6 +275,8 @@ class ModelRunner(Runner):
         """The layers of this stage."""
         model = cast("StagedModel", self.model)
         with self._threads():
+            if self.decode.takes_input(x):
+                return self.decode.advance(x, states)
             places = model.places(x.positions, x.total_lens)
             return model.advance(states, x.token_ids, places, x.metadata, x.rows)
 
@@ -283,15 +285,25 @@ class ModelRunner(Runner):
         return torch_threads(few=few, elements=elements)
 
 
-STEP = ("token_ids", "positions", "total_lens", "rows")
-METADATA = ("slot_mapping", "block_tables", "query_start_loc", "seq_lens", "state_slots")
+OF_SEQUENCES = ("block_tables", "query_start_loc", "seq_lens")
 
 
 def _message(x: StepInput) -> Message:
     """For `_step` in another process."""
-    return {name: getattr(x, name) for name in STEP} | {name: getattr(x.metadata, name) for name in METADATA}
+    metadata = x.metadata
+    message: Message = {
+        "tokens": torch.stack((x.token_ids, x.positions, x.total_lens, metadata.slot_mapping))
+    } | {name: getattr(metadata, name) for name in OF_SEQUENCES}
+    optional = {"rows": x.rows, "state_slots": metadata.state_slots}
+    return message | {name: value for name, value in optional.items() if value is not None}
 
 
 def _step(message: Message) -> StepInput:
-    metadata = AttentionMetadata(**{name: message[name] for name in METADATA})
-    return StepInput(**{name: message[name] for name in STEP}, metadata=metadata)
+    token_ids, positions, total_lens, slot_mapping = message["tokens"]
+    of_sequences = {name: message[name] for name in OF_SEQUENCES}
+    slots = message.get("state_slots")
+    metadata = AttentionMetadata(slot_mapping=slot_mapping, state_slots=slots, **of_sequences)
+    rows = message.get("rows")
+    return StepInput(
+        token_ids=token_ids, positions=positions, total_lens=total_lens, rows=rows, metadata=metadata
+    )

@@ -11,6 +11,7 @@ import dataclasses
 import queue
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from armllm.errors import EngineError
@@ -65,8 +66,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._rooms: queue.SimpleQueue[tuple[int, Room] | None] = queue.SimpleQueue()
-        self._steps: dict[int, tuple[int, Message]] = {}  # by number: the stage that has it, and its input
-        self._next = 0
+        self._steps: list[deque[Message]] = [deque() for _ in range(size)]  # inputs of those a stage has
         self._results: queue.SimpleQueue[tuple[Tensor, ...] | None] = queue.SimpleQueue()
 
     def fail(self, code: int) -> None:
@@ -99,10 +99,9 @@ class Pipeline:
 
     def start(self, step: Message, states: tuple[Tensor, ...]) -> None:
         """Let stage 1 go on with what this one has made of a step."""
-        number, self._next = self._next, self._next + 1
-        self._steps[number] = (1, step)
+        self._steps[1].append(step)
         try:
-            self.links[0].send(step | {"number": number} | named(states))
+            self.links[0].send(step | named(states))
         except BlockingIOError:
             self.fail(LATE + 1)
         except OSError:  # whoever watches it says more
@@ -114,8 +113,7 @@ class Pipeline:
         try:
             result = self._results.get(timeout=self._seconds)
         except queue.Empty:
-            rank, _ = self._steps[min(self._steps)]
-            self.fail(LATE + rank)
+            self.fail(LATE + max(rank for rank, steps in enumerate(self._steps) if steps))
             result = None
         return self._unless_failed(result)
 
@@ -124,15 +122,13 @@ class Pipeline:
         if "room" in message:
             self._rooms.put((rank, Room(**message["room"])))
             return
-        number = message["number"]
-        at, step = self._steps[number]
-        if at != rank:
-            raise EngineError(f"rank {rank} answered a step that rank {at} computes")
+        if not self._steps[rank]:
+            raise EngineError(f"rank {rank} answered a step that it does not have")
+        step = self._steps[rank].popleft()
         if rank == self.size - 1:
-            del self._steps[number]
             self._results.put(states_of(message))
             return
-        self._steps[number] = (rank + 1, step)
+        self._steps[rank + 1].append(step)
         try:
             self.links[rank].send(step | message)
         except BlockingIOError:

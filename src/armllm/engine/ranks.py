@@ -107,7 +107,7 @@ class FollowingStage:
         while True:
             message = self._inbox.get()
             states = runner.follow_stage(message, states_of(message))
-            self._link.send({"number": message["number"], **named(states)})
+            self._link.send(named(states))
 
 
 def follow(runner: ModelRunner, ranks: extension.Ranks) -> None:

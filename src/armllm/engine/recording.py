@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from armllm.engine.decode_inputs import DecodeInputs, DecodeStep
 from armllm.kernels._extension import ALIGNMENT, aligned_bytes, extension
-from armllm.layers.attention import AttentionMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from armllm.engine.runner import StepInput
     from armllm.engine.sequence import Sequence
-    from armllm.models import Model
+    from armllm.models import Model, StagedModel
+
+    Compute = Callable[[DecodeStep, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 logger = logging.getLogger(__name__)
 
@@ -187,70 +190,23 @@ def _call_into(call: Callable[[], Any], outputs: list[Tensor]) -> None:
         output.copy_(one)
 
 
-class DecodeStep:
-    """The inputs of a step of ``size`` sequences, one token each: the first rows of the fixed places."""
-
-    def __init__(self, inputs: DecodeInputs, size: int) -> None:
-        self.token_ids = inputs.token_ids[:size]
-        self.positions = inputs.positions[:size]
-        self.total_lens = inputs.total_lens[:size]
-        self.places = inputs.places[:size]
-        self.metadata = AttentionMetadata(
-            slot_mapping=inputs.slot_mapping[:size],
-            block_tables=inputs.block_tables[:size],
-            query_start_loc=inputs.query_start_loc[: size + 1],
-            seq_lens=inputs.seq_lens[:size],
-        )
-
-
-class DecodeInputs:
-    """Fixed places for the inputs of all recordings."""
-
-    def __init__(self, most: int, max_blocks: int) -> None:
-        self.token_ids, self.positions, self.total_lens, self.places, self.slot_mapping = torch.zeros(
-            5, most, dtype=torch.int64
-        )
-        self.seq_lens = torch.zeros(most, dtype=torch.int32)
-        self.query_start_loc = torch.arange(most + 1, dtype=torch.int32)
-        self.block_tables = torch.zeros(most, max_blocks, dtype=torch.int32)
-        self._numbers = (self.token_ids.numpy(), self.positions.numpy(), self.slot_mapping.numpy())
-        self._lens = (self.total_lens.numpy(), self.seq_lens.numpy())
-        self._tables = self.block_tables.numpy()
-
-    def fill(self, sequences: Sequences[Sequence], block_size: int) -> None:
-        """Describe the last token of each sequence."""
-        size = len(sequences)
-        token_ids, positions, slot_mapping = self._numbers
-        last = [sequence.num_computed_tokens for sequence in sequences]
-        positions[:size] = last
-        token_ids[:size] = [sequence.token_ids[-1] for sequence in sequences]
-        slot_mapping[:size] = [
-            sequence.block_table[position // block_size] * block_size + position % block_size
-            for sequence, position in zip(sequences, last, strict=True)
-        ]
-        for lens in self._lens:
-            lens[:size] = positions[:size]
-            lens[:size] += 1
-        for row, sequence in enumerate(sequences):
-            self._tables[row, : len(sequence.block_table)] = sequence.block_table
-
-
 class Recording(NamedTuple):
-    """A step of some number of sequences: its inputs, its ops in order, and where its logits come to lie.
+    """A step of some number of sequences: its inputs, its ops in order, and where its results come to lie.
 
-    constants: tensors of the ops that nothing else owns.
+    states: those of the stage before. constants: tensors of the ops that nothing else owns.
     """
 
     step: DecodeStep
+    states: tuple[Tensor, ...]
     ops: list[Callable[[], Any]]
     constants: list[Tensor]
-    logits: Tensor
+    results: tuple[Tensor, ...]
 
 
 class RecordedDecode:
     """Runs steps in which every sequence computes one token; ``refused`` says why it no longer tries.
 
-    Its logits are valid until the next step.
+    What they return is valid until the next step.
     """
 
     def __init__(self, model: Model, *, max_blocks: int, block_size: int) -> None:
@@ -277,7 +233,25 @@ class RecordedDecode:
     def run(self, sequences: Sequences[Sequence]) -> Tensor:
         """Fp32 logits ``[S, vocab_size]``."""
         self._inputs.fill(sequences, self._block_size)
-        size = len(sequences)
+        return self._run(len(sequences), (), self._logits)[0]
+
+    def takes_input(self, x: StepInput) -> bool:
+        """As `takes`, of a step whose sequences are elsewhere."""
+        metadata = x.metadata
+        return (
+            self.refused is None
+            and x.rows is None
+            and len(metadata.query_start_loc) - 1 == len(x.token_ids) <= self.most_sequences
+            and metadata.state_slots is None
+            and metadata.token_types is None
+        )
+
+    def advance(self, x: StepInput, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The layers of a stage, as `StagedModel.advance`."""
+        self._inputs.copy(x)
+        return self._run(len(x.token_ids), states, self._layers)
+
+    def _run(self, size: int, states: tuple[Tensor, ...], compute: Compute) -> tuple[Tensor, ...]:
         found = self.recordings.get(size)
         step = DecodeStep(self._inputs, size) if found is None else found.step
         step.places.copy_(self._model.places(step.positions, step.total_lens))
@@ -288,20 +262,36 @@ class RecordedDecode:
             self.recordings.clear()  # they read the tables that were too short
             self._tables, found = tables, None
         if found is None:
-            return self._record(step, size)
+            return self._record(step, states, compute)
+        for place, state in zip(found.states, states, strict=True):
+            place.copy_(state)
         for op in found.ops:
             op()
-        return found.logits
+        return found.results
 
-    def _record(self, step: DecodeStep, size: int) -> Tensor:
+    def _record(self, step: DecodeStep, states: tuple[Tensor, ...], compute: Compute) -> tuple[Tensor, ...]:
+        size = len(step.token_ids)
+        places = tuple(self.buffers.like(state, size).copy_(state) for state in states)
         recorder = Recorder(self.buffers, size)
         with recorder.record():
-            hidden = self._model(step.token_ids, step.places, step.metadata, rows=None)
-            logits = self._model.logits(hidden)
+            results = compute(step, places)
         if recorder.refused is None:
-            output = self.buffers.alias(logits)
-            self.recordings[size] = Recording(step, recorder.ops, recorder.constants, output)
+            self.recordings[size] = Recording(
+                step,
+                tuple(map(self.buffers.alias, places)),
+                recorder.ops,
+                recorder.constants,
+                tuple(map(self.buffers.alias, results)),
+            )
         else:
             self.refused = recorder.refused
             logger.info("decode steps are not recorded: the model calls %s", self.refused)
-        return logits
+        return results
+
+    def _logits(self, step: DecodeStep, _states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = self._model(step.token_ids, step.places, step.metadata, rows=None)
+        return (self._model.logits(hidden),)
+
+    def _layers(self, step: DecodeStep, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        model = cast("StagedModel", self._model)
+        return model.advance(states, step.token_ids, step.places, step.metadata, rows=None)
