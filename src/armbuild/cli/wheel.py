@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +24,6 @@ from armbuild.cli.progress import Progress, logs
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from armbuild.host.pythons import HostPython
     from armbuild.wheel.lanes.cibuildwheel import Container
@@ -86,6 +86,10 @@ def _plan(
     from armbuild.wheel import fetch, planning, project, settings  # noqa: PLC0415
 
     located = fetch.locate(text, python=_resolve_for(options["python"] or []), hashes=hashes)
+    if located.origin and re.fullmatch(r"[\w.-]+", text) and not Path(text).exists() and not Progress.quiet:
+        # who meant a folder sees it before a stranger's code runs
+        name = located.origin.uri.rpartition("/")[2]
+        print(f"{text}: no such folder or file here; the package index has {name}", file=sys.stderr)
     described = project.read(located.folder, located.origin)
     table = described.tool.get("armbuild", {})
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

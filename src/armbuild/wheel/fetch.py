@@ -130,12 +130,7 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
                 limits=limits.DOWNLOAD,
             )
         except MissingError as error:
-            cause = re.search(r"(?m)^\s*(?:cause: )?(Because .*)$", (work / "resolve.log").read_text())
-            if cause is None:
-                raise
-            plain = str(requirement) == requirement.name
-            folder = f" (and no folder here is called {requirement})" if plain else ""
-            raise MissingError(f"{requirement}: {cause[1]}{folder}") from error
+            raise _unresolved(requirement, (work / "resolve.log").read_text()) or error from error
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text()).get("packages", [])
     if not packages:
         raise UsageError(f"{requirement}: its marker is false for Python {python} on AArch64 Linux")
@@ -148,6 +143,18 @@ def _resolved(requirement: Requirement, python: str, wanted: list[str]) -> Locat
         )
     where = sdist.get("url") or Path(sdist["path"]).absolute().as_uri()
     return _downloaded(where, sdist.get("hashes", {}).get("sha256"), wanted)
+
+
+def _unresolved(requirement: Requirement, log: str) -> MissingError | None:
+    """What uv says about a requirement that no file fulfils, which it wraps at the terminal's width."""
+    cause = re.search(r"\bBecause .*?(?=,\s+we\s+can\s+conclude|\Z)", log, re.DOTALL)
+    if cause is None:
+        return None
+    found = " ".join(cause[0].split())
+    if "was not found in the package registry" in found:
+        folder = "no such folder or file here, and " if str(requirement) == requirement.name else ""
+        return MissingError(f"{requirement}: {folder}no such project on the package index")
+    return MissingError(f"{requirement}: {found}")
 
 
 def _downloaded(address: str, stated: str | None, wanted: list[str]) -> Located:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.armbuild import wheels
 from tests.armbuild.image import small
+from tests.armbuild.wheel.test_fetch import index, sdist, sha
 
 from armbuild import cli
 from armbuild.cli import main
@@ -32,6 +33,17 @@ def run(capsys, *arguments):
     status = main([str(argument) for argument in arguments])
     said = capsys.readouterr()
     return status, said.out, said.err
+
+
+def test_a_name_that_is_no_folder_but_on_the_index_is_announced(capsys, tmp_path, monkeypatch):
+    """A mistyped folder would else build the project of a stranger."""
+    path = sdist(tmp_path)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index(tmp_path, (path, sha(path))))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    says = "thing-name: no such folder or file here; the package index has thing_name-1.5.tar.gz\n"
+    assert run(capsys, "wheel", "--plan", "thing-name")[2] == says
+    assert run(capsys, "wheel", "--plan", "thing-name==1.5")[2] == ""
+    assert run(capsys, "wheel", "--plan", "-q", "thing-name")[2] == ""
 
 
 @pytest.mark.parametrize(
