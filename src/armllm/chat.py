@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from armllm.checkpoint.json_file import check_size, read_object
-from armllm.errors import CheckpointError, NoChatTemplateError, RequestError
+from armllm.errors import CheckpointError, NoChatTemplateError, RequestError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ class ChatTemplate:
         try:
             self.template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"the chat template can't be compiled: {error}") from None
+            raise CheckpointError(f"the chat template can't be compiled: {_line(error):.300}") from None
 
     def render(
         self,
@@ -229,7 +229,7 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+    return printable(str(error).strip().split("\n", 1)[0][:1000]) or type(error).__name__
 
 
 def _cut(text: str, final: str | None) -> str:

@@ -7,6 +7,11 @@ expect.
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would obey."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 class ArmllmError(ValueError):
     """Base of the engine's errors; ``status`` is the exit status of the `armllm` command."""
 
@@ -20,7 +25,7 @@ class CheckpointError(ArmllmError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(one if one.isprintable() else ascii(one)[1:-1] for one in message))
+        super().__init__(printable(message))
 
 
 class HubUnreachableError(CheckpointError):

@@ -12,6 +12,22 @@ DOUBLING = "{% set ns = namespace(v=V) %}{% for i in range(99) %}{% set ns.v = n
 HOSTILE = {
     "wide": "{{ messages[0].content | center(10000000000) }}",
     "format": "{{ '%10000000000d' | format(messages | length) }}",
+    "repeated": "{{ messages[0].content * 1000000000 }}",
+    "items": "{{ ([messages] * 1000000 * 1000000) | length }}",
+    "replaced": "{% set s = 'a' * 1000000 %}{{ s.replace('a', s) | length }}",
+    "digits": "{{ '%.10000000000f' % (messages | length) }}",
+    "wide by a variable": "{{ '{:{w}}'.format('a', w=9999999999) }}",
+    "tabs": "{{ (messages[0].content ~ '\t').expandtabs(2000000000) }}",
+    "range": "{% for i in range(10 ** 12) %}{% endfor %}",
+    "macro": "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+    "loop": "{% for x in [messages] recursive %}{{ loop([messages]) }}{% endfor %}",
+    "deep": "{% set ns = namespace(v=[]) %}{% for i in range(9999) %}{% set ns.v = [ns.v] %}{% endfor %}"
+    "{{ ns.v | tojson }}",
+    "indented": "{{ messages | tojson(indent=1000000000) }}",
+    "long": "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
+    "terminal": "{{ raise_exception('\x1b[2J' ~ 'a' * 100000) }}",
+    "names": "{{ cycler.__init__.__globals__.os.system('id') }}",
+    "file": "{% include '/etc/passwd' %}",
     "doubled": DOUBLING.replace("V", "'Hello'").replace("OP", "~"),
 }
 
@@ -23,8 +39,10 @@ def renderer(source):
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_memory_is_limited_and_the_next_conversation_is_rendered(kind):
     template = renderer("{% if messages | length == 1 %}" + HOSTILE[kind] + "{% else %}fine{% endif %}")
-    with pytest.raises(RequestError, match="the chat template"):
+    with pytest.raises(RequestError, match="the chat template") as caught:
         template.render(HELLO)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300
     assert template.render(HELLO * 2) == "fine"
 
 
@@ -43,6 +61,10 @@ def test_time_within_one_operation_is_limited():
         ("{% if %}", "can't be compiled"),
         ("{{ 'x' | center(10000000000) }}", "MemoryError"),  # computed while it is compiled
         ("{{ 'x' | center(10000000000) ~ 1 }}", "chat template"),
+        ("{{ messages" + ".a" * 20_000 + " }}", "can't be compiled"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "can't be compiled"),
+        ("{% if 1 %}" * 2000 + "{% endif %}" * 2000, "can't be compiled"),
+        ("{% call m() %}" * 300 + "{% endcall %}" * 300, "can't be compiled"),
     ],
 )
 def test_what_cannot_be_compiled_is_said_at_once(source, message):
