@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import collections
 import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -104,12 +105,24 @@ class DrainingServer(uvicorn.Server, abc.ABC):
     async def _leave_silent_clients(self) -> None:
         """Who sends half a body, or doesn't read the answer, would else keep the process for ever."""
         idle = 0.0
+        behind: collections.defaultdict[Any, float] = collections.defaultdict(float)  # seconds in sum
         while idle < PATIENCE:
             await asyncio.sleep(LOOK_EVERY)
             idle = 0.0 if self.computes() else idle + LOOK_EVERY
-        left: list[Any] = list(self.server_state.connections)
-        say(f"armllm: closing {len(left)} connections whose clients neither send nor read")
-        for connection in left:
+            unread = [one for one in self._connections() if one.flow.write_paused]
+            for one in unread:
+                behind[one] += LOOK_EVERY
+            self._close([one for one in unread if behind[one] >= PATIENCE])
+        self._close(self._connections())
+
+    def _connections(self) -> list[Any]:
+        return list(self.server_state.connections)
+
+    @staticmethod
+    def _close(connections: list[Any]) -> None:
+        if connections:
+            say(f"armllm: closing {len(connections)} connections whose clients neither send nor read")
+        for connection in connections:
             connection.transport.abort()
 
 

@@ -120,13 +120,13 @@ def served(serving):
 
 
 class Process:
-    """``armllm serve`` as a process of its own."""
+    """``armllm serve``, or another command, as a process of its own."""
 
-    def __init__(self, arguments, code=None, **environment):
-        command = [sys.executable, "-m", "armllm"] if code is None else [sys.executable, "-c", code]
+    def __init__(self, arguments, code=None, command="serve", **environment):
+        program = [sys.executable, "-m", "armllm"] if code is None else [sys.executable, "-c", code]
         self.lines = []
         self.popen = subprocess.Popen(
-            [*command, "serve", *map(str, arguments)],
+            [*program, command, *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -168,7 +168,7 @@ class Process:
 
 @pytest.fixture
 def start():
-    """start(*arguments): `armllm serve` in a process, which is gone after the test."""
+    """start(*arguments, command="serve"): `armllm` in a process, which is gone after the test."""
     processes = []
 
     def start(*arguments, **options):
