@@ -3,6 +3,8 @@
 import struct
 import zipfile
 
+from packaging.tags import parse_tag
+
 from armbuild.wheel.repair import record_of
 
 MACHINES = {"aarch64": 183, "x86_64": 62, "arm": 40}
@@ -37,8 +39,7 @@ def write(
     distribution, version, *tag = name.removesuffix(".whl").split("-")
     stated = inside or (distribution, version)
     info = f"{stated[0]}-{stated[1]}.dist-info"
-    python, abi, platforms = tag[-3:]
-    tags = tags or [f"{python}-{abi}-{platform}" for platform in platforms.split(".")]
+    tags = tags or sorted(map(str, parse_tag("-".join(tag[-3:]))))
     metadata = f"Metadata-Version: 2.4\nName: {stated[0]}\nVersion: {stated[1]}\n{metadata}\ntext\n"
     content = {
         "thing/_core.cpython-311-aarch64-linux-gnu.so": elf(),

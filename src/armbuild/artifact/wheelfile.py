@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
 
 EXTENSION = re.compile(
-    r"\.(?:cpython-(?P<digits>\d+t?)-(?P<triplet>[^.]+)|(?P<abi3>abi3)|pypy\d+-[^.]+)\.so$"
+    r"\.(?:(?:cpython-(?P<digits>\d+t?)|(?P<stable>abi3t?))(?:-(?P<triplet>[^.]+))?|pypy\d+-[^.]+)\.so$"
 )
 _MODULE = re.compile(
     r"(?:[^/]+\.data/(?:plat|pure)lib/)?(?P<module>\w+(?:/\w+)*)(?:\.(?:cpython-|abi3)[^./]*)?\.so"
 )
+STABLE_ABIS = frozenset({"abi3", "abi3t"})
+"""Python's stable ABIs, with and without the global lock (PEP 384, PEP 803)."""
 TRIPLETS = ("aarch64-linux-gnu", "aarch64-linux-musl")
 _GNU_FOR_MUSL = ("36", "37", "38", "39", "310")
 """Pythons that name their extensions for GNU's C library where they have musl."""
@@ -135,23 +137,24 @@ class WheelFile:
 
     @property
     def is_free_threaded(self) -> bool:
-        """Whether the wheel is for a CPython without the global lock (PEP 703)."""
-        return all(re.fullmatch(r"cp3\d+t", tag) for tag in self.abis)
+        """Whether the wheel is only for CPythons without the global lock (PEP 703, PEP 803)."""
+        return all(re.fullmatch(r"cp3\d+t|abi3t", tag) for tag in self.abis)
 
     @property
     def is_stable_abi(self) -> bool:
-        """Whether the wheel keeps to the stable ABI (abi3), and so serves later Pythons too."""
-        return "abi3" in self.abis
+        """Whether the wheel keeps to a stable ABI (abi3, abi3t), and so serves later Pythons too."""
+        return not STABLE_ABIS.isdisjoint(self.abis)
 
     def serves(self, version: str) -> bool:
         """Return whether CPython ``version`` ("3.11", "3.14t") may install it on AArch64."""
         free = version.endswith("t")
-        if self.abis != {"none"} and free != self.is_free_threaded:
+        if self.abis != {"none"} and all(abi.endswith("t") != free for abi in self.abis):
             return False
         minor = int(version.partition(".")[2].removesuffix("t"))
+        stable = ("abi3t" if free else "abi3") in self.abis
         return any(
             tag in ("py3", f"py3{minor}", f"cp3{minor}")
-            or (self.is_stable_abi and re.fullmatch(r"cp3\d+", tag) and int(tag[3:]) <= minor)
+            or (stable and re.fullmatch(r"cp3\d+", tag) and int(tag[3:]) <= minor)
             or (self.abis == {"none"} and re.fullmatch(r"(?:py|cp)3\d+", tag) and int(tag[3:]) <= minor)
             for tag in self.pythons
         )

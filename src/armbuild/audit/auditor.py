@@ -122,6 +122,7 @@ class _Run:
         if is_wheel:
             if self.wheel:
                 self.errors.extend(wheel.check_metadata(self.wheel, self.contents))
+                self.errors.extend(wheel.unloadable(self.wheel, self.contents))
                 self.variant_floor, problems = wheel.variant_floor(self.wheel, self.contents)
                 self.errors.extend(problems)
             self.errors.extend(wheel.check_record(self.contents))

@@ -1,7 +1,8 @@
 """Whether an extension for Python's stable ABI keeps to it: what it imports of the interpreter.
 
 The rules are those of PEP 384 and of CPython's Misc/stable_abi.toml: a wheel ``cp38-abi3`` may import what
-the limited API had in Python 3.8, and nothing else of the interpreter. The table is abi3info's.
+the limited API had in Python 3.8, and nothing else of the interpreter. The table is abi3info's. In ``abi3t``,
+for Pythons without the global lock, the structures of objects and of PyModuleDef are opaque (PEP 803).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from elftools.elf.sections import SymbolTableSection
 
 from armbuild.artifact import elffile
+from armbuild.artifact.wheelfile import EXTENSION, STABLE_ABIS
 from armbuild.audit.elf import BrokenElf
 from armbuild.errors import packages_of
 
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 
     from armbuild.artifact.wheelfile import FileName
 
-SUFFIX = ".abi3.so"
 _SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
 _MOST_SYMBOLS = 200_000
+_OPAQUE = frozenset({"PyModuleDef_Init", "PyModule_Create2", "PyModule_FromDefAndSpec2", "_Py_Dealloc"})
+"""What only code imports that knows the structures: of PyModuleDef, and of objects, to count references."""
 
 
 def check(name: str, path: Path, wheel: FileName | None) -> tuple[list[str], list[str]]:
@@ -31,14 +34,19 @@ def check(name: str, path: Path, wheel: FileName | None) -> tuple[list[str], lis
     A wheel's abi3 tag is a promise, and breaking it an error. The suffix alone, in a wheel for one Python,
     promises to nobody: that is a warning.
     """
-    promised = [tag.interpreter for tag in wheel.tags if tag.abi == "abi3"] if wheel else []
-    if not (promised or name.endswith(SUFFIX)) or ".cpython-" in name:
+    promised = [tag for tag in wheel.tags if tag.abi in STABLE_ABIS] if wheel else []
+    suffix = EXTENSION.search(name)
+    stable = suffix["stable"] if suffix else None
+    if not (promised or stable) or (suffix and suffix["digits"]):
         return [], []
     imported = _imported(path)
     if not imported:
         return [], []
-    versions = [int(tag[3:]) for tag in promised if re.fullmatch(r"cp3\d+", tag)]
+    versions = [int(tag.interpreter[3:]) for tag in promised if re.fullmatch(r"cp3\d+", tag.interpreter)]
     found = _violations(name, imported, min(versions, default=None))
+    free = stable == "abi3t" or (stable is None and any(tag.abi == "abi3t" for tag in promised))
+    if free and (opaque := sorted(imported & _OPAQUE)):
+        found.append(f"{name}: not in abi3t, whose structures are opaque: {_some(opaque)}")
     return (found, []) if promised else ([], found)
 
 

@@ -30,7 +30,7 @@ _IFUNC = 10
 _WORD = 8
 # CPython, Include/moduleobject.h: the place of PyModuleDef's slots, and the one whose function fills a module
 _SLOTS, _EXEC = 72, 2
-_MODULE = re.compile(rb"\0(PyInit_)")
+_MODULE = re.compile(rb"\0(Py(?:Init|ModExport)_)")
 # Bounds the time for one file; libtorch_cpu.so, the largest known, needs half.
 _MAX_FUNCTIONS = 20_000
 _MAX_WORDS = 2_000_000

@@ -23,6 +23,8 @@ from armisa.tables import key
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from packaging.tags import Tag
+
     from armbuild.artifact.wheelfile import FileName
 
 # Of RECORD, in which a row has a path, a hash and a size.
@@ -31,8 +33,11 @@ _MAX_LINE = 128 << 10
 # What pip's and uv's RECORD readers accept (packaging.python.org, "Recording installed projects").
 _HASHES = {"sha256", "sha384", "sha512"}
 _EXTENSION = re.compile(
-    r"\.(?:(?P<implementation>cpython|pypy|graalpy)-?(?P<python>\d+t?)[a-z0-9_]*-(?P<platform>[a-z0-9_]+(?:-[a-z0-9_]+)*)|(?P<abi3>abi3))\.so$"
+    r"\.(?:(?P<implementation>cpython|pypy|graalpy)-?(?P<python>\d+t?)[a-z0-9_]*|(?P<stable>abi3t?))"
+    r"(?:-(?P<platform>[a-z0-9_]+(?:-[a-z0-9_]+)*))?\.so$"
 )
+_ABI3T = 15
+"""The Python 3 that first imports files called ``.abi3t.so``, or stable ABIs with a platform (PEP 803)."""
 
 
 @dataclass(kw_only=True)
@@ -85,11 +90,15 @@ _CALLED = {"i686": "i386", "ppc64le": "powerpc64le", "armv7l": "arm"}
 def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | None:
     """Return what is wrong with an extension module's suffix here, None when nothing is."""
     match = _EXTENSION.search(name)
-    if match is None or match["abi3"]:
+    if match is None or not (match["stable"] or match["platform"]):
         return None
+    if match["platform"] and not match["platform"].startswith(_CALLED.get(machine, machine) + "-"):
+        return f"the suffix {match[0]} belongs to another machine than the file's {machine}"
+    return _of_stable_abi(match[0], wheel) if match["stable"] else _of_one_python(match, wheel)
+
+
+def _of_one_python(match: re.Match[str], wheel: FileName | None) -> str | None:
     suffix = match[0]
-    if not match["platform"].startswith(_CALLED.get(machine, machine) + "-"):
-        return f"the suffix {suffix} belongs to another machine than the file's {machine}"
     python = f"cp{match['python']}" if match["implementation"] == "cpython" else None
     if (
         wheel
@@ -103,6 +112,34 @@ def extension_problem(name: str, machine: str, wheel: FileName | None) -> str | 
     if wheel and python and python.endswith("t") != any(tag.abi.endswith("t") for tag in wheel.tags):
         return f"the suffix {suffix} and the wheel's tag disagree on free threading"
     return None
+
+
+def _of_stable_abi(suffix: str, wheel: FileName | None) -> str | None:
+    oldest = min((int(tag.interpreter[3:]) for tag in _cpythons(wheel)), default=_ABI3T)
+    if suffix != ".abi3.so" and oldest < _ABI3T:
+        return f"Python 3.{oldest} of the wheel's tag does not import {suffix}, 3.{_ABI3T} is the first"
+    return None
+
+
+def _cpythons(wheel: FileName | None) -> list[Tag]:
+    """Return the tags that name a CPython 3."""
+    return [tag for tag in (wheel.tags if wheel else ()) if re.fullmatch(r"cp3\d+", tag.interpreter)]
+
+
+def unloadable(wheel: FileName, contents: Contents) -> list[str]:
+    """Return the extensions that Pythons of the tag ``abi3t`` do not import."""
+    if not any(tag.abi == "abi3t" for tag in wheel.tags):
+        return []
+    modules: dict[str, set[str]] = {}
+    for name in contents.sizes:
+        match = _EXTENSION.search(name)
+        stem = name[: match.start()] if match else name.removesuffix(".so")
+        modules.setdefault(stem, set()).add(match["stable"] if match and match["stable"] else "any")
+    return [
+        f"{stem}.abi3.so: the tag abi3t is for Pythons without the global lock, which import .abi3t.so"
+        for stem, suffixes in sorted(modules.items())
+        if suffixes == {"abi3"}
+    ]
 
 
 def check_metadata(wheel: FileName, contents: Contents) -> list[str]:

@@ -148,6 +148,16 @@ def test_free_threaded_and_ordinary_extensions_are_kept_apart(tmp_path):
     stable = wheelfile.read(wheels.write(tmp_path, "thing-1.0-cp310-abi3-linux_aarch64.whl"))
     assert stable.serves("3.14")
     assert not stable.serves("3.14t")
+    both = wheelfile.read(wheels.write(tmp_path, "thing-1.0-cp315-abi3.abi3t-linux_aarch64.whl"))
+    only = wheelfile.read(wheels.write(tmp_path, "thing-1.0-cp315-abi3t-linux_aarch64.whl"))
+    assert [both.serves(version) for version in ("3.14", "3.15", "3.15t", "3.16t")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert [only.serves(version) for version in ("3.15", "3.14t", "3.15t")] == [False, False, True]
+    assert (both.python, both.is_free_threaded, only.is_free_threaded) == (None, False, True)
     anywhere = wheelfile.read(wheels.write(tmp_path, "thing-1.0-py3-none-linux_aarch64.whl"))
     assert anywhere.serves("3.14t")
 
@@ -189,7 +199,12 @@ def test_a_suffix_for_the_other_c_library_is_never_imported(tmp_path, suffix, ta
 
 
 def test_extension_modules_are_named_as_they_are_imported(tmp_path):
-    names = ("a/_x.abi3.so", "a/b/plain.so", "thing-1.0.data/platlib/top.cpython-311-aarch64-linux-gnu.so")
+    names = (
+        "a/_x.abi3.so",
+        "a/_y.abi3t-aarch64-linux-gnu.so",
+        "a/b/plain.so",
+        "thing-1.0.data/platlib/top.cpython-311-aarch64-linux-gnu.so",
+    )
     files = {name: wheels.elf() for name in (*names, "thing.libs/libz-1.so.1")}
     path = wheels.write(tmp_path, files=files)
-    assert wheelfile.extension_modules(path) == ["a._x", "a.b.plain", "thing._core", "top"]
+    assert wheelfile.extension_modules(path) == ["a._x", "a._y", "a.b.plain", "thing._core", "top"]

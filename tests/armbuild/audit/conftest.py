@@ -12,6 +12,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.tags import parse_tag
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,9 +118,8 @@ def make_wheel(
     content[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: {inner_name or name}\nVersion: {version}\n".encode()
     )
-    content[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {inner_tag or tag}\n".encode()
-    )
+    tags = "".join(f"Tag: {line}\n" for line in sorted(map(str, parse_tag(inner_tag or tag))))
+    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n{tags}".encode()
     rows = [
         [
             entry,

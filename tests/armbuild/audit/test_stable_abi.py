@@ -62,3 +62,38 @@ def test_an_extension_for_one_python_may_import_anything(wheel, importing):
     report = audit_path(wheel({name: importing("_PyLong_Sign")}))
     assert report.errors == ()
     assert not [warning for warning in report.warnings if "ABI" in warning]
+
+
+BOTH = "cp315-abi3.abi3t-manylinux_2_28_aarch64"
+
+
+def test_a_wheel_for_both_stable_abis_passes(wheel, importing):
+    """PEP 803: .abi3t.so is imported with and without the global lock."""
+    content = importing("PyModule_FromSlotsAndSpec", "PyLong_FromLong", "_Py_DecRef")
+    for name in ("x.abi3t.so", "x.abi3t-aarch64-linux-gnu.so", "x.so"):
+        assert audit_path(wheel({f"demo/{name}": content}, tag=BOTH)).errors == ()
+    files = {"demo/x.abi3.so": importing("PyModuleDef_Init"), "demo/x.abi3t.so": content}
+    assert audit_path(wheel(files, tag=BOTH)).errors == ()
+
+
+def test_code_that_knows_the_structures_is_not_for_abi3t(wheel, importing):
+    content = importing("PyModuleDef_Init", "_Py_Dealloc", "PyLong_FromLong")
+    error = "demo/x.abi3t.so: not in abi3t, whose structures are opaque: PyModuleDef_Init, _Py_Dealloc"
+    assert error in audit_path(wheel({"demo/x.abi3t.so": content}, tag=BOTH)).errors
+    alone = audit_path(wheel({"demo/x.abi3t.so": content}, tag=TAG.replace("38-abi3", "315-cp315")))
+    assert error in alone.warnings
+    assert audit_path(wheel({"demo/x.so": content}, tag=TAG.replace("38", "315"))).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "problem"),
+    [
+        ("x.abi3.so", BOTH, "the tag abi3t is for Pythons without the global lock"),
+        ("x.abi3t.so", TAG, "Python 3.8 of the wheel's tag does not import .abi3t.so"),
+        ("x.abi3-aarch64-linux-gnu.so", TAG, "Python 3.8 of the wheel's tag does not import"),
+        ("x.abi3t-x86_64-linux-gnu.so", BOTH, "belongs to another machine"),
+    ],
+)
+def test_a_file_that_a_python_of_the_tag_does_not_import_is_an_error(wheel, importing, name, tag, problem):
+    report = audit_path(wheel({f"demo/{name}": importing("PyLong_FromLong")}, tag=tag))
+    assert any(problem in error for error in report.errors), report.errors
