@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
+import stat
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from armbuild.host import cache
 from armbuild.target import debian, qemu
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 SUITES = ("bookworm", "trixie")
@@ -21,6 +23,13 @@ ISOLATED = (
     "--die-with-parent", "--new-session", "--cap-drop", "ALL",
 )  # fmt: skip
 """What every sandbox has: namespaces but for the network's, and no rights, although root should start it."""
+
+
+CORES = "--core=1"
+"""What prlimit says in front: no core file, and no program of the machine that gets one through a pipe.
+
+Such a program runs as root outside, and a limit of 0 does not keep the kernel from starting it (core(5)).
+"""
 
 
 def find(*, instead: str, mirror: str | None = None) -> tuple[str, ...]:
@@ -40,7 +49,35 @@ def find(*, instead: str, mirror: str | None = None) -> tuple[str, ...]:
             raise MissingError(f"no sandbox: {reason}; {str(error).splitlines()[0]}\n  {advice}") from error
         if reason := _refusal(command):
             raise MissingError(f"this machine allows no sandbox: {reason}\n  {instead}")
-    return command
+    limiting = shutil.which("prlimit")
+    if limiting is None:
+        raise MissingError(f"no sandbox: prlimit is not there: apt-get install util-linux\n  {instead}")
+    return (limiting, CORES, "--", *command)
+
+
+def devices(paths: Iterable[Path], work: Path, *, instead: str) -> Iterator[str]:
+    """Yield the options that show ``paths`` of /dev, as copies in ``work`` where the caller owns them.
+
+    A program that is the same user could change the mode of a device outside. Raises MissingError where none
+    can be made.
+    """
+    for path in paths:
+        found = path.stat()
+        shown = path
+        if found.st_uid == os.geteuid():
+            shown = work / f"device-{path.name}"
+            try:
+                shown.unlink(missing_ok=True)
+                os.mknod(shown, stat.S_IFCHR, found.st_rdev)
+                shown.chmod(stat.S_IMODE(found.st_mode))
+                if path.name != "tty":  # which cannot be opened without a terminal
+                    shown.open("rb").close()  # nor can any on a file system without devices
+            except OSError as error:
+                raise MissingError(
+                    f"no sandbox: {path} is yours, and {work} takes no copy of it: {error.strerror}"
+                    f"\n  {instead}"
+                ) from error
+        yield from ("--dev-bind", str(shown), str(path))
 
 
 def _refusal(command: Sequence[str]) -> str:

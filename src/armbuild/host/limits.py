@@ -9,9 +9,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from armbuild.host import family
 from armbuild.host.download import MAX_BYTES, MAX_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LOOK_EVERY = 0.5  # seconds
 
@@ -25,6 +29,10 @@ class Limits:
     """Of one file."""
     written_bytes: int = 4 * MAX_BYTES
     """Of all files: what was downloaded, and what came out of it."""
+    processes: int | None = None
+    """All at once. RLIMIT_NPROC does not hold for root."""
+    left: float = 0.0
+    """The part of the machine's memory that must stay available."""
 
     def wait(self, child: subprocess.Popen[bytes]) -> str:
         """Wait for the end of ``child``; return why it must not go on, empty when it has ended by itself."""
@@ -38,8 +46,18 @@ class Limits:
                 return f"a file of more than {_size(self.file_bytes)}" if too_large else ""
             if time.monotonic() > deadline:
                 return f"it took more than {self.seconds:.0f} s"
-            if _written(child.pid) > self.written_bytes:
-                return f"it wrote more than {_size(self.written_bytes)}"
+            if reason := self._excess(child.pid):
+                return reason
+
+    def _excess(self, leader: int) -> str:
+        family_now = family.members([leader])
+        if self.processes is not None and len(family_now) > self.processes:
+            return f"it had more than {self.processes} processes"
+        if _written(family_now) > self.written_bytes:
+            return f"it wrote more than {_size(self.written_bytes)}"
+        if self.left and _available() < self.left:
+            return f"it left less than {self.left:.0%} of this machine's memory to others"
+        return ""
 
 
 DOWNLOAD = Limits()
@@ -48,13 +66,24 @@ BUILD = Limits(seconds=4 * MAX_SECONDS)
 IMAGE = Limits(file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES)
 
 
-def _written(leader: int) -> int:
-    """Return the bytes that a process and its descendants wrote (proc_pid_io(5)).
+STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, left=0.03)
+"""Of an image's program."""
+
+
+def _available() -> float:
+    """Return the part of the machine's memory that is available (proc_meminfo(5)), cached files included."""
+    with Path("/proc/meminfo").open() as file:
+        found = {name: int(value.split()[0]) for name, value in (line.split(":") for line in file)}
+    return found["MemAvailable"] / found["MemTotal"]
+
+
+def _written(processes: Iterable[int]) -> int:
+    """Return the bytes that these processes wrote (proc_pid_io(5)).
 
     The kernel adds those of a process that has ended to its parent's.
     """
     total = 0
-    for process in family.members([leader]):
+    for process in processes:
         with contextlib.suppress(OSError):  # it has ended by now, or is another user's
             fields = Path(f"/proc/{process}/io").read_text().split()
             total += int(fields[fields.index("wchar:") + 1])

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -189,17 +190,22 @@ def start(
     env: Mapping[str, str] | None = None,
     timeout: float,
     what: str,
+    limits: Limits | None = None,
 ) -> Running:
     """Start ``command`` beside others and return it.
 
     Its standard output goes to ``output``, its standard error to ``log``. After ``timeout`` seconds it is
-    killed, once somebody polls it. ``stop_all`` ends it when it is no longer wanted.
+    killed, once somebody polls it; when it exceeds ``limits``, at once. ``stop_all`` ends it when it is no
+    longer wanted.
     """
     arguments = [os.fspath(part) for part in command]
     with output.open("wb") as stdout, log.open("ab") as stderr:
         _write_header(stderr, arguments)
         child = _spawn(arguments, what=what, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
-    return Running(child, log, timeout)
+    running = Running(child, log, timeout)
+    if limits:
+        threading.Thread(target=running.watch, args=[limits], daemon=True).start()
+    return running
 
 
 class Running:
@@ -208,6 +214,15 @@ class Running:
     def __init__(self, child: subprocess.Popen[bytes], log: Path, timeout: float) -> None:
         self._child, self._log, self._timeout = child, log, timeout
         self._deadline = time.monotonic() + timeout
+        self.excess = ""
+        """Why it was ended, where it exceeded its limits."""
+
+    def watch(self, limits: Limits) -> None:
+        """Wait for its end, and end it when it exceeds ``limits``."""
+        if excess := limits.wait(self._child):
+            self.excess = excess
+            self._child.kill()  # what a sandbox holds ends with it, faster than it could start more
+            _kill_group(self._child)
 
     def poll(self) -> int | None:
         """Return its exit status, None while it runs; past its time it is killed."""

@@ -67,12 +67,15 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
+NUMBER, ARCHITECTURE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32
 CLONE, IOCTL, SOCKET, SOCKETPAIR, CLONE3 = (56, 220), (16, 29), (41, 198), (53, 199), (435, 435)
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET (linux/sched.h)
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: text for the shell outside (asm-generic/ioctls.h)
+CHANGES_OF_MODE = ((90, None, SECOND), (91, 52, SECOND), (268, 53, THIRD), (452, 452, THIRD))
+"""chmod, fchmod, fchmodat, fchmodat2, and where their mode is: output goes to a file of the caller."""
+SET_USER, SET_GROUP = 0o4000, 0o2000
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, INET, INET6, NETLINK; AF_VSOCK and others know no network namespace
 X32 = 0x40000000  # x86-64's second table of calls
-NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24
 # BPF_LD|W|ABS, JMP|JEQ|K, JMP|JGE|K, JMP|JSET|K, RET|K
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 Instruction = tuple[int, int, int, int]
@@ -80,8 +83,11 @@ Instruction = tuple[int, int, int, int]
 _ALLOW, _KILL = (_RETURN, 0, 0, 0x7FFF0000), (_RETURN, 0, 0, 0x80000000)
 
 
-def program(machine: str) -> bytes:
-    """Return the filter for ``machine`` (as ``platform.machine()`` says); MissingError for an unknown one."""
+def program(machine: str, *, modes: int = SET_USER | SET_GROUP) -> bytes:
+    """Return the filter for ``machine`` (as ``platform.machine()`` says); MissingError for an unknown one.
+
+    No file gets a bit of ``modes``.
+    """
     if machine not in ARCHITECTURES:
         raise MissingError(f"there is no filter of system calls for {machine}, which a sandbox needs")
     column = 0 if machine == "x86_64" else 1
@@ -101,6 +107,10 @@ def program(machine: str) -> bytes:
     sends, console = TERMINAL_INPUT
     request = (_LOAD, 0, 0, SECOND), (_EQUAL, 1, 0, sends), (_EQUAL, 0, 1, console)
     code += _call(IOCTL[column], *request, _error(errno.EPERM), _ALLOW)
+    for changing in CHANGES_OF_MODE:
+        if (number := changing[column]) is not None:
+            mode = (_LOAD, 0, 0, changing[2]), (_ANY_BIT, 0, 1, modes)
+            code += _call(number, *mode, _error(errno.EPERM), _ALLOW)
     family = [(_EQUAL, len(FAMILIES) - index, 0, known) for index, known in enumerate(FAMILIES)]
     for call in (SOCKET, SOCKETPAIR):
         code += _call(call[column], (_LOAD, 0, 0, FIRST), *family, _error(errno.EAFNOSUPPORT))

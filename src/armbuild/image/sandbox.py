@@ -36,13 +36,18 @@ EMULATOR = "/dev/qemu-aarch64"
 PASSWD_LIMIT = 1 << 20
 INITS = ("tini", "tini-static", "dumb-init", "catatonit")
 MOUNTED = ("proc", "dev", "sys", "tmp")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
 SHOWN = ("/sys/devices/system", "/sys/fs/cgroup")
 """Of this machine, read-only: the processors, and what a cgroup lets them use."""
 SCRATCH = 1 << 30  # bytes of /tmp and of /dev/shm, which are memory
-LIMITS = ("--core=0", "--nofile=4096", "--nproc=4096", f"--fsize={1 << 30}")
-# prlimit, then bwrap, with the filter and the file that gets the first process's number as descriptors
-ENTER = 'filter=$1 info=$2; shift 2; exec "$@" 8<"$filter" 9>"$info"'
+LIMITS = ("--nofile=4096", "--nproc=4096", f"--fsize={1 << 30}")
+# prlimit, then bwrap, with the filter and the file that gets the first process's number as descriptors. Where
+# memory runs out, the kernel ends these programs before the machine's; they cannot write to /proc.
+ENTER = """
+filter=$1 info=$2; shift 2
+echo 1000 >/proc/self/oom_score_adj
+exec "$@" 8<"$filter" 9>"$info"
+"""
 DIAL = """
 import socket, sys
 with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as found:
@@ -61,6 +66,8 @@ class Sandbox:
     """None on the image's own machine."""
     bwrap: tuple[str, ...]
     """Begins its command line."""
+    devices: tuple[str, ...]
+    """Options that show them."""
     work: Path
     """A folder for the filter and for the messages of bwrap."""
 
@@ -115,14 +122,13 @@ class Sandbox:
         user = ["--uid", str(self.user), "--gid", str(self.group)]
         size = ["--size", str(SCRATCH), "--perms", "1777", "--tmpfs"]
         shown = [part for path in SHOWN for part in ("--ro-bind-try", path, path)]
-        devices = [part for name in DEVICES for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]
         emulator = ["--ro-bind", str(self.emulator), EMULATOR] if self.emulator else []
         # root, although without rights, owns the kernel's settings in /proc
         return [
             *user, "--ro-bind", str(self.root), "/", "--proc", "/proc", "--remount-ro", "/proc",
             *size, "/tmp",  # noqa: S108 - the image's own
             "--tmpfs", "/sys", *shown, "--remount-ro", "/sys",
-            "--tmpfs", "/dev", *devices, *emulator, "--symlink", "/proc/self/fd", "/dev/fd",
+            "--tmpfs", "/dev", *self.devices, *emulator, "--symlink", "/proc/self/fd", "/dev/fd",
             *size, "/dev/shm", "--remount-ro", "/dev", "--chdir", "/",  # noqa: S108
         ]  # fmt: skip
 
@@ -183,9 +189,8 @@ def make(root: Path, user: str, emulator: Path | None, work: Path, *, mirror: st
     """
     program = seccomp.program(platform.machine())
     bwrap = bubblewrap.find(instead=INSTEAD, mirror=mirror)
-    for tool in ("nsenter", "prlimit"):
-        if shutil.which(tool) is None:
-            raise MissingError(f"{tool} is not there: apt-get install util-linux\n  {INSTEAD}")
+    if shutil.which("nsenter") is None:
+        raise MissingError(f"nsenter is not there: apt-get install util-linux\n  {INSTEAD}")
     (work / "filter").write_bytes(program)
     for name in MOUNTED:  # a link would lead the mount elsewhere
         place = root / name
@@ -193,7 +198,16 @@ def make(root: Path, user: str, emulator: Path | None, work: Path, *, mirror: st
             place.unlink(missing_ok=True)
             place.mkdir()
     number, group = _ids(root, user)
-    return Sandbox(root=root, user=number, group=group, emulator=emulator, bwrap=bwrap, work=work)
+    devices = tuple(bubblewrap.devices(DEVICES, work, instead=INSTEAD))
+    return Sandbox(
+        root=root,
+        user=number,
+        group=group,
+        emulator=emulator,
+        bwrap=bwrap,
+        devices=devices,
+        work=work,
+    )
 
 
 def make_unprotected(root: Path, emulator: Path | None) -> Unprotected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import archives
 from armbuild.errors import ArmbuildError, CheckFailed, MissingError, UsageError
-from armbuild.host import process
+from armbuild.host import limits, process
 from armbuild.image import contained, reader, sandbox, unpack
 from armbuild.image.client import NONSENSE, Client, free_port
 from armbuild.target import qemu
@@ -29,7 +30,8 @@ READY_SECONDS = 600.0
 END_SECONDS = 60.0
 CHARACTERS = 80
 """Characters of the known text that the tokens must give at least."""
-TIMEOUT = 1800.0
+TIMEOUT = limits.STRANGER.seconds
+HEALTH = dataclasses.replace(limits.STRANGER, seconds=120.0)
 PASSAGES, PASSAGES_LIMIT = "passages.json", 1 << 20
 LOG_LIMIT = 1 << 20
 
@@ -176,6 +178,7 @@ class _Run:
         self.cpu, self.box, self.config, self.model = cpu, box, config, model
         self.log = work / f"image-{cpu.name}.log"
         self.measured: dict[str, float] = {}
+        self.server: process.Running | None = None
         self.port = free_port()
         own = dict(item.partition("=")[::2] for item in config.get("Env") or [])
         emulated = {"OMP_NUM_THREADS": "2", **wheel_smoke.EMULATED} if cpu.model else {}
@@ -187,7 +190,8 @@ class _Run:
         try:
             self._serve()
         except CheckFailed as error:
-            reason = str(error)
+            excess = self.server.excess if self.server else ""
+            reason = f"ended, because {excess}" if excess else str(error)
         finally:
             process.stop_all()
         return Result(
@@ -245,8 +249,15 @@ class _Run:
         start = time.monotonic()
         output = self.log.with_suffix(".out")
         server = process.start(
-            command, output=output, log=self.log, env=outer, timeout=TIMEOUT, what="the image"
+            command,
+            output=output,
+            log=self.log,
+            env=outer,
+            timeout=TIMEOUT,
+            what="the image",
+            limits=limits.STRANGER,
         )
+        self.server = server
         while not client.healthy():
             if (status := server.poll()) is not None:
                 raise CheckFailed(self._why_it_ended(status))
@@ -264,7 +275,8 @@ class _Run:
         environment = {**self.environment, "ARMLLM_HEALTH_ADDRESS": str(self.port)}
         command, outer = self.box.command(test[1:], environment, self.cpu.model)
         try:
-            process.run(command, log=self.log.with_suffix(".health"), what="the health check", env=outer)
+            log = self.log.with_suffix(".health")
+            process.run(command, log=log, what="the health check", env=outer, limits=HEALTH)
         except ArmbuildError as error:
             raise CheckFailed(f"the server is healthy, but the image says no: {error}") from error
 

@@ -42,6 +42,8 @@ PASSED_PREFIXES = ("LC_", "SETUPTOOLS_SCM_PRETEND_VERSION", "SKBUILD_")
 ANSWER = "output.json"
 """What pyproject_hooks reads of a hook."""
 LARGEST_ANSWER = 1 << 20
+DEVICES = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom", "tty"))
+"""What bwrap shows of this machine."""
 ENTER = 'filter=$1; shift; exec "$@" 8<"$filter"'
 GIT_SETTINGS = r"^(core\.(repositoryformatversion|filemode|bare)|extensions\..*)$"
 """What git must know to read a repository. Its other settings may hold passwords, and name programs."""
@@ -54,6 +56,8 @@ class Sandbox:
     bwrap: tuple[str, ...]
     work: Path
     """A private folder for the filter, /tmp, and what is shown in place of the caller's files."""
+    devices: tuple[str, ...]
+    """Options that show some in place of the machine's."""
     readable: tuple[Path, ...]
     writable: tuple[Path, ...]
 
@@ -75,7 +79,7 @@ class Sandbox:
         return [
             "/bin/sh", "-c", ENTER, "sh", str(self.work / "sandbox-filter"), *self.bwrap,
             *bubblewrap.ISOLATED, "--unshare-net", *_system(), "--proc", "/proc", "--remount-ro", "/proc",
-            "--dev", "/dev",
+            "--dev", "/dev", *self.devices,
             "--bind", scratch, "/tmp", "--dir", "/tmp/home",  # noqa: S108 - the sandbox's own
             *places, *self._history(), "--remount-ro", "/", "--chdir", str(cwd), "--seccomp", "8", "--",
             *map(str, program),
@@ -103,11 +107,15 @@ def make(work: Path, *, readable: Iterable[Path], writable: Iterable[Path], mirr
 
     Raises MissingError, with the reason, where this machine has none.
     """
-    program = seccomp.program(platform.machine())
+    # a program of the caller with this bit would give his rights to whoever runs it; folders have the group's
+    program = seccomp.program(platform.machine(), modes=seccomp.SET_USER)
     bwrap = bubblewrap.find(instead=INSTEAD, mirror=mirror)
     (work / "sandbox-filter").write_bytes(program)
     parts = (cache.root() / name for name in CACHE_PARTS)
-    return Sandbox(bwrap=bwrap, work=work, readable=(*parts, *readable), writable=tuple(writable))
+    devices = tuple(bubblewrap.devices(DEVICES, work, instead=INSTEAD))
+    return Sandbox(
+        bwrap=bwrap, work=work, devices=devices, readable=(*parts, *readable), writable=tuple(writable)
+    )
 
 
 def interpreters(*executables: Path) -> Iterator[Path]:

@@ -1,5 +1,6 @@
 """A program that downloads without an end is ended, with all that it started."""
 
+import time
 import zipfile
 
 import pytest
@@ -63,3 +64,30 @@ def test_uv_does_not_unpack_more_than_a_download_may_have(tmp_path, monkeypatch)
     (tmp_path / "packed").replace(wheel)
     with pytest.raises(MissingError, match="a file of more than 20971520 bytes"):
         target_packages.install([wheel], "3.11", tmp_path / "site", log=tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("script", "values", "reason"),
+    [
+        (
+            "for i in 1 2 3 4 5 6 7 8; do sleep 600 & done; wait",
+            {"processes": 5},
+            "it had more than 5 processes",
+        ),
+        ("sleep 600", {"left": 1.0}, "it left less than 100% of this machine's memory to others"),
+    ],
+)
+def test_a_program_beside_others_is_ended_without_being_polled(tmp_path, script, values, reason):
+    running = process.start(
+        ["sh", "-c", script],
+        cwd=tmp_path,
+        output=tmp_path / "out",
+        log=tmp_path / "log",
+        timeout=60,
+        what="it",
+        limits=limits.Limits(**values),
+    )
+    while list(process._working_in(tmp_path)):
+        time.sleep(0.02)
+    assert running.excess == reason
+    assert running.poll() is not None

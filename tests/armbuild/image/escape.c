@@ -154,6 +154,11 @@ static int becomes_another(void) {
 int main(int count, char **words) {
     if (count == 2 && !strcmp(words[1], "who"))  // the program has a set-user-id bit
         return geteuid() != getuid() || getegid() != getgid();
+    if (count == 2 && !strcmp(words[1], "bomb")) {
+        for (int left = 3000; left && fork(); left--)
+            ;
+        return pause();
+    }
     int outside = count > 1 ? atoi(words[1]) : 0, port = count > 2 ? atoi(words[2]) : 0;
     struct rlimit limit;
     printf("ready %d %d\n", (int)getuid(), (int)getgid());
@@ -188,7 +193,7 @@ int main(int count, char **words) {
     way("shared memory", count > 4 && shmget(atoi(words[4]), 1, 0) >= 0);
     way("another user", setuid(getuid() ? 0 : 1) == 0 || setgid(getgid() ? 0 : 1) == 0);
     way("set-user-id", prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1);
-    way("core files", getrlimit(RLIMIT_CORE, &limit) || limit.rlim_max);
+    way("core files", getrlimit(RLIMIT_CORE, &limit) || limit.rlim_max != 1);  // 0 would not stop a pipe's program
     way("processes without end", getrlimit(RLIMIT_NPROC, &limit) || limit.rlim_max > 4096);
     way("memory without end", getrlimit(RLIMIT_DATA, &limit) || limit.rlim_max == RLIM_INFINITY);
     way("tracing", ptrace(PTRACE_ATTACH, getppid(), NULL, NULL) == 0 || errno != EPERM);

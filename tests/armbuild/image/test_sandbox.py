@@ -25,6 +25,7 @@ def box(root, **changes):
         "group": 10001,
         "emulator": Path("/q"),
         "bwrap": ("bwrap",),
+        "devices": ("--dev-bind", "/dev/null", "/dev/null"),
         "work": root.parent / "w",
     }
     return Sandbox(root=root, **{**usual, **changes})
