@@ -66,6 +66,8 @@ BUILD = Limits(seconds=4 * MAX_SECONDS)
 IMAGE = Limits(file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES)
 
 
+ENGINE = Limits(seconds=4 * MAX_SECONDS, file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES)
+"""Of what docker, podman and buildah build, load, save and push themselves, not their daemon."""
 STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, left=0.03)
 """Of an image's program."""
 

@@ -74,6 +74,7 @@ UNANSWERED = re.compile(
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
 """What apt says of a host, and why."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+QUESTION_SECONDS = 120.0
 MOST = 64 << 20
 """The most bytes that are read of a program's output, which may have no end."""
 FULL = 1 << 20  # bytes free: below this a tool that failed did so for want of space, whatever it says
@@ -166,8 +167,8 @@ def succeeds(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Return what a question such as ``git log -1`` answers, or None when it fails or is not there."""
-    with contextlib.suppress(OSError):
+    """Return what a question such as ``git log -1`` answers, None when it fails or takes long."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             [os.fspath(part) for part in command],
             cwd=cwd,
@@ -175,6 +176,7 @@ def succeeds(
             capture_output=True,
             stdin=subprocess.DEVNULL,
             check=False,
+            timeout=QUESTION_SECONDS,
         )
         if done.returncode == 0:
             return done.stdout.decode(errors="replace").strip()

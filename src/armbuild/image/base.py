@@ -67,7 +67,7 @@ def fetch(base: str, architecture: str, work: Path, log: Path) -> Path:
     platform = ("--override-os", "linux", "--override-arch", architecture)
     engines.copy(
         *platform, source, f"oci-archive:{target}", log=log,
-        what=f"--base {base} (a local archive or OCI layout needs no registry)", limits=limits.IMAGE,
+        what=f"--base {base} (a local archive or OCI layout needs no registry)", most=limits.IMAGE,
     )  # fmt: skip
     return target
 

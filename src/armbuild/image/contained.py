@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError, UsageError
-from armbuild.host import process
+from armbuild.host import limits, process
 from armbuild.host.containers import ENGINES
 from armbuild.image import reference
 from armbuild.image.client import dial
@@ -51,6 +51,10 @@ class Contained:
             *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
             f"--entrypoint={program[0]}", "--", self.image, *program[1:],
         ], dict(os.environ)  # fmt: skip
+
+    def place(self, path: Path) -> str:
+        """Return how the programs name a file of the image."""
+        return f"/{path}"
 
     def connect(self, port: int) -> socket.socket:
         """Return a connection to ``port`` of this machine, whose network the container has."""
@@ -96,7 +100,7 @@ def loaded(
     command: list[str | Path] = [engine, "load", "--input", path]
     if several and engine == "podman":
         command = [engine, "pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]
-    process.run(command, log=log, what=f"{engine} load", error=MissingError)
+    process.run(command, log=log, what=f"{engine} load", error=MissingError, limits=limits.ENGINE)
     label = f"armbuild.wheel.smoke={os.getpid()}"
     try:
         yield Contained(engine=engine, image=name, root=root, user=user, label=label)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import MissingError, UsageError
-from armbuild.host import process
+from armbuild.host import limits, process
 from armbuild.image import config, reference, root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from armbuild.host.limits import Limits
     from armbuild.image.plan import ImagePlan
 
 DOCKERFILE = "docker/Dockerfile"
@@ -88,7 +87,7 @@ def build(plan: ImagePlan, work: Path) -> dict[str, Any]:
     log = work / f"{plan.builder}.log"
     before = _working(plan.builder)
     try:
-        process.run(command, log=log, what=f"{plan.builder} build", env=environment)
+        process.run(command, log=log, what=f"{plan.builder} build", env=environment, limits=limits.ENGINE)
     except BaseException:
         if not _others_build():
             _remove(plan.builder, _working(plan.builder) - before)
@@ -163,7 +162,7 @@ def _save(plan: ImagePlan, work: Path, log: Path) -> None:
     else:
         command = [plan.builder, "save", "--output", str(scratch), plan.tag]
     try:
-        process.run(command, log=log, what=f"{plan.builder} save")
+        process.run(command, log=log, what=f"{plan.builder} save", limits=limits.ENGINE)
         scratch.replace(plan.output)
     finally:
         scratch.unlink(missing_ok=True)
@@ -174,16 +173,18 @@ def push(plan: ImagePlan, work: Path) -> None:
     log = work / "push.log"
     what = f"--push {plan.tag}"
     if plan.builder == "oci":
-        copy("--all", f"oci-archive:{plan.output}:{plan.tag}", f"docker://{plan.tag}", log=log, what=what)
+        archive = f"oci-archive:{plan.output}:{plan.tag}"
+        copy("--all", archive, f"docker://{plan.tag}", log=log, what=what, most=limits.IMAGE)
     else:
-        process.run([plan.builder, "push", plan.tag], log=log, what=what, error=MissingError)
+        command = [plan.builder, "push", plan.tag]
+        process.run(command, log=log, what=what, error=MissingError, limits=limits.ENGINE)
 
 
-def copy(*arguments: str, log: Path, what: str, limits: Limits | None = None) -> None:
+def copy(*arguments: str, log: Path, what: str, most: limits.Limits) -> None:
     """Run `skopeo copy` with ``arguments``; raises MissingError with its reason, in plain words."""
     try:  # --quiet: what it says last is then why it failed
         command = ["skopeo", "copy", "--quiet", *arguments]
-        process.run(command, log=log, what=what, error=MissingError, limits=limits)
+        process.run(command, log=log, what=what, error=MissingError, limits=most)
     except MissingError as error:
         plain = re.sub(
             r'time="[^"]*" level=fatal msg="(.*?)"?$', r"\1", str(error), flags=re.MULTILINE

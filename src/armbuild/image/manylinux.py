@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import BuildError, MissingError, UsageError
-from armbuild.host import process, pythons
+from armbuild.host import limits, process, pythons
 from armbuild.host.containers import ENGINES
 from armbuild.image import archive, layers, root
 from armbuild.target import arm64_root, deb_files, debian, target_packages
@@ -212,6 +212,7 @@ def load(image: BuildImage, engine: str, work: Path) -> None:
         log=work / "load.log",
         what=f"{engine} load",
         error=MissingError,
+        limits=limits.ENGINE,
     )
 
 

@@ -102,6 +102,10 @@ class Sandbox:
         ]  # fmt: skip
         return command, {"PATH": os.environ.get("PATH", os.defpath)}
 
+    def place(self, path: Path) -> str:
+        """Return how the programs name a file of the image."""
+        return f"/{path}"
+
     def connect(self, port: int) -> socket.socket:
         """Return a connection to ``port`` of the running program's own network; OSError for none."""
         here, there = socket.socketpair()
@@ -172,6 +176,10 @@ class Unprotected:
         options = [part for item in inner for part in ("-E", item)]
         inside = str(self.root / command[0].lstrip("/"))
         return [*emulator, *options, inside, *command[1:]], outer
+
+    def place(self, path: Path) -> str:
+        """Return how the programs name a file of the image: QEMU maps no path of access(2)."""
+        return str(self.root / path)
 
     def connect(self, port: int) -> socket.socket:
         """Return a connection to ``port`` of this machine."""

@@ -206,7 +206,7 @@ class _Run:
         )
 
     def _serve(self) -> None:
-        client = Client(self.port, f"/{self.model}", self.box.connect)
+        client = Client(self.port, self.box.place(self.model), self.box.connect)
         server = self._started(client)
         self._check_health_command()
         prompt, recited = self._passage()

@@ -5,11 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from armbuild.cli import main
-from armbuild.image import reference
+from armbuild.errors import MissingError
+from armbuild.host import limits, process
+from armbuild.image import contained, engines, reference
+from armbuild.wheel.lanes import container
 
 ROOT = Path(__file__).parents[3]
 
@@ -138,3 +142,24 @@ def test_the_build_stage_refuses_before_it_builds(tmp_path, changes, reason):
     assert done.returncode == 2
     assert reason in done.stderr
     assert not calls
+
+
+@pytest.mark.parametrize("builder", ["podman", "docker", "oci"])
+def test_a_push_that_never_ends_is_ended_with_the_reason(tmp_path, monkeypatch, builder):
+    a_program(tmp_path / "bin" / ("skopeo" if builder == "oci" else builder), "exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(limits, "LOOK_EVERY", 0.02)
+    for name in ("IMAGE", "ENGINE"):
+        monkeypatch.setattr(limits, name, limits.Limits(seconds=0.1))
+    plan = SimpleNamespace(builder=builder, output=tmp_path / "x.tar", tag="r.example/x:1")
+    with pytest.raises(MissingError, match=r"--push r\.example/x:1: ended, because it took more than 0 s"):
+        engines.push(plan, tmp_path)
+
+
+def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    a_program(tmp_path / "bin/podman", "exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(process, "QUESTION_SECONDS", 0.1)
+    with pytest.raises(MissingError, match="podman is installed but does not answer"):
+        contained.check("podman", emulated=False)
+    assert container._ask(["podman", "info"]) == (1, "no answer in 0 s")

@@ -38,6 +38,7 @@ def test_without_a_sandbox_values_with_commas_reach_the_emulated_program_whole(t
     own = f"ARMLLM_EMULATOR=/q -L {tmp_path} -cpu neoverse-n1"  # by which the image starts its processes
     assert inner == ["PATH=/bin", "LD_PRELOAD=/lib/tcmalloc.so", own]  # QEMU cuts what follows -E at commas
     assert outer == {"NO_PROXY": "localhost,127.0.0.1"}
+    assert unprotected.place(Path("model")) == str(tmp_path / "model"), "QEMU maps no path of access(2)"
     assert "without a sandbox" in unprotected.describe()
     with pytest.raises(MissingError, match="--engine podman"):
         sandbox.make_unprotected(tmp_path, None)

@@ -37,6 +37,9 @@ class Box:
     def describe(self):
         return "in a box"
 
+    def place(self, path):
+        return f"/{path}"
+
     def connect(self, port):
         raise ConnectionRefusedError(port)
 

@@ -307,7 +307,13 @@ def registered() -> bool:
 
 def _ask(command: list[str]) -> tuple[int, str]:
     """Return a question's status and its answer, or why there is none."""
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    seconds = process.QUESTION_SECONDS
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer in {seconds:.0f} s"
     lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
     return done.returncode, lines[-1] if lines else ""
 
