@@ -29,6 +29,12 @@
   ARMLLM_PLAIN_FUNCTIONS(ARMLLM_PLAIN_ENTRY, T, suffix)                                                     \
   ARMLLM_ENTRY void weighted_sum_##suffix(const WeightedSumArgs& a, int64_t begin, int64_t end) {           \
     weighted_sum<T>(a, begin, end);                                                                         \
+  }                                                                                                         \
+  ARMLLM_ENTRY void lora_shrink_##suffix(const LoraArgs& a, const LoraTile& tile) {                         \
+    lora::shrink<T>(a, tile);                                                                               \
+  }                                                                                                         \
+  ARMLLM_ENTRY void lora_expand_##suffix(const LoraArgs& a, const LoraTile& tile) {                         \
+    lora::expand<T>(a, tile);                                                                               \
   }
 
 #define ARMLLM_CONVERT_ENTRY(From, from, To, to)                                                    \

@@ -10,6 +10,7 @@ PyMethodDef* elementwise_methods();
 PyMethodDef* attention_methods();
 PyMethodDef* matmul_methods();
 PyMethodDef* moe_methods();
+PyMethodDef* lora_methods();
 PyMethodDef* ranks_methods();
 // Its classes, too.
 void bind_ranks(PyObject* module);

@@ -26,6 +26,7 @@ namespace armllm::sve {
 #include "kernels/rotary.h"
 #include "kernels/activation.h"
 #include "kernels/weighted_sum.h"
+#include "kernels/lora.h"
 #include "kernels/entries.h"
 
 ARMLLM_ELEMENTWISE_ENTRIES(float, f32)

@@ -70,6 +70,18 @@ def panel_linear(
     in_features: int,
     /,
 ) -> None: ...
+def add_lora(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ranks: torch.Tensor,
+    part_ends: torch.Tensor,
+    slots: torch.Tensor,
+    norms: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    /,
+) -> None: ...
 def quantize_rows(
     q: torch.Tensor, scales: torch.Tensor, x: torch.Tensor, zeros: torch.Tensor | None, /
 ) -> None: ...

@@ -306,6 +306,34 @@ struct WeightedSumArgs {
 };
 using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
 
+// Low-rank adapters of one matrix, which lie in slots: y[t] += b[slot]^T a[slot] x[t] for rows t of that slot
+// (Hu et al. 2021, arXiv:2106.09685). The matrix may have parts, whose columns of y end at part_ends; of part
+// p of slot s only the first ranks[s, p] rows of a and b count, and with 0 its columns stay as they are. With
+// norms a row is y + (y - bias) * norms[slot] first (Liu et al. 2024, arXiv:2402.09353).
+//
+// shrink: low = a x, in float; begin and end of its tiles are rows of a. expand: the rest; they are columns
+// of the part.
+struct LoraArgs {
+  void* y;                   // [rows, out_features]
+  const void* x;             // [rows, in_features]
+  const void* a;             // [slots, parts, max_rank, in_features]
+  const void* b;             // [slots, max_rank * out_features]: of each part [max_rank, its columns]
+  const int64_t* ranks;      // [slots, parts]
+  const int64_t* part_ends;  // [parts]
+  const float* norms;        // [slots, out_features], or null
+  const float* bias;         // [out_features], or null for 0
+  int64_t slots, parts, max_rank, in_features, out_features;
+  int64_t y_stride, x_stride;
+  const int64_t* rows_by_slot = nullptr;  // those with adapters, the rows of a slot side by side
+  float* low = nullptr;                   // scratch memory: [rows_by_slot, parts, max_rank]
+};
+struct LoraTile {
+  int64_t slot, part;
+  int64_t row_begin, row_end;  // in rows_by_slot, all of this slot
+  int64_t begin, end;
+};
+using Lora = void(const LoraArgs&, const LoraTile&);
+
 // The element functions of csrc/kernels/activation.h: X(op, function, ...).
 #define ARMLLM_GATED_FUNCTIONS(X, ...) \
   X(silu_and_mul, silu, ##__VA_ARGS__) \
@@ -339,7 +367,9 @@ using WeightedSum = void(const WeightedSumArgs&, int64_t begin, int64_t end);
   X(Matmul, matmul_w4a8_##storage)                   \
   X(Matmul, dense_matmul_##storage)                  \
   X(Matmul, panel_matmul_##storage)                  \
-  X(WeightedSum, weighted_sum_##storage)
+  X(WeightedSum, weighted_sum_##storage)             \
+  X(Lora, lora_shrink_##storage)                     \
+  X(Lora, lora_expand_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \
   ARMLLM_OPS_OF(X, f16)              \

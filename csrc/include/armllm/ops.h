@@ -132,4 +132,9 @@ struct MoeArgs {
 // The function is a gated one.
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args);
 
+// slots[t]: the adapter of row t, -1 for none; below args.slots. ranks must be in [0, max_rank], and
+// part_ends rise to out_features. y must not overlap x.
+void add_lora(const KernelTable& table, Storage storage, const LoraArgs& args, const int64_t* slots,
+              int64_t rows);
+
 }  // namespace armllm

@@ -29,6 +29,7 @@ class DecodeStep:
             query_start_loc=inputs.query_start_loc[: size + 1],
             seq_lens=inputs.seq_lens[:size],
         )
+        self.adapter_slots = inputs.adapter_slots[:size]
 
 
 class DecodeInputs:
@@ -38,6 +39,7 @@ class DecodeInputs:
         self.token_ids, self.positions, self.total_lens, self.places, self.slot_mapping = torch.zeros(
             5, most, dtype=torch.int64
         )
+        self.adapter_slots = torch.full((most,), -1)
         self.seq_lens = torch.zeros(most, dtype=torch.int32)
         self.query_start_loc = torch.arange(most + 1, dtype=torch.int32)
         self.block_tables = torch.zeros(most, max_blocks, dtype=torch.int32)

@@ -19,7 +19,7 @@ from armllm.engine.recording import RecordedDecode
 from armllm.engine.runner import Runner, StepInput
 from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
-from armllm.layers.linear import has_own_products, has_torch_product
+from armllm.layers.linear import has_own_products
 from armllm.layers.lora import AdapterSlots, building_with
 from armllm.layers.ranks import INTERRUPTED, building_for
 from armllm.layers.stages import Stage, building_stage
@@ -116,7 +116,10 @@ class ModelRunner(Runner):
             for recurrent in self.model.recurrent_layers:
                 recurrent.bind_states(self.num_states, self.dtype)
             self.decode = RecordedDecode(
-                self.model, max_blocks=-(-self.max_model_len // self.block_size), block_size=self.block_size
+                self.model,
+                max_blocks=-(-self.max_model_len // self.block_size),
+                block_size=self.block_size,
+                slots=self.slots,
             )
         release(mapped_spans(source.checkpoint.files()))
 
@@ -135,8 +138,7 @@ class ModelRunner(Runner):
             return None
         if self.model_config.is_encoder:
             raise RequestError("enable_lora: an encoder takes no adapters here")
-        dtype = self.dtype if has_torch_product(self.dtype) else torch.float32
-        return AdapterSlots(config.max_loras, config.max_lora_rank, dtype, self.dtype)
+        return AdapterSlots(config.max_loras, config.max_lora_rank, self.dtype)
 
     def _check(
         self,
@@ -211,8 +213,7 @@ class ModelRunner(Runner):
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         alone = self._ranks is None and self._end is None
-        plain = alone and not any(sequence.adapter for sequence in sequences)
-        if not plain or not self.decode.takes(sequences):
+        if not alone or not self.decode.takes(sequences):
             return None
         with torch_threads(few=self.own_products):
             return self.decode.run(sequences)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from armllm.engine.runner import StepInput
     from armllm.engine.sequence import Sequence
+    from armllm.layers.lora import AdapterSlots
     from armllm.models import Model, StagedModel
 
     Compute = Callable[[DecodeStep, tuple[Tensor, ...]], tuple[Tensor, ...]]
@@ -206,18 +207,24 @@ class Recording(NamedTuple):
 class RecordedDecode:
     """Runs steps in which every sequence computes one token; ``refused`` says why it no longer tries.
 
-    What they return is valid until the next step.
+    Steps with adapters are recorded apart from those without, and again when ``slots`` has new tensors for
+    them. What they return is valid until the next step.
     """
 
-    def __init__(self, model: Model, *, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, model: Model, *, max_blocks: int, block_size: int, slots: AdapterSlots | None = None
+    ) -> None:
         self.most_sequences = MOST_SEQUENCES
         self.refused: str | None = "the states of recurrent layers" if model.recurrent_layers else None
         self.recordings: dict[int, Recording] = {}
+        self.with_adapters: dict[int, Recording] = {}
         self.buffers = Buffers(MOST_SEQUENCES)
         self._model = model
         self._block_size = block_size
         self._inputs = DecodeInputs(MOST_SEQUENCES, max_blocks)
         self._tables: list[Tensor] = []  # those of the recordings
+        self._slots = slots
+        self._version = 0  # of the slots that those with adapters read
 
     def takes(self, sequences: Sequences[Sequence]) -> bool:
         """Whether this is such a step, and it can be recorded."""
@@ -233,7 +240,14 @@ class RecordedDecode:
     def run(self, sequences: Sequences[Sequence]) -> Tensor:
         """Fp32 logits ``[S, vocab_size]``."""
         self._inputs.fill(sequences, self._block_size)
-        return self._run(len(sequences), (), self._logits)[0]
+        adapters = [sequence.adapter for sequence in sequences]
+        if self._slots is None or not any(adapters):
+            return self._run(len(sequences), (), self._logits, self.recordings)[0]
+        self._inputs.adapter_slots.numpy()[: len(adapters)] = self._slots.hold(adapters)
+        if self._version != self._slots.version:
+            self.with_adapters.clear()
+            self._version = self._slots.version
+        return self._run(len(sequences), (), self._adapted_logits, self.with_adapters)[0]
 
     def takes_input(self, x: StepInput) -> bool:
         """As `takes`, of a step whose sequences are elsewhere."""
@@ -249,10 +263,12 @@ class RecordedDecode:
     def advance(self, x: StepInput, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The layers of a stage, as `StagedModel.advance`."""
         self._inputs.copy(x)
-        return self._run(len(x.token_ids), states, self._layers)
+        return self._run(len(x.token_ids), states, self._layers, self.recordings)
 
-    def _run(self, size: int, states: tuple[Tensor, ...], compute: Compute) -> tuple[Tensor, ...]:
-        found = self.recordings.get(size)
+    def _run(
+        self, size: int, states: tuple[Tensor, ...], compute: Compute, recordings: dict[int, Recording]
+    ) -> tuple[Tensor, ...]:
+        found = recordings.get(size)
         step = DecodeStep(self._inputs, size) if found is None else found.step
         step.places.copy_(self._model.places(step.positions, step.total_lens))
         tables = [rotary.cos_sin_cache for rotary in self._model.rotaries]
@@ -260,37 +276,48 @@ class RecordedDecode:
             one is not other for one, other in zip(tables, self._tables, strict=True)
         ):
             self.recordings.clear()  # they read the tables that were too short
+            self.with_adapters.clear()
             self._tables, found = tables, None
         if found is None:
-            return self._record(step, states, compute)
+            recording, results = self._record(step, states, compute)
+            if recording is not None:
+                recordings[size] = recording
+            return results
         for place, state in zip(found.states, states, strict=True):
             place.copy_(state)
         for op in found.ops:
             op()
         return found.results
 
-    def _record(self, step: DecodeStep, states: tuple[Tensor, ...], compute: Compute) -> tuple[Tensor, ...]:
+    def _record(
+        self, step: DecodeStep, states: tuple[Tensor, ...], compute: Compute
+    ) -> tuple[Recording | None, tuple[Tensor, ...]]:
         size = len(step.token_ids)
         places = tuple(self.buffers.like(state, size).copy_(state) for state in states)
         recorder = Recorder(self.buffers, size)
         with recorder.record():
             results = compute(step, places)
-        if recorder.refused is None:
-            self.recordings[size] = Recording(
-                step,
-                tuple(map(self.buffers.alias, places)),
-                recorder.ops,
-                recorder.constants,
-                tuple(map(self.buffers.alias, results)),
-            )
-        else:
+        if recorder.refused is not None:
             self.refused = recorder.refused
             logger.info("decode steps are not recorded: the model calls %s", self.refused)
-        return results
+            return None, results
+        recording = Recording(
+            step,
+            tuple(map(self.buffers.alias, places)),
+            recorder.ops,
+            recorder.constants,
+            tuple(map(self.buffers.alias, results)),
+        )
+        return recording, results
 
     def _logits(self, step: DecodeStep, _states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = self._model(step.token_ids, step.places, step.metadata, rows=None)
         return (self._model.logits(hidden),)
+
+    def _adapted_logits(self, step: DecodeStep, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        slots = cast("AdapterSlots", self._slots)
+        with slots.applied_rows({len(step.token_ids): step.adapter_slots}):
+            return self._logits(step, states)
 
     def _layers(self, step: DecodeStep, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         model = cast("StagedModel", self._model)

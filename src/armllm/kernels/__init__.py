@@ -19,6 +19,7 @@ from armllm.kernels.attention import (
 )
 from armllm.kernels.dense import PanelWeight, linear, pack_panels
 from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_norm, rms_norm, rotary_embedding
+from armllm.kernels.lora import add_lora
 from armllm.kernels.matmul import (
     PackedWeight,
     matmul_w4a8,
@@ -45,6 +46,7 @@ __all__ = [
     "KVCacheLayout",
     "PackedWeight",
     "PanelWeight",
+    "add_lora",
     "allocate_kv_cache",
     "convert",
     "fused_add_rms_norm",

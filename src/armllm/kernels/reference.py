@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from armllm.kernels.moe import ClampedSwiGLU  # noqa: F401 - part of the same interface
+from armllm.kernels.reference_lora import add_lora  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface
     PackedWeight,
     matmul_w4a8,
@@ -47,6 +48,7 @@ OPS = (
     "quantize_rows",
     "matmul_w8a8",
     "matmul_w4a8",
+    "add_lora",
 )
 
 

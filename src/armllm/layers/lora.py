@@ -1,12 +1,13 @@
 """LoRA adapters beside the products that they change: several in one batch, each token with its own.
 
-The adapters of a step lie in slots, one above another in one tensor per matrix. A step sorts its tokens by
-slot and computes two batched products for each matrix. Tokens without an adapter are not touched.
+The adapters of a step lie in slots, one above another in one tensor per matrix. After each product one op
+adds to every token what the adapter in its slot adds. Tokens without an adapter are not touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from armllm import kernels
 from armllm.checkpoint.adapter import plain_name
 
 if TYPE_CHECKING:
@@ -35,35 +37,19 @@ class MatrixProduct(Protocol):
         """``x[T, in_features]`` to ``[T, out_features]``, same dtype."""
 
 
-class AdapterRows(NamedTuple):
-    """Which tokens of a product's inputs have adapters, U of them, and where they lie sorted by slot.
-
-    slots: those of the step. rank: the greatest of theirs. length: tokens per slot, as many as the fullest
-    has. tokens int64 ``[U]``: rows of the inputs; None: all. gather int64 ``[slots * length]``: the row at
-    each place; None: all in order. places int64 ``[U]``: the place of each token. slot_of int64 ``[U]``.
-    """
-
-    slots: slice
-    rank: int
-    length: int
-    tokens: Tensor | None
-    gather: Tensor | None
-    places: Tensor | None
-    slot_of: Tensor
-
-
 class AdapterFactors(NamedTuple):
-    """The slots' factors of one matrix: ``a[slots, rank, in]`` and ``b[slots, rank, out]``."""
+    """The slots' factors of a matrix of P parts, as `kernels.add_lora` takes them."""
 
     a: Tensor
     b: Tensor
+    ranks: Tensor
 
 
 class AdapterLinear:
     """A product, and what the adapters add for their tokens.
 
     With DoRA a row is ``f (W x + s B A x) + bias``, where f is the magnitude over the norm of ``W + s B A``.
-    Its f is in ``b`` already, and ``norms`` ``[slots, out]`` holds ``f - 1`` for the rest.
+    Its f is in the factor b already, and ``norms`` ``[slots, out]`` holds ``f - 1`` for the rest.
     """
 
     def __init__(
@@ -81,7 +67,8 @@ class AdapterLinear:
         for name, rows in parts.items():
             self.parts[name] = slice(first, first + rows)
             first += rows
-        self.changed: dict[str, AdapterFactors] = {}  # of parts that some adapter has changed
+        self.part_ends = torch.tensor([*itertools.accumulate(parts.values())])
+        self.factors: AdapterFactors | None = None  # once some adapter has changed it
         self.bias: Tensor | None = None
         self.norms: Tensor | None = None
         self._slots = slots
@@ -90,46 +77,38 @@ class AdapterLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """``x[T, in_features]`` to ``[T, out_features]``, same dtype."""
         y = self.product(x)
-        rows = self._slots.rows_of(len(x))
-        if rows is None or not self.changed:
-            return y
-        adapted = y if rows.tokens is None else y.index_select(0, rows.tokens)
-        if self.norms is not None and self.bias is not None:
-            adapted.addcmul_(adapted - self.bias, self.norms.index_select(0, rows.slot_of).to(y.dtype))
-        sorted_x = (x if rows.gather is None else x.index_select(0, rows.gather)).to(self._slots.dtype)
-        sorted_x = sorted_x.view(-1, rows.length, self.in_features)
-        for name, (a, b) in self.changed.items():
-            low = torch.bmm(sorted_x, a[rows.slots, : rows.rank].transpose(1, 2))
-            change = torch.bmm(low, b[rows.slots, : rows.rank]).flatten(0, 1)
-            if rows.places is not None:
-                change = change.index_select(0, rows.places)
-            adapted[:, self.parts[name]] += change
-        return adapted if rows.tokens is None else y.index_copy_(0, rows.tokens, adapted)
+        slots = self._slots.of_rows(len(x))
+        if slots is not None and self.factors is not None:
+            x = x if x.stride(-1) == 1 else x.contiguous()
+            kernels.add_lora(y, x, *self.factors, self.part_ends, slots, self.norms, self.bias)
+        return y
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Let a slot hold what an adapter changes here."""
         changes = {name: adapter.matrices[name] for name in self.parts if name in adapter.matrices}
+        if changes and self.factors is None:
+            self.factors = self._slots.factors(len(self.parts), self.in_features, self.out_features)
+        if self.factors is None:
+            return
         norms = self._norms(adapter, changes)
         if norms is not None and self.norms is None:
-            self.norms = torch.zeros(self._slots.count, self.out_features)
+            self.norms = self._slots.norms(self.out_features)
         if self.norms is not None:
             self.norms[slot] = 0 if norms is None else norms - 1
-        for name, columns in self.parts.items():
+        a, b, ranks = self.factors
+        ranks[slot] = 0
+        for part, (name, columns) in enumerate(self.parts.items()):
             if name not in changes:
-                if name in self.changed:
-                    self.changed[name].b[slot] = 0
                 continue
             change = changes[name]
-            if name not in self.changed:
-                self.changed[name] = AdapterFactors(
-                    self._slots.zeros(self.in_features), self._slots.zeros(columns.stop - columns.start)
-                )
             scaled = change.b.float() * change.scaling
             if norms is not None:
                 scaled *= norms[columns, None]
-            for factor, own in zip(self.changed[name], (change.a, scaled.T), strict=True):
-                factor[slot] = 0
-                factor[slot, : len(own)] = own
+            most, rank = self._slots.max_rank, len(change.a)
+            ranks[slot, part] = rank
+            a[slot, part * most : part * most + rank] = change.a
+            of_part = b[slot, most * columns.start : most * columns.stop]
+            of_part.view(most, -1)[:rank] = scaled.T
 
     def _norms(self, adapter: Adapter, changes: Mapping[str, LowRank]) -> Tensor | None:
         """DoRA's f ``[out_features]`` in fp32, 1 for parts that stay as they are; None without DoRA."""
@@ -142,8 +121,9 @@ class AdapterLinear:
 
     def _measure(self, changes: Mapping[str, LowRank]) -> Tensor:
         """The weight's columns are what the product makes of the unit vectors, however it is stored."""
-        zero = torch.zeros(1, self.in_features, dtype=self._slots.model_dtype)
-        self.bias = self.product(zero)[0]
+        if self.bias is None:  # recorded steps go on with this one
+            zero = torch.zeros(1, self.in_features, dtype=self._slots.dtype)
+            self.bias = self.product(zero)[0].float()
         squares = torch.zeros(self.out_features)
         for first in range(0, self.in_features, CHUNK):
             size = min(CHUNK, self.in_features - first)
@@ -165,7 +145,7 @@ class AdapterLinear:
         """``[size, out]`` in fp32 of a product's weight."""
         # a product that rounds its inputs by one scale is exact for this input
         unit = getattr(product, "unit", 1.0)
-        inputs = torch.zeros(size + 1, self.in_features, dtype=self._slots.model_dtype)
+        inputs = torch.zeros(size + 1, self.in_features, dtype=self._slots.dtype)
         inputs[torch.arange(size), first + torch.arange(size)] = unit
         outputs = product(inputs).float()
         return (outputs[:size] - outputs[size]) / unit
@@ -178,19 +158,19 @@ def _side_by_side(product: MatrixProduct) -> list[MatrixProduct]:
 class AdapterSlots:
     """``count`` adapters, of rank ``max_rank`` at most, that one step may use.
 
-    They are computed in ``dtype``; ``model_dtype`` is that of inputs and results.
+    dtype: of the model and the factors. version: rises when tensors are made that later steps use.
     """
 
-    def __init__(self, count: int, max_rank: int, dtype: torch.dtype, model_dtype: torch.dtype) -> None:
+    def __init__(self, count: int, max_rank: int, dtype: torch.dtype) -> None:
         self.count = count
         self.max_rank = max_rank
         self.dtype = dtype
-        self.model_dtype = model_dtype
+        self.version = 0
         self.products: list[AdapterLinear] = []
         self._adapters: list[Adapter | None] = [None] * count
         self._used = [0] * count  # when, in steps
         self._step = 0
-        self._rows: dict[int, AdapterRows | None] | None = None
+        self._rows: Mapping[int, Tensor] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -214,12 +194,25 @@ class AdapterSlots:
         self.products.append(AdapterLinear(product, plain, in_features, self))
         return self.products[-1]
 
-    def zeros(self, features: int) -> Tensor:
-        """``[count, max_rank, features]``: a factor that changes nothing."""
-        return torch.zeros(self.count, self.max_rank, features, dtype=self.dtype)
+    def factors(self, parts: int, in_features: int, out_features: int) -> AdapterFactors:
+        """Those of a matrix, which change nothing."""
+        self.version += 1
+        return AdapterFactors(
+            torch.zeros(self.count, parts * self.max_rank, in_features, dtype=self.dtype),
+            torch.zeros(self.count, self.max_rank * out_features, dtype=self.dtype),
+            torch.zeros(self.count, parts, dtype=torch.int64),
+        )
 
-    def rows_of(self, num_rows: int) -> AdapterRows | None:
-        """Which of a step's inputs have adapters: all tokens, or those whose final state is wanted."""
+    def norms(self, out_features: int) -> Tensor:
+        """DoRA's of a matrix, which change nothing."""
+        self.version += 1
+        return torch.zeros(self.count, out_features)
+
+    def of_rows(self, num_rows: int) -> Tensor | None:
+        """The slots of a step's inputs, which are all tokens or those whose final state is wanted; -1: none.
+
+        None: no token has an adapter.
+        """
         return None if self._rows is None else self._rows[num_rows]
 
     @contextlib.contextmanager
@@ -233,13 +226,23 @@ class AdapterSlots:
         if all(adapter is None for adapter in adapters):
             yield
             return
-        held = self._hold([adapter for adapter in dict.fromkeys(adapters) if adapter is not None])
-        slots = np.array([-1 if adapter is None else held[adapter] for adapter in adapters])
-        self._rows = {int(sum(n)): self._sort(np.repeat(slots, n)) for n in (wanted, counts)}
+        slots = self.hold(adapters)
+        with self.applied_rows({sum(n): torch.from_numpy(np.repeat(slots, n)) for n in (wanted, counts)}):
+            yield
+
+    @contextlib.contextmanager
+    def applied_rows(self, slots: Mapping[int, Tensor]) -> Iterator[None]:
+        """A step within has rows with these slots, by how many rows there are."""
+        self._rows = slots
         try:
             yield
         finally:
             self._rows = None
+
+    def hold(self, adapters: Sequence[Adapter | None]) -> npt.NDArray[np.int64]:
+        """The slot of each, which holds it until the next step; -1 for None."""
+        held = self._hold([adapter for adapter in dict.fromkeys(adapters) if adapter is not None])
+        return np.array([-1 if adapter is None else held[adapter] for adapter in adapters])
 
     def _hold(self, adapters: Sequence[Adapter]) -> dict[Adapter, int]:
         """The slot of each; one that has none gets that which was not used for the longest time."""
@@ -258,35 +261,6 @@ class AdapterSlots:
                 self._used[slot] = self._step
                 held[adapter] = slot
         return {adapter: held[adapter] for adapter in adapters}
-
-    def _sort(self, slots: npt.NDArray[np.int64]) -> AdapterRows | None:
-        """Places for tokens with these slots, -1 for none."""
-        (tokens,) = np.nonzero(slots >= 0)
-        if not len(tokens):
-            return None
-        of_token = slots[tokens]
-        first, last = int(of_token.min()), int(of_token.max())
-        counts = np.bincount(of_token - first)
-        length = int(counts.max())
-        order = np.argsort(of_token, kind="stable")
-        places = np.empty(len(tokens), dtype=np.int64)
-        before = np.cumsum(counts) - counts
-        places[order] = (
-            np.arange(len(tokens)) - before[of_token[order] - first] + (of_token[order] - first) * length
-        )
-        gather = np.zeros(len(counts) * length, dtype=np.int64)
-        gather[places] = tokens
-        alone, everywhere = first == last, len(tokens) == len(slots)
-        ranks = [one.rank for one in self._adapters[first : last + 1] if one is not None]
-        return AdapterRows(
-            slots=slice(first, last + 1),
-            rank=max(ranks),
-            length=length,
-            tokens=None if everywhere else torch.from_numpy(tokens),
-            gather=None if alone and everywhere else torch.from_numpy(gather),
-            places=None if alone else torch.from_numpy(places),
-            slot_of=torch.from_numpy(of_token),
-        )
 
 
 _current: ContextVar[AdapterSlots | None] = ContextVar("adapter_slots", default=None)

@@ -216,6 +216,20 @@ def _moe(ops: Any, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts)
 
 
+def _add_lora(ops: Any, dtype: torch.dtype) -> Tensor:
+    """Three adapters of two parts, one of DoRA's, and a row without any."""
+    ends, max_rank = torch.tensor([HIDDEN, 2 * HIDDEN + 5]), 6
+    columns = int(ends[-1])
+    y, x = _random(ROWS, columns, dtype=dtype), _random(ROWS, HIDDEN, dtype=dtype, seed=1)
+    a = _random(3, 2 * max_rank, HIDDEN, dtype=dtype) / HIDDEN**0.5
+    b = _random(3, max_rank * columns, dtype=dtype, seed=2)
+    norms = _random(3, columns, dtype=torch.float32, seed=3) * torch.tensor([[0.0], [0.5], [0.0]])
+    ranks, slots = torch.tensor([[1, 6], [4, 5], [0, 3]]), torch.tensor([2, -1, 1, 0, 1])
+    bias = _random(columns, dtype=torch.float32)
+    ops.add_lora(y, x, a, b, ranks, ends, slots, norms, bias)
+    return y
+
+
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "dense_matmul": _linear,
     "panel_matmul": functools.partial(_linear, panels=True),
@@ -226,6 +240,8 @@ OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "fused_add_rms_norm": _fused_add_rms_norm,
     "layer_norm": _layer_norm,
     "rotary_embedding": _rotary_embedding,
+    "lora_shrink": _add_lora,
+    "lora_expand": _add_lora,
 }
 
 

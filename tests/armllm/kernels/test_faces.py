@@ -29,6 +29,8 @@ CALLED_BY = {
     "dense_matmul": "linear",
     "panel_matmul": "linear",
     "weighted_sum": "moe_f32",
+    "lora_shrink": "add_lora",
+    "lora_expand": "add_lora",
     "kv_cache_layout": "write_kv_cache",
 }
 
@@ -82,6 +84,12 @@ def ones(*shape, dtype=torch.float32):
 
 # Arguments that fit, of a storage type and a cache's; of a face that takes another form than (out, x).
 FITTING = {
+    "add_lora": lambda t, _: {
+        "y": ones(TOKENS, HIDDEN, dtype=t), "x": ones(TOKENS, HIDDEN, dtype=t),
+        "a": ones(2, 2 * 4, HIDDEN, dtype=t), "b": ones(2, 4 * HIDDEN, dtype=t),
+        "ranks": torch.tensor([[4, 0], [1, 3]]), "part_ends": torch.tensor([20, HIDDEN]),
+        "slots": torch.tensor([1, -1, 0]), "norms": ones(2, HIDDEN), "bias": ones(HIDDEN),
+    },
     "convert": lambda t, _: plain(t) | {"out": torch.ones(TOKENS, HIDDEN)},
     "fused_add_rms_norm": lambda t, _: {
         "x": ones(TOKENS, HIDDEN, dtype=t), "residual": ones(TOKENS, HIDDEN, dtype=t),

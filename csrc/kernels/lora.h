@@ -1,0 +1,213 @@
+// Low-rank adapters of a matrix (kernels.h): rows of one adapter, two at a time, meet four rows of its A, or
+// four vectors of a row of its B. SVE's vectors can lie in no array, so the eight sums have names. Each
+// product has a separate sum: a result is the same in every tile.
+
+#pragma once
+
+#include "simd/primitives.h"
+
+namespace lora {
+
+inline constexpr int64_t kFactors = 4;  // rows of A of a tile
+
+// Two vectors. Those of bfloat16 hold even and odd elements, which cost less than neighbours.
+template <class T>
+ARMLLM_INLINE void load_two(const T* p, Vf& first, Vf& second) {
+  first = load(p);
+  second = load(p + kLanes);
+}
+ARMLLM_INLINE void load_two(const bfloat16* p, Vf& first, Vf& second) { load_pairs(p, first, second); }
+template <class T>
+ARMLLM_INLINE void store_two(T* p, Vf first, Vf second) {
+  store(p, first);
+  store(p + kLanes, second);
+}
+ARMLLM_INLINE void store_two(bfloat16* p, Vf first, Vf second) { store_pairs(p, first, second); }
+
+// The first n elements, up to a vector.
+template <class T>
+ARMLLM_INLINE Vf load_some(const T* p, int64_t n) {
+  return n < kLanes ? load_first(p, n) : load(p);
+}
+template <class T>
+ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
+  if (n < kLanes) {
+    store_first(p, x, n);
+  } else {
+    store(p, x);
+  }
+}
+
+// NOLINTBEGIN(readability-function-size): the sums have no array.
+// low[i] = a[i] . x for `count` rows of a, up to four; the same for other_x if there are two rows.
+template <int rows, class T>
+ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, const T* x, const T* other_x, float* low,
+                               float* other_low) {
+  const T *const a0 = a, *const a1 = a + (count > 1 ? n : 0);
+  const T *const a2 = a + (count > 2 ? 2 * n : 0), *const a3 = a + (count > 3 ? 3 * n : 0);
+  Vf s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero(), t0 = zero(), t1 = zero(), t2 = zero(), t3 = zero();
+  int64_t k = 0;
+  for (; k + 2 * kLanes <= n; k += 2 * kLanes) {
+    ARMLLM_LOOP("shrink", rows);
+    Vf w0, w1, w2, w3, v0, v1, v2, v3, first, second;
+    load_two(a0 + k, w0, v0);
+    load_two(a1 + k, w1, v1);
+    load_two(a2 + k, w2, v2);
+    load_two(a3 + k, w3, v3);
+    load_two(x + k, first, second);
+    s0 = fma(v0, second, fma(w0, first, s0));
+    s1 = fma(v1, second, fma(w1, first, s1));
+    s2 = fma(v2, second, fma(w2, first, s2));
+    s3 = fma(v3, second, fma(w3, first, s3));
+    if constexpr (rows > 1) {
+      load_two(other_x + k, first, second);
+      t0 = fma(v0, second, fma(w0, first, t0));
+      t1 = fma(v1, second, fma(w1, first, t1));
+      t2 = fma(v2, second, fma(w2, first, t2));
+      t3 = fma(v3, second, fma(w3, first, t3));
+    }
+  }
+  for (; k < n; k += kLanes) {
+    const Vf w0 = load_some(a0 + k, n - k), w1 = load_some(a1 + k, n - k), w2 = load_some(a2 + k, n - k),
+             w3 = load_some(a3 + k, n - k), first = load_some(x + k, n - k);
+    s0 = fma(w0, first, s0);
+    s1 = fma(w1, first, s1);
+    s2 = fma(w2, first, s2);
+    s3 = fma(w3, first, s3);
+    if constexpr (rows > 1) {
+      const Vf other = load_some(other_x + k, n - k);
+      t0 = fma(w0, other, t0);
+      t1 = fma(w1, other, t1);
+      t2 = fma(w2, other, t2);
+      t3 = fma(w3, other, t3);
+    }
+  }
+  const float sums[2 * kFactors] = {reduce_add(s0), reduce_add(s1), reduce_add(s2), reduce_add(s3),
+                                    reduce_add(t0), reduce_add(t1), reduce_add(t2), reduce_add(t3)};
+  for (int64_t i = 0; i < count; ++i) low[i] = sums[i];
+  if constexpr (rows > 1) {
+    for (int64_t i = 0; i < count; ++i) other_low[i] = sums[kFactors + i];
+  }
+}
+
+// y += low . b for four vectors of columns.
+template <int rows, class T>
+ARMLLM_INLINE void expand_tile(const T* b, int64_t stride, int64_t rank, const float* low,
+                               const float* other_low, T* y, T* other_y) {
+  Vf s0, s1, s2, s3, t0 = zero(), t1 = zero(), t2 = zero(), t3 = zero();
+  load_two(y, s0, s1);
+  load_two(y + 2 * kLanes, s2, s3);
+  if constexpr (rows > 1) {
+    load_two(other_y, t0, t1);
+    load_two(other_y + 2 * kLanes, t2, t3);
+  }
+  for (int64_t r = 0; r < rank; ++r, b += stride) {
+    ARMLLM_LOOP("expand", rows);
+    Vf w0, w1, w2, w3;
+    load_two(b, w0, w1);
+    load_two(b + 2 * kLanes, w2, w3);
+    const Vf share = splat(low[r]);
+    s0 = fma(w0, share, s0);
+    s1 = fma(w1, share, s1);
+    s2 = fma(w2, share, s2);
+    s3 = fma(w3, share, s3);
+    if constexpr (rows > 1) {
+      const Vf other = splat(other_low[r]);
+      t0 = fma(w0, other, t0);
+      t1 = fma(w1, other, t1);
+      t2 = fma(w2, other, t2);
+      t3 = fma(w3, other, t3);
+    }
+  }
+  store_two(y, s0, s1);
+  store_two(y + 2 * kLanes, s2, s3);
+  if constexpr (rows > 1) {
+    store_two(other_y, t0, t1);
+    store_two(other_y + 2 * kLanes, t2, t3);
+  }
+}
+// NOLINTEND(readability-function-size)
+
+// The same for the last columns, n of them.
+template <class T>
+ARMLLM_INLINE void expand_rest(const T* b, int64_t stride, int64_t rank, const float* low, T* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    Vf sum = load_some(y + i, n - i);
+    for (int64_t r = 0; r < rank; ++r) sum = fma(load_some(b + r * stride + i, n - i), splat(low[r]), sum);
+    store_some(y + i, sum, n - i);
+  }
+}
+
+// A row of those with adapters.
+template <class T>
+struct Row {
+  const T* x;
+  T* y;
+  float* low;  // of a part
+};
+template <class T>
+ARMLLM_INLINE Row<T> row_at(const LoraArgs& args, int64_t place, int64_t part) {
+  const int64_t row = args.rows_by_slot[place];
+  return {static_cast<const T*>(args.x) + row * args.x_stride, static_cast<T*>(args.y) + row * args.y_stride,
+          args.low + (place * args.parts + part) * args.max_rank};
+}
+
+template <class T>
+ARMLLM_INLINE void shrink(const LoraArgs& args, const LoraTile& tile) {
+  const int64_t n = args.in_features;
+  const T* const a = static_cast<const T*>(args.a) + (tile.slot * args.parts + tile.part) * args.max_rank * n;
+  for (int64_t i = tile.begin; i < tile.end; i += kFactors) {
+    const int64_t count = tile.end - i < kFactors ? tile.end - i : kFactors;
+    int64_t place = tile.row_begin;
+    for (; place + 2 <= tile.row_end; place += 2) {
+      const Row<T> one = row_at<T>(args, place, tile.part), other = row_at<T>(args, place + 1, tile.part);
+      shrink_tile<2>(a + i * n, n, count, one.x, other.x, one.low + i, other.low + i);
+    }
+    if (place < tile.row_end) {
+      const Row<T> one = row_at<T>(args, place, tile.part);
+      shrink_tile<1>(a + i * n, n, count, one.x, one.x, one.low + i, one.low + i);
+    }
+  }
+}
+
+// DoRA: y + (y - bias) * norms, in columns of a part.
+template <class T>
+ARMLLM_INLINE void scale_row(T* y, const float* norms, const float* bias, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vf whole = load_some(y + i, n - i);
+    const Vf plain = bias == nullptr ? whole : sub(whole, load_some(bias + i, n - i));
+    store_some(y + i, fma(plain, load_some(norms + i, n - i), whole), n - i);
+  }
+}
+
+template <class T>
+ARMLLM_INLINE void expand(const LoraArgs& args, const LoraTile& tile) {
+  const int64_t start = tile.part == 0 ? 0 : args.part_ends[tile.part - 1];
+  const int64_t width = args.part_ends[tile.part] - start, column = start + tile.begin;
+  const int64_t rank = args.ranks[tile.slot * args.parts + tile.part], n = tile.end - tile.begin;
+  const T* const b =
+      static_cast<const T*>(args.b) + (tile.slot * args.out_features + start) * args.max_rank + tile.begin;
+  for (int64_t place = tile.row_begin; args.norms != nullptr && place < tile.row_end; ++place) {
+    scale_row(row_at<T>(args, place, tile.part).y + column,
+              args.norms + tile.slot * args.out_features + column,
+              args.bias == nullptr ? nullptr : args.bias + column, n);
+  }
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    int64_t place = tile.row_begin;
+    for (; place + 2 <= tile.row_end; place += 2) {
+      const Row<T> one = row_at<T>(args, place, tile.part), other = row_at<T>(args, place + 1, tile.part);
+      expand_tile<2>(b + i, width, rank, one.low, other.low, one.y + column + i, other.y + column + i);
+    }
+    if (place < tile.row_end) {
+      const Row<T> one = row_at<T>(args, place, tile.part);
+      expand_tile<1>(b + i, width, rank, one.low, one.low, one.y + column + i, one.y + column + i);
+    }
+  }
+  for (int64_t place = tile.row_begin; i < n && place < tile.row_end; ++place) {
+    const Row<T> one = row_at<T>(args, place, tile.part);
+    expand_rest(b + i, width, rank, one.low, one.y + column + i, n - i);
+  }
+}
+
+}  // namespace lora
