@@ -17,8 +17,7 @@ from armllm.layers.linear import as_float32, load_linear
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.norm import RMSNorm
 from armllm.models.gemma3n_config import Gemma3nConfig, read_text_config
-from armllm.models.gemma4 import Gemma4Attention, Gemma4ForCausalLM, OwnEmbedding, SharingAttention
-from armllm.models.llama import LlamaDecoderLayer
+from armllm.models.gemma4 import Gemma4ForCausalLM, OwnEmbedding, SharingDecoderLayer
 from armllm.models.text_part import TextPart
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class AltUp:
         return torch.nn.functional.linear(x, self.router).tanh()
 
 
-class Gemma3nDecoderLayer(LlamaDecoderLayer):
+class Gemma3nDecoderLayer(SharingDecoderLayer):
     """A layer of one stream between prediction and correction of all."""
 
     def __init__(
@@ -103,22 +102,6 @@ class Gemma3nDecoderLayer(LlamaDecoderLayer):
         self.right = load_linear(laurel, {"linear_right": size}, rank, bias=False)
         self.after_laurel = self.load_norm(config, laurel, "post_laurel_norm")
         self.own = OwnEmbedding(config, weights)
-
-    def load_attention(
-        self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int
-    ) -> Gemma4Attention | SharingAttention:
-        """With separate keys and values, or with those of an earlier layer."""
-        scope = weights.scope("self_attn")
-        if config.sources[index] == index:
-            return Gemma4Attention(config, scope, rotary, index)
-        return SharingAttention(config, scope, rotary)
-
-    def load_norms(self, config: Any, weights: Weights) -> None:
-        """Those around the branches."""
-        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = (
-            self.load_norm(config, weights, f"{name}_layernorm")
-            for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
-        )
 
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> SparseMLP:

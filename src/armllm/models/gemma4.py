@@ -136,14 +136,8 @@ class OwnEmbedding:
         return branch
 
 
-class Gemma4DecoderLayer(LlamaDecoderLayer):
-    """Norms around both branches, a third branch for the layer's own embedding, and a factor at the end."""
-
-    def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
-        super().__init__(config.of_layer(index), weights, rotary, index)
-        self.experts = Gemma4Experts(config, weights) if config.num_experts else None
-        self.factor = weights.take("layer_scalar", 1)
-        self.own = OwnEmbedding(config, weights) if config.per_layer_size else None
+class SharingDecoderLayer(LlamaDecoderLayer):
+    """What layers of Gemma 3n and 4 have in common."""
 
     def load_attention(
         self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -160,6 +154,16 @@ class Gemma4DecoderLayer(LlamaDecoderLayer):
             self.load_norm(config, weights, f"{name}_layernorm")
             for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
         )
+
+
+class Gemma4DecoderLayer(SharingDecoderLayer):
+    """Norms around both branches, a third branch for the layer's own embedding, and a factor at the end."""
+
+    def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
+        super().__init__(config.of_layer(index), weights, rotary, index)
+        self.experts = Gemma4Experts(config, weights) if config.num_experts else None
+        self.factor = weights.take("layer_scalar", 1)
+        self.own = OwnEmbedding(config, weights) if config.per_layer_size else None
 
     @staticmethod
     def load_mlp(config: Any, weights: Weights, index: int) -> GatedMLP:
