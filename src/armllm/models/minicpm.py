@@ -13,7 +13,7 @@ import torch
 
 from armllm.models.deepseek import Defaults, LatentAttention, LatentConfig, read_latent
 from armllm.models.granite import GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM
-from armllm.models.llama import llama_fields
+from armllm.models.llama import LlamaForCausalLM, llama_fields
 from armllm.models.windows import same_everywhere
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class MiniCPMForCausalLM(GraniteForCausalLM):
         """Scaled embeddings; the factor is rounded to their dtype, as in transformers."""
         x = self.embed_tokens(token_ids)
         return x.mul_(torch.tensor(self.config.embedding_multiplier, dtype=x.dtype))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of states that are divided before the head, as in transformers."""
+        return LlamaForCausalLM.logits(self, hidden / self.config.logits_scaling)
 
     @staticmethod
     def read_config(reader: ConfigReader) -> GraniteConfig:
