@@ -10,6 +10,15 @@ namespace lora {
 
 inline constexpr int64_t kFactors = 4;  // rows of A of a tile
 
+// Two vectors that will be needed soon, into the second-level cache: what is read of an adapter is short and
+// in many streams, which the hardware's own prefetching finds too late, and the first-level cache waits for
+// too few lines at a time.
+template <class T>
+ARMLLM_INLINE void prefetch_two(const T* p) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < 2 * kLanes; i += kLine) __builtin_prefetch(p + i, 0, 2);
+}
+
 // Two vectors. Those of bfloat16 hold even and odd elements, which cost less than neighbours.
 template <class T>
 ARMLLM_INLINE void load_two(const T* p, Vf& first, Vf& second) {
@@ -39,10 +48,11 @@ ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
 }
 
 // NOLINTBEGIN(readability-function-size): the sums have no array.
-// low[i] = a[i] . x for `count` rows of a, up to four; the same for other_x if there are two rows.
+// low[i] = a[i] . x for `count` rows of a, up to four; the same for other_x if there are two rows. `ahead`:
+// to what is needed next.
 template <int rows, class T>
-ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, const T* x, const T* other_x, float* low,
-                               float* other_low) {
+ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, int64_t ahead, const T* x,
+                               const T* other_x, float* low, float* other_low) {
   const T *const a0 = a, *const a1 = a + (count > 1 ? n : 0);
   const T *const a2 = a + (count > 2 ? 2 * n : 0), *const a3 = a + (count > 3 ? 3 * n : 0);
   Vf s0 = zero(), s1 = zero(), s2 = zero(), s3 = zero(), t0 = zero(), t1 = zero(), t2 = zero(), t3 = zero();
@@ -54,6 +64,10 @@ ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, const T* x,
     load_two(a1 + k, w1, v1);
     load_two(a2 + k, w2, v2);
     load_two(a3 + k, w3, v3);
+    prefetch_two(a0 + ahead + k);
+    prefetch_two(a1 + ahead + k);
+    prefetch_two(a2 + ahead + k);
+    prefetch_two(a3 + ahead + k);
     load_two(x + k, first, second);
     s0 = fma(v0, second, fma(w0, first, s0));
     s1 = fma(v1, second, fma(w1, first, s1));
@@ -92,7 +106,7 @@ ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, const T* x,
 
 // y += low . b for four vectors of columns.
 template <int rows, class T>
-ARMLLM_INLINE void expand_tile(const T* b, int64_t stride, int64_t rank, const float* low,
+ARMLLM_INLINE void expand_tile(const T* b, int64_t stride, int64_t rank, int64_t ahead, const float* low,
                                const float* other_low, T* y, T* other_y) {
   Vf s0, s1, s2, s3, t0 = zero(), t1 = zero(), t2 = zero(), t3 = zero();
   load_two(y, s0, s1);
@@ -106,6 +120,8 @@ ARMLLM_INLINE void expand_tile(const T* b, int64_t stride, int64_t rank, const f
     Vf w0, w1, w2, w3;
     load_two(b, w0, w1);
     load_two(b + 2 * kLanes, w2, w3);
+    prefetch_two(b + ahead);
+    prefetch_two(b + ahead + 2 * kLanes);
     const Vf share = splat(low[r]);
     s0 = fma(w0, share, s0);
     s1 = fma(w1, share, s1);
@@ -158,14 +174,14 @@ ARMLLM_INLINE void shrink(const LoraArgs& args, const LoraTile& tile) {
   const T* const a = static_cast<const T*>(args.a) + (tile.slot * args.parts + tile.part) * args.max_rank * n;
   for (int64_t i = tile.begin; i < tile.end; i += kFactors) {
     const int64_t count = tile.end - i < kFactors ? tile.end - i : kFactors;
-    int64_t place = tile.row_begin;
-    for (; place + 2 <= tile.row_end; place += 2) {
+    int64_t place = tile.row_begin, ahead = kFactors * n;
+    for (; place + 2 <= tile.row_end; place += 2, ahead = 0) {
       const Row<T> one = row_at<T>(args, place, tile.part), other = row_at<T>(args, place + 1, tile.part);
-      shrink_tile<2>(a + i * n, n, count, one.x, other.x, one.low + i, other.low + i);
+      shrink_tile<2>(a + i * n, n, count, ahead, one.x, other.x, one.low + i, other.low + i);
     }
     if (place < tile.row_end) {
       const Row<T> one = row_at<T>(args, place, tile.part);
-      shrink_tile<1>(a + i * n, n, count, one.x, one.x, one.low + i, one.low + i);
+      shrink_tile<1>(a + i * n, n, count, ahead, one.x, one.x, one.low + i, one.low + i);
     }
   }
 }
@@ -194,14 +210,14 @@ ARMLLM_INLINE void expand(const LoraArgs& args, const LoraTile& tile) {
   }
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    int64_t place = tile.row_begin;
-    for (; place + 2 <= tile.row_end; place += 2) {
+    int64_t place = tile.row_begin, ahead = 4 * 4 * kLanes;
+    for (; place + 2 <= tile.row_end; place += 2, ahead = 0) {
       const Row<T> one = row_at<T>(args, place, tile.part), other = row_at<T>(args, place + 1, tile.part);
-      expand_tile<2>(b + i, width, rank, one.low, other.low, one.y + column + i, other.y + column + i);
+      expand_tile<2>(b + i, width, rank, ahead, one.low, other.low, one.y + column + i, other.y + column + i);
     }
     if (place < tile.row_end) {
       const Row<T> one = row_at<T>(args, place, tile.part);
-      expand_tile<1>(b + i, width, rank, one.low, one.low, one.y + column + i, one.y + column + i);
+      expand_tile<1>(b + i, width, rank, ahead, one.low, one.low, one.y + column + i, one.y + column + i);
     }
   }
   for (int64_t place = tile.row_begin; i < n && place < tile.row_end; ++place) {

@@ -199,6 +199,7 @@ const std::vector<NamedTest>& attention_tests();
 const std::vector<NamedTest>& matmul_tests();
 const std::vector<NamedTest>& dense_tests();
 const std::vector<NamedTest>& moe_tests();
+const std::vector<NamedTest>& lora_tests();
 
 // A test of every storage type.
 #define CONFORMANCE_STORAGES(op, test) \

@@ -61,6 +61,13 @@ GROUPS = (
             "splat(weights[0])",
         ),
         Mutant(
+            "the second row of an adapter gets what the first does",
+            "lora_expand_f32",
+            "csrc/kernels/lora.h",
+            "splat(other_low[r])",
+            "splat(low[r])",
+        ),
+        Mutant(
             "the last weights of a dense panel are the first",
             "dense_matmul_f32",
             "csrc/kernels/dense.h",

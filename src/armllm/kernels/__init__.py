@@ -19,7 +19,7 @@ from armllm.kernels.attention import (
 )
 from armllm.kernels.dense import PanelWeight, linear, pack_panels
 from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_norm, rms_norm, rotary_embedding
-from armllm.kernels.lora import add_lora
+from armllm.kernels.lora import LoraSlots, add_lora
 from armllm.kernels.matmul import (
     PackedWeight,
     matmul_w4a8,
@@ -44,6 +44,7 @@ __all__ = [
     "ClampedSwiGLU",
     "Experts",
     "KVCacheLayout",
+    "LoraSlots",
     "PackedWeight",
     "PanelWeight",
     "add_lora",

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from armllm.kernels.lora import LoraSlots  # noqa: F401 - part of the same interface
 from armllm.kernels.moe import ClampedSwiGLU  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_lora import add_lora  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface

@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm.kernels.lora import LoraSlots
 
-def add_lora(  # noqa: PLR0917 - the kernels take what they take
-    y: Tensor,
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    ranks: Tensor,
-    part_ends: Tensor,
-    slots: Tensor,
-    norms: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> None:
+
+def add_lora(y: Tensor, x: Tensor, adapters: LoraSlots, slots: Tensor) -> None:
     """As `armllm.kernels.add_lora`."""
+    a, b, ranks, part_ends, norms, bias = adapters
     parts, max_rank = len(part_ends), a.shape[1] // len(part_ends)
     for row, slot in enumerate(slots.tolist()):
         start = 0

@@ -7,10 +7,9 @@ adds to every token what the adapter in its slot adds. Tokens without an adapter
 from __future__ import annotations
 
 import contextlib
-import itertools
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -37,19 +36,11 @@ class MatrixProduct(Protocol):
         """``x[T, in_features]`` to ``[T, out_features]``, same dtype."""
 
 
-class AdapterFactors(NamedTuple):
-    """The slots' factors of a matrix of P parts, as `kernels.add_lora` takes them."""
-
-    a: Tensor
-    b: Tensor
-    ranks: Tensor
-
-
 class AdapterLinear:
     """A product, and what the adapters add for their tokens.
 
     With DoRA a row is ``f (W x + s B A x) + bias``, where f is the magnitude over the norm of ``W + s B A``.
-    Its f is in the factor b already, and ``norms`` ``[slots, out]`` holds ``f - 1`` for the rest.
+    Its f is in ``held.b`` already, and ``held.norms`` has ``f - 1`` for the rest.
     """
 
     def __init__(
@@ -67,10 +58,8 @@ class AdapterLinear:
         for name, rows in parts.items():
             self.parts[name] = slice(first, first + rows)
             first += rows
-        self.part_ends = torch.tensor([*itertools.accumulate(parts.values())])
-        self.factors: AdapterFactors | None = None  # once some adapter has changed it
-        self.bias: Tensor | None = None
-        self.norms: Tensor | None = None
+        self.held: kernels.LoraSlots | None = None  # once some adapter has changed it
+        self._bias: Tensor | None = None
         self._slots = slots
         self._known: weakref.WeakKeyDictionary[Adapter, Tensor] = weakref.WeakKeyDictionary()
 
@@ -78,24 +67,23 @@ class AdapterLinear:
         """``x[T, in_features]`` to ``[T, out_features]``, same dtype."""
         y = self.product(x)
         slots = self._slots.of_rows(len(x))
-        if slots is not None and self.factors is not None:
-            x = x if x.stride(-1) == 1 else x.contiguous()
-            kernels.add_lora(y, x, *self.factors, self.part_ends, slots, self.norms, self.bias)
+        if slots is not None and self.held is not None:
+            kernels.add_lora(y, x if x.stride(-1) == 1 else x.contiguous(), self.held, slots)
         return y
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Let a slot hold what an adapter changes here."""
         changes = {name: adapter.matrices[name] for name in self.parts if name in adapter.matrices}
-        if changes and self.factors is None:
-            self.factors = self._slots.factors(len(self.parts), self.in_features, self.out_features)
-        if self.factors is None:
+        if changes and self.held is None:
+            self.held = self._slots.matrix([part.stop for part in self.parts.values()], self.in_features)
+        if self.held is None:
             return
         norms = self._norms(adapter, changes)
-        if norms is not None and self.norms is None:
-            self.norms = self._slots.norms(self.out_features)
-        if self.norms is not None:
-            self.norms[slot] = 0 if norms is None else norms - 1
-        a, b, ranks = self.factors
+        if norms is not None and self.held.norms is None:
+            self.held = self.held._replace(norms=self._slots.norms(self.out_features), bias=self._bias)
+        if self.held.norms is not None:
+            self.held.norms[slot] = 0 if norms is None else norms - 1
+        a, b, ranks = self.held[:3]
         ranks[slot] = 0
         for part, (name, columns) in enumerate(self.parts.items()):
             if name not in changes:
@@ -121,9 +109,9 @@ class AdapterLinear:
 
     def _measure(self, changes: Mapping[str, LowRank]) -> Tensor:
         """The weight's columns are what the product makes of the unit vectors, however it is stored."""
-        if self.bias is None:  # recorded steps go on with this one
+        if self._bias is None:  # recorded steps go on with this one
             zero = torch.zeros(1, self.in_features, dtype=self._slots.dtype)
-            self.bias = self.product(zero)[0].float()
+            self._bias = self.product(zero)[0].float()
         squares = torch.zeros(self.out_features)
         for first in range(0, self.in_features, CHUNK):
             size = min(CHUNK, self.in_features - first)
@@ -194,13 +182,15 @@ class AdapterSlots:
         self.products.append(AdapterLinear(product, plain, in_features, self))
         return self.products[-1]
 
-    def factors(self, parts: int, in_features: int, out_features: int) -> AdapterFactors:
-        """Those of a matrix, which change nothing."""
+    def matrix(self, part_ends: Sequence[int], in_features: int) -> kernels.LoraSlots:
+        """Slots for a matrix whose parts end there, which change nothing."""
         self.version += 1
-        return AdapterFactors(
-            torch.zeros(self.count, parts * self.max_rank, in_features, dtype=self.dtype),
-            torch.zeros(self.count, self.max_rank * out_features, dtype=self.dtype),
-            torch.zeros(self.count, parts, dtype=torch.int64),
+        parts = len(part_ends)
+        return kernels.LoraSlots(
+            a=torch.zeros(self.count, parts * self.max_rank, in_features, dtype=self.dtype),
+            b=torch.zeros(self.count, self.max_rank * part_ends[-1], dtype=self.dtype),
+            ranks=torch.zeros(self.count, parts, dtype=torch.int64),
+            part_ends=torch.tensor(part_ends),
         )
 
     def norms(self, out_features: int) -> Tensor:

@@ -226,7 +226,7 @@ def _add_lora(ops: Any, dtype: torch.dtype) -> Tensor:
     norms = _random(3, columns, dtype=torch.float32, seed=3) * torch.tensor([[0.0], [0.5], [0.0]])
     ranks, slots = torch.tensor([[1, 6], [4, 5], [0, 3]]), torch.tensor([2, -1, 1, 0, 1])
     bias = _random(columns, dtype=torch.float32)
-    ops.add_lora(y, x, a, b, ranks, ends, slots, norms, bias)
+    ops.add_lora(y, x, ops.LoraSlots(a, b, ranks, ends, norms, bias), slots)
     return y
 
 

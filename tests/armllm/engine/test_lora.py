@@ -213,6 +213,43 @@ def test_base_requests_have_the_bits_of_an_engine_without_adapters(three):
     assert found[0] == found[1]
 
 
+def log_probabilities(llm, prompts, requests):
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    outputs = llm.generate(prompts, params, lora_request=requests, use_tqdm=False)
+    return [[next(iter(one.values())).logprob for one in output.outputs[0].logprobs] for output in outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recorded_steps_with_adapters_have_the_bits_of_computed_ones(three, dtype):
+    """Catches slots that are those of the recorded step, and factors that a replay reads elsewhere."""
+    checkpoint, expected = three
+    prompts, requests, _ = mixed(expected)
+    prompts = [list(prompt) for prompt in prompts]
+    options = {"dtype": dtype, "enable_lora": True, "max_loras": 3, "enable_prefix_caching": False}
+    recorded, computed = LLM(str(checkpoint.folder), **options), LLM(str(checkpoint.folder), **options)
+    computed.llm_engine.runner.decode.most_sequences = 0
+    for turn in range(3):
+        others = requests[turn:] + requests[:turn]
+        assert log_probabilities(recorded, prompts, others) == log_probabilities(computed, prompts, others)
+    assert not computed.llm_engine.runner.decode.with_adapters
+    assert list(recorded.llm_engine.runner.decode.with_adapters) == [len(prompts)]
+
+
+def test_other_adapters_in_the_slots_need_no_other_recording(three):
+    """Once every matrix has been changed, recordings stay, whatever the slots hold later."""
+    checkpoint, expected = three
+    prompts = [list(prompt) for prompt in expected[None]]
+    first, second, dora = list(expected)[1:]
+    llm = LLM(str(checkpoint.folder), dtype="float32", enable_lora=True, max_loras=1)
+    recordings = llm.llm_engine.runner.decode.with_adapters
+    for request in (first, dora):
+        generate(llm, prompts, request)
+    found = recordings[len(prompts)]
+    for request in (second, dora, first, dora):
+        assert generate(llm, prompts, request) == [[one] for one in expected[request].values()]
+        assert recordings[len(prompts)] is found
+
+
 def test_requests_that_are_refused(three):
     checkpoint, expected = three
     request = list(expected)[1]

@@ -86,9 +86,12 @@ def ones(*shape, dtype=torch.float32):
 FITTING = {
     "add_lora": lambda t, _: {
         "y": ones(TOKENS, HIDDEN, dtype=t), "x": ones(TOKENS, HIDDEN, dtype=t),
-        "a": ones(2, 2 * 4, HIDDEN, dtype=t), "b": ones(2, 4 * HIDDEN, dtype=t),
-        "ranks": torch.tensor([[4, 0], [1, 3]]), "part_ends": torch.tensor([20, HIDDEN]),
-        "slots": torch.tensor([1, -1, 0]), "norms": ones(2, HIDDEN), "bias": ones(HIDDEN),
+        "slots": torch.tensor([1, -1, 0]),
+        "adapters": kernels.LoraSlots(
+            a=ones(2, 2 * 4, HIDDEN, dtype=t), b=ones(2, 4 * HIDDEN, dtype=t),
+            ranks=torch.tensor([[4, 0], [1, 3]]), part_ends=torch.tensor([20, HIDDEN]),
+            norms=ones(2, HIDDEN), bias=ones(HIDDEN),
+        ),
     },
     "convert": lambda t, _: plain(t) | {"out": torch.ones(TOKENS, HIDDEN)},
     "fused_add_rms_norm": lambda t, _: {
