@@ -116,6 +116,8 @@ def _bill(bill: Mapping[str, Any], name: FileName | None) -> Iterator[str]:
     subject = f"{canonicalize_name(whole['name'])} {whole['version']}"
     if name and subject != f"{name.name} {name.version}":
         yield f"it is of {subject}, the wheel is {name.name} {name.version}"
+    if bill["serialNumber"] != provenance.serial_number(bill):
+        yield "it was changed after it was written: its serial number is of other content"
 
 
 def _tools(bill: Mapping[str, Any]) -> frozenset[str]:
@@ -170,7 +172,9 @@ def _material(part: Mapping[str, Any]) -> set[str]:
 def _subject(path: Path, statement: Mapping[str, Any]) -> Iterator[str]:
     if (statement["_type"], statement["predicateType"]) != (provenance.STATEMENT, provenance.PREDICATE):
         yield f"it is {statement['predicateType']} in {statement['_type']}, not SLSA provenance v1"
-    (subject,) = statement["subject"]
+    subject, *others = statement["subject"]
+    if others:
+        yield f"it is of {len(others) + 1} files, not of this one alone"
     if subject["name"] != path.name:
         yield f"it is of {subject['name']}"
     found = provenance.sha256(path)

@@ -105,7 +105,9 @@ class _Run:
             self._texts()
         self.own = "armllm/build_info.json" in self.contents.texts
         policy = None
-        with cache.scratch_folder(".armbuild-audit", Path(tempfile.gettempdir())) as folder:
+        temporary_files = Path(tempfile.gettempdir())
+        cache.remove_left(temporary_files, "armbuild-audit-????????")  # as they were called once
+        with cache.scratch_folder(".armbuild-audit", temporary_files) as folder:
             # auditwheel unpacks the whole wheel; one with the ELF files alone says the same and costs less.
             elves = folder / variant.split(self.archive.path.with_suffix(".whl").name)[0]
             temporary = folder / "member.elf"

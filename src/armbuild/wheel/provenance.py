@@ -9,6 +9,7 @@ import hashlib
 import json
 import platform
 import re
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import armbuild
@@ -76,6 +77,12 @@ def revision(wheel: Path) -> str | None:
     except archives.BROKEN:
         return None
     return found if digest == sha256(wheel) else None
+
+
+def serial_number(bill: Mapping[str, Any]) -> str:
+    """Return the serial number of a bill of materials, which stands for all that it says."""
+    nameless = {**bill, "serialNumber": uuid.UUID(int=0).urn}
+    return uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(nameless, sort_keys=True)).urn
 
 
 def sha256(path: Path) -> str:

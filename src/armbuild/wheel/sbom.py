@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import UsageError, packages_of
+from armbuild.wheel import provenance
 
 with packages_of("build"):
     from cyclonedx.model import HashAlgorithm, HashType
@@ -112,5 +113,5 @@ def reproducible(bom: Bom, *, created: int | None) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
     if created is None:
         del body["metadata"]["timestamp"]
-    body["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(body, sort_keys=True)).urn
+    body["serialNumber"] = provenance.serial_number(body)
     return body
