@@ -30,10 +30,10 @@ def test_a_helper_answers_where_a_thousand_files_are_open(tmp_path):
         with contextlib.ExitStack() as files:
             for number in range(1100):
                 files.enter_context((tmp_path / "file").open("ab" if number else "wb"))
-            answers = [helper.ask([text, "abc"]) for text in ("a", "b")]
+            answers = [helper.ask([text, "abc", False]) for text in ("a", "b")]
         assert answers == [True, False]
         os.kill(helper._process.pid, signal.SIGINT)  # Ctrl-C in a terminal goes to all
-        assert [helper.ask([text, "abc"]) for text in ("a", "b")] == answers
+        assert [helper.ask([text, "abc", False]) for text in ("a", "b")] == answers
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 

@@ -68,6 +68,8 @@ def arguments(name, dtype):
     if name == "quantize_rows":
         zeros = torch.zeros(ROWS, dtype=torch.int32)
         return [torch.zeros_like(x, dtype=torch.int8), torch.zeros(ROWS), x, zeros]
+    if name == "add_lora":
+        return adapters(x)
     if name == "convert":
         other = torch.float32 if dtype is not torch.float32 else torch.bfloat16
         return [torch.zeros_like(x, dtype=other), x]
@@ -119,6 +121,14 @@ def mixture(name, x):
         str(dtype), torch.zeros_like(x), x, ids, weights, experts.addresses, experts.description, "silu",
         1.7, 2.0, torch.randn(3, 8), torch.randn(3, COLUMNS),
     ]  # fmt: skip
+
+
+def adapters(x):
+    """The arguments of a call with four slots, and two parts of a matrix."""
+    y, a = torch.randn(ROWS, OUT, dtype=x.dtype), torch.randn(4, 2 * 3, COLUMNS, dtype=x.dtype)
+    b, ranks = torch.randn(4, 3 * OUT, dtype=x.dtype), torch.tensor([[3, 1], [2, 0], [1, 3], [3, 3]])
+    ends, slots = torch.tensor([OUT // 2, OUT]), torch.arange(ROWS) % 4
+    return [y, x, a, b, ranks, ends, slots, torch.randn(4, OUT), torch.randn(OUT)]
 
 
 def heads(name, dtype):
