@@ -62,14 +62,13 @@ def arguments(name, dtype):
     if name in HEADS:
         return heads(name, dtype)
     x = torch.randn(ROWS, COLUMNS, dtype=dtype)
-    for part, make in (("matmul", quantised), ("moe", mixture), ("linear", product), ("norm", norm)):
+    makers = {"matmul": quantised, "moe": mixture, "linear": product, "norm": norm, "lora": adapters}
+    for part, make in makers.items():
         if part in name:
             return make(name, x)
     if name == "quantize_rows":
         zeros = torch.zeros(ROWS, dtype=torch.int32)
         return [torch.zeros_like(x, dtype=torch.int8), torch.zeros(ROWS), x, zeros]
-    if name == "add_lora":
-        return adapters(x)
     if name == "convert":
         other = torch.float32 if dtype is not torch.float32 else torch.bfloat16
         return [torch.zeros_like(x, dtype=other), x]
@@ -123,7 +122,7 @@ def mixture(name, x):
     ]  # fmt: skip
 
 
-def adapters(x):
+def adapters(_name, x):
     """The arguments of a call with four slots, and two parts of a matrix."""
     y, a = torch.randn(ROWS, OUT, dtype=x.dtype), torch.randn(4, 2 * 3, COLUMNS, dtype=x.dtype)
     b, ranks = torch.randn(4, 3 * OUT, dtype=x.dtype), torch.tensor([[3, 1], [2, 0], [1, 3], [3, 3]])
