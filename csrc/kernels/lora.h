@@ -107,7 +107,7 @@ ARMLLM_INLINE void shrink_tile(const T* a, int64_t n, int64_t count, int64_t ahe
 // y += low . b for four vectors of columns.
 template <int rows, class T>
 ARMLLM_INLINE void expand_tile(const T* b, int64_t stride, int64_t rank, int64_t ahead, const float* low,
-                               const float* other_low, T* y, T* other_y) {
+                               [[maybe_unused]] const float* other_low, T* y, T* other_y) {
   Vf s0, s1, s2, s3, t0 = zero(), t1 = zero(), t2 = zero(), t3 = zero();
   load_two(y, s0, s1);
   load_two(y + 2 * kLanes, s2, s3);
