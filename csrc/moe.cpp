@@ -133,9 +133,11 @@ class Mixture {
         activation_(activation),
         args_(args),
         hidden_(args.gate_up_shape.in_features),
+        part_(args.gate_up_shape.out_features / 2),
         width_(args.down_shape.in_features),
+        out_columns_(args.down_shape.out_features),
         routing_(sort_by_expert(args)) {
-    for (const Batch& batch : batches(routing_, 2 * width_ * kFloat)) {
+    for (const Batch& batch : batches(routing_, 2 * width_ * kFloat)) {  // the same at all ranks
       experts_.push_back({batch,
                           {kernel_, args.gate_up_shape, routing_, batch, args.gate_up},
                           {kernel_, args.down_shape, routing_, batch, args.down}});
@@ -163,16 +165,18 @@ class Mixture {
   };
 
   void divide_memory() {
-    int64_t activations = 0, products = 0, scratch = 0, end = 0;
+    int64_t activations = 0, products = 0, parts = 0, scratch = 0, end = 0;
     for (const Experts& e : experts_) {
       activations = std::max({activations, e.gate_up.activation_bytes(), e.down.activation_bytes()});
-      products = std::max(products, e.batch.rows * 2 * width_ * kFloat);
+      products = std::max(products, e.batch.rows * 2 * part_ * kFloat);
+      if (args_.gather) parts = std::max(parts, e.batch.rows);
       scratch = std::max({scratch, e.gate_up.scratch_bytes(), e.down.scratch_bytes()});
     }
     const auto part = [&end](int64_t bytes) { return std::exchange(end, end + aligned(bytes)); };
-    const int64_t row = aligned(width_ * kFloat), rows = static_cast<int64_t>(routing_.tokens.size());
+    const int64_t row = aligned(part_ * kFloat), rows = static_cast<int64_t>(routing_.tokens.size());
     const int64_t at_activations = part(activations), at_products = part(products);
-    const int64_t at_results = part(rows * hidden_ * kFloat);
+    const int64_t at_parts = part(parts * part_ * kFloat), at_whole = part(parts * width_ * kFloat);
+    const int64_t at_results = part(rows * out_columns_ * kFloat);
     const int64_t at_q = part(is_quantized_ ? args_.tokens * hidden_ : 0);
     const int64_t at_scales = part(is_quantized_ ? args_.tokens * kFloat : 0);
     const int64_t at_rows = part(threads_ * row), at_scratch = part(threads_ * scratch);
@@ -180,6 +184,8 @@ class Mixture {
     char* const memory = workspace.reserve(end);
     activations_ = memory + at_activations;
     products_ = reinterpret_cast<float*>(memory + at_products);
+    parts_ = reinterpret_cast<float*>(memory + at_parts);
+    whole_ = reinterpret_cast<float*>(memory + at_whole);
     results_ = reinterpret_cast<float*>(memory + at_results);
     q_ = reinterpret_cast<int8_t*>(memory + at_q);
     scales_ = reinterpret_cast<float*>(memory + at_scales);
@@ -207,51 +213,62 @@ class Mixture {
   }
 
   // From gate and up the activations for down. A row is activated in memory of the thread's own, and from
-  // there rounded into its place.
+  // there rounded into its place; or the rows lie together, for the gather.
   void activate(Experts& experts) {
-    experts.down.place(activations_, results_ + experts.batch.first * hidden_);
-    for_rows(experts, experts.down, 2 * width_, kProductElements,
+    experts.down.place(activations_, results_ + experts.batch.first * out_columns_);
+    for_rows(experts, experts.down, 2 * part_, kProductElements,
              [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last, int thread) {
-               auto* const row = static_cast<float*>(activated_.of(thread));
-               float* product = products_ + (group.first - experts.batch.first + first) * 2 * width_;
+               const int64_t at = group.first - experts.batch.first + first;
+               float* row = args_.gather ? parts_ + at * part_ : static_cast<float*>(activated_.of(thread));
+               float* product = products_ + at * 2 * part_;
                MatmulArgs call = shared;
                call.x = row;
                call.x_stride = 0;
-               for (int64_t r = first; r < last; ++r, product += 2 * width_) {
+               for (int64_t r = first; r < last; ++r, product += 2 * part_) {
                  if (args_.gate_up_bias != nullptr) {
-                   add(product, args_.gate_up_bias + group.expert * 2 * width_, 2 * width_);
+                   add(product, args_.gate_up_bias + group.expert * 2 * part_, 2 * part_);
                  }
-                 if (args_.alpha != 0) clamp(product, width_, args_.alpha, args_.limit);
-                 activation_({row, product, 1, width_, width_, 2 * width_}, 0,
-                             ceil_div(width_, kActivationChunk));
-                 kernel_.quantize(call, r, r + 1);
+                 if (args_.alpha != 0) clamp(product, part_, args_.alpha, args_.limit);
+                 activation_({row, product, 1, part_, part_, 2 * part_}, 0,
+                             ceil_div(part_, kActivationChunk));
+                 if (args_.gather) {
+                   row += part_;
+                 } else {
+                   kernel_.quantize(call, r, r + 1);
+                 }
                }
+             });
+    if (args_.gather) round_whole(experts);
+  }
+
+  void round_whole(const Experts& experts) {
+    args_.gather(whole_, parts_, experts.batch.rows);
+    for_rows(experts, experts.down, width_, kProductElements,
+             [&](const MatmulArgs& shared, const Group& group, int64_t first, int64_t last, int) {
+               MatmulArgs call = shared;
+               call.x = whole_ + (group.first - experts.batch.first) * width_;
+               call.x_stride = width_;
+               kernel_.quantize(call, first, last);
              });
   }
 
   void add_down_bias(const Experts& experts) {
-    for_rows(experts, experts.down, hidden_, kSimpleElements,
+    for_rows(experts, experts.down, out_columns_, kSimpleElements,
              [&](const MatmulArgs&, const Group& group, int64_t first, int64_t last, int) {
                for (int64_t r = group.first + first; r < group.first + last; ++r) {
-                 add(results_ + r * hidden_, args_.down_bias + group.expert * hidden_, hidden_);
+                 add(results_ + r * out_columns_, args_.down_bias + group.expert * out_columns_,
+                     out_columns_);
                }
              });
   }
 
   // Each token's results, weighted.
   void sum() {
-    const WeightedSumArgs sum{args_.out,
-                              results_,
-                              args_.expert_weights,
-                              routing_.rows.data(),
-                              args_.tokens,
-                              args_.per_token,
-                              hidden_,
-                              args_.out_stride,
-                              hidden_,
-                              args_.per_token};
+    const WeightedSumArgs sum{args_.out,    results_,        args_.expert_weights, routing_.rows.data(),
+                              args_.tokens, args_.per_token, out_columns_,         args_.out_stride,
+                              out_columns_, args_.per_token};
     WeightedSum* kernel = ARMLLM_OF_STORAGE(table_, weighted_sum, storage_);
-    parallel_ranges(args_.tokens, hidden_ * std::max<int64_t>(1, args_.per_token), kSimpleElements,
+    parallel_ranges(args_.tokens, out_columns_ * std::max<int64_t>(1, args_.per_token), kSimpleElements,
                     [&](int64_t begin, int64_t end, int) { kernel(sum, begin, end); });
   }
 
@@ -277,13 +294,15 @@ class Mixture {
   const MatmulKernel& kernel_;
   Activation* activation_;
   const MoeArgs& args_;
-  int64_t hidden_, width_;
+  int64_t hidden_, part_, width_, out_columns_;  // see MoeArgs: width_ is `intermediate`
   Routing routing_;
   const int threads_ = num_threads();
   std::vector<Experts> experts_;
   char* activations_;  // of the product that comes next
-  float* products_;    // [rows of the batch, 2 * width]: gate and up
-  float* results_;     // [rows, hidden]: down
+  float* products_;    // [rows of the batch, 2 * part]: gate and up
+  float* parts_;       // [rows of the batch, part], activated, where there is a gather
+  float* whole_;       // [rows of the batch, width], gathered
+  float* results_;     // [rows, out_columns]: down
   int8_t* q_;          // [tokens, hidden]
   float* scales_;      // [tokens]
   ThreadScratch activated_, scratch_;

@@ -12,6 +12,7 @@
 
 #include "arguments.h"
 #include "families.h"
+#include "gatherer.h"
 #include "recording.h"
 #include "tensor.h"
 
@@ -20,13 +21,6 @@ namespace py = pybind11;
 namespace armllm {
 
 namespace {
-
-// How the parts of one tensor lie in the whole.
-struct Gatherer {
-  std::shared_ptr<Ranks> ranks;
-  Pieces pieces;
-  int64_t part = 0, whole = 0;  // columns of this rank, of all
-};
 
 // pieces: for each rank (source, target, width) of its runs of columns.
 Gatherer make_gatherer(std::shared_ptr<Ranks> ranks,

@@ -146,6 +146,7 @@ def moe(
     limit: float | None,
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    gatherer: Gatherer | None,
     /,
 ) -> None: ...
 def weight_layouts() -> dict[str, str]: ...

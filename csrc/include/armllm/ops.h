@@ -113,21 +113,27 @@ void matmul(const KernelTable& table, WeightForm form, Storage storage, const Ma
 // expert_ids[t, j], where mlp(x) = down(function(gate(x)) * up(x)). Between the products all is float; both
 // round their inputs as matmul does, with weights as they are to the storage type at most. out must not
 // overlap x. Shazeer et al. 2017, arXiv:1701.06538.
+//
+// Where several ranks compute the experts, each has some rows of both matrices of every expert: the same
+// gates and ups, `part` of `intermediate`, and some of down's. Then `gather` is called once per batch of
+// experts.
 struct MoeArgs {
-  void* out;                    // [tokens, hidden], of the storage type
+  void* out;                    // [tokens, rows of down], of the storage type
   const void* x;                // [tokens, hidden], of the storage type
   const int64_t* expert_ids;    // [tokens, per_token], contiguous; below num_experts, -1: none
   const float* expert_weights;  // [tokens, per_token], contiguous
-  const void* const* gate_up;   // per expert [2 * intermediate, hidden], gate first
-  const void* const* down;      // per expert [hidden, intermediate]
+  const void* const* gate_up;   // per expert [2 * part, hidden], gate first
+  const void* const* down;      // per expert [rows of down, intermediate]
   WeightShape gate_up_shape, down_shape;
   int64_t tokens, per_token, num_experts;
   int64_t out_stride, x_stride;
-  const float* gate_up_bias = nullptr;  // [num_experts, 2 * intermediate], or null
-  const float* down_bias = nullptr;     // [num_experts, hidden], or null
+  const float* gate_up_bias = nullptr;  // [num_experts, 2 * part], or null
+  const float* down_bias = nullptr;     // [num_experts, rows of down], or null
   // Not 0: in place of the function h * sigmoid(alpha * h) * (u + 1), where h is the gate up to `limit` and
   // u is up from -limit to `limit`.
   float alpha = 0, limit = 0;
+  // whole [rows, intermediate] from this rank's part [rows, part], all contiguous; empty: part is the whole.
+  std::function<void(float* whole, const float* part, int64_t rows)> gather = {};
 };
 // The function is a gated one.
 void moe(const KernelTable& table, WeightForm form, Storage storage, Function function, const MoeArgs& args);

@@ -16,6 +16,8 @@ from armllm.kernels.matmul import PackedWeight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from armllm._kernels import Gatherer
+
 Weight = PackedWeight | PanelWeight | Tensor
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -34,19 +36,23 @@ class ClampedSwiGLU(NamedTuple):
 class Experts:
     """The weights of a layer's experts. `join_experts` makes it.
 
-    Each expert has ``gate_up`` [2 width, hidden], the gate first, and ``down`` [hidden, width]. ``bits`` is 0
-    for floating-point weights. They have the dtype ``dtype``.
+    Each expert has ``gate_up`` [2 part, hidden], the gate first, and ``down`` [columns, width]. ``bits`` is 0
+    for floating-point weights. They have the dtype ``dtype``. Without a ``gatherer``, ``part`` is ``width``
+    and ``columns`` is ``hidden``.
     """
 
     gate_up: tuple[Weight, ...]
     down: tuple[Weight, ...]
     hidden: int
+    part: int
     width: int
+    columns: int
     bits: int
     dtype: torch.dtype | None
     addresses: Tensor  # int64 [2, experts]
-    gate_up_bias: Tensor | None = None  # float32 [experts, 2 width]
-    down_bias: Tensor | None = None  # float32 [experts, hidden]
+    gate_up_bias: Tensor | None = None  # float32 [experts, 2 part]
+    down_bias: Tensor | None = None  # float32 [experts, columns]
+    gatherer: Gatherer | None = None
 
     @property
     def num_experts(self) -> int:
@@ -64,7 +70,8 @@ class Experts:
             for weight in (self.gate_up[0], self.down[0])
         ]
         in_panels = int(isinstance(self.gate_up[0], PanelWeight))
-        return (weights, self.hidden, self.width, self.num_experts, *groups[0], *groups[1], in_panels)
+        sizes = (self.hidden, self.part, self.width, self.columns)
+        return (weights, *sizes, self.num_experts, *groups[0], *groups[1], in_panels)
 
 
 def join_experts(
@@ -72,6 +79,7 @@ def join_experts(
     down: Sequence[Weight],
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    gatherer: Gatherer | None = None,
 ) -> Experts:
     """Check the weights of all experts and join them without a copy.
 
@@ -84,6 +92,9 @@ def join_experts(
 
     The biases are contiguous float32 tensors [experts, 2 width] and [experts, hidden].
 
+    Where several ranks compute the experts, the weights and biases have this rank's rows: some gates, as many
+    ups, and some of ``down``. ``gatherer`` makes all ``width`` columns between the products from these.
+
     Raises ValueError that names the wrong weight.
     """
     if len(gate_up) != len(down) or not gate_up:
@@ -91,39 +102,43 @@ def join_experts(
             f"gate_up has {len(gate_up)} experts and down {len(down)}, expected as many, at least one"
         )
     first = gate_up[0]
-    if isinstance(first, Tensor):
-        extension.check_matrix("gate_up[0]", first, None, None, None, True)
-        rows, hidden = first.shape
-    else:
-        rows, hidden = first.out_features, first.in_features
+    rows, hidden = _shape("gate_up[0]", first)
     if rows % 2 != 0:
         raise ValueError(f"gate_up[0] has {rows} rows, expected an even number: gate, then up")
-    width = rows // 2
+    width, columns = (
+        (rows // 2, hidden) if gatherer is None else (gatherer.whole, _shape("down[0]", down[0])[0])
+    )
     kind, other = _kind(first), _kind(down[0])
     if other != kind:
         raise ValueError(f"down[0] has weights of {other}, gate_up[0] of {kind} (a number: of bits)")
     if type(down[0]) is not type(first):
         raise ValueError("down[0] is stored otherwise than gate_up[0]: one in panels, the other not")
-    addresses = torch.tensor(
-        [
-            [_address(f"{name}[{i}]", weight, weights[0], shape) for i, weight in enumerate(weights)]
-            for name, weights, shape in (
-                ("gate_up", gate_up, (rows, hidden)),
-                ("down", down, (hidden, width)),
-            )
-        ]
-    )
+    addresses = [
+        [_address(f"{name}[{i}]", weight, weights[0], shape) for i, weight in enumerate(weights)]
+        for name, weights, shape in (("gate_up", gate_up, (rows, hidden)), ("down", down, (columns, width)))
+    ]
     return Experts(
         gate_up=tuple(gate_up),
         down=tuple(down),
         hidden=hidden,
+        part=rows // 2,
         width=width,
+        columns=columns,
         bits=kind if isinstance(kind, int) else 0,
         dtype=None if isinstance(kind, int) else kind,
-        addresses=addresses,
+        addresses=torch.tensor(addresses),
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
+        gatherer=gatherer,
     )
+
+
+def _shape(name: str, weight: Weight) -> tuple[int, int]:
+    if not isinstance(weight, Tensor):
+        return weight.out_features, weight.in_features
+    extension.check_matrix(name, weight, None, None, None, True)
+    rows, columns = weight.shape
+    return rows, columns
 
 
 def _kind(weight: Weight) -> int | torch.dtype:
@@ -172,7 +187,8 @@ def _moe(  # noqa: PLR0917 - one is bound below
     of the experts are added to both products.
 
     - ``x``, ``out``: [tokens, hidden] of one dtype: float32, float16 or bfloat16. If the experts are not
-      packed, it is their dtype. ``out`` must not overlap ``x``.
+      packed, it is their dtype. ``out`` must not overlap ``x``. It has the rows of ``down`` as its columns
+      where that is only a part (see `join_experts`).
     - ``expert_ids``: int64 [tokens, per_token]; -1 means none. A token without experts gets zeros.
     - ``expert_weights``: float32 in the same shape.
 
@@ -197,6 +213,7 @@ def _moe(  # noqa: PLR0917 - one is bound below
         None if clamped is None else clamped.limit,
         experts.gate_up_bias,
         experts.down_bias,
+        experts.gatherer,
     )
 
 

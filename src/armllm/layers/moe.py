@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from armllm import kernels
-from armllm.errors import RequestError
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import (
     Linear,
@@ -21,7 +20,7 @@ from armllm.layers.linear import (
     load_linear,
 )
 from armllm.layers.lora import building_with
-from armllm.layers.ranks import current_ranks
+from armllm.layers.ranks import Cut, Gather, building_for, current_ranks
 from armllm.quant.round_to_nearest import rounded
 from armllm.quant.rounding import fit
 
@@ -77,7 +76,8 @@ class Router:
         name: str = "gate",
         bias: bool = False,
     ) -> None:
-        self.linear = load_linear(weights, {name: num_experts}, hidden_size, bias=bias)
+        with building_for(None):  # so small that each rank computes it all, and need not wait
+            self.linear = load_linear(weights, {name: num_experts}, hidden_size, bias=bias)
         self.num_experts_per_tok = num_experts_per_tok
         self.normalise = normalise
 
@@ -146,9 +146,12 @@ class GroupedRouter:
 class FusedExperts:
     """All experts in one call of a kernel; their weights are stored alike."""
 
-    def __init__(self, experts: kernels.Experts, activation: Activation) -> None:
+    def __init__(
+        self, experts: kernels.Experts, activation: Activation, gather: Gather | None = None
+    ) -> None:
         self.experts = experts
         self.activation = activation
+        self.gather = gather
         ops = {8: kernels.moe_w8a8, 4: kernels.moe_w4a8}
         floating = {
             torch.bfloat16: kernels.moe_bf16,
@@ -158,9 +161,9 @@ class FusedExperts:
         self.op = floating[experts.dtype] if experts.dtype is not None else ops[experts.bits]
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty(x.shape[0], self.experts.columns, dtype=x.dtype)
         self.op(out, x, expert_ids, expert_weights, self.experts, activation=self.activation)
-        return out
+        return out if self.gather is None else self.gather(out)
 
 
 class SeparateExperts:
@@ -173,11 +176,13 @@ class SeparateExperts:
         biases: Biases | None = None,
         *,
         activation: str | kernels.ClampedSwiGLU,
+        gathers: Gathers | None = None,
     ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.biases = biases
         self.activation = gated(activation)
+        self.gathers = gathers
 
     def __call__(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         num_tokens, per_token = expert_ids.shape
@@ -198,10 +203,15 @@ class SeparateExperts:
 
     def _run(self, expert: int, x: Tensor) -> Tensor:
         gate_up = self.gate_up[expert](x)
-        if self.biases is None:
-            return self.down[expert](self.activation(gate_up))
-        activated = self.activation(gate_up + self.biases[0][expert].to(x.dtype))
-        return self.down[expert](activated) + self.biases[1][expert].to(x.dtype)
+        if self.biases is not None:
+            gate_up += self.biases[0][expert].to(x.dtype)
+        activated = self.activation(gate_up)
+        if self.gathers is not None:
+            activated = self.gathers.between(activated)
+        result = self.down[expert](activated)
+        if self.biases is not None:
+            result += self.biases[1][expert].to(x.dtype)
+        return result if self.gathers is None else self.gathers.after(result)
 
 
 def load_experts(
@@ -216,28 +226,37 @@ def load_experts(
     """Experts from ``experts.N.<name>.weight``, or from one of the pairs of `STACKED` tensors.
 
     Those, ``[E, 2 size, hidden_size]`` and ``[E, hidden_size, size]``, stay mapped, unless they are rounded
-    while loading or the kernels want panels. RequestError where several ranks compute the model.
+    while loading or the kernels want panels. Each of several ranks takes its rows of every expert.
     """
-    refuse_ranks()
     experts = weights.scope("experts")
     stacked = next((pair for pair in STACKED if weights.has(pair[0])), None)
     if stacked is not None:
-        gate_up = _unstacked(weights, stacked[0], num_experts, 2 * size, hidden_size)
-        down = _unstacked(weights, stacked[1], num_experts, hidden_size, size)
+        gate_up = _unstacked(
+            weights, stacked[0], num_experts, (2 * size, hidden_size), own_rows(GATES_AND_UPS)
+        )
+        down = _unstacked(weights, stacked[1], num_experts, (hidden_size, size), own_rows())
     else:
         gate_name, up_name, down_name = names
         scopes = [experts.scope(str(expert)) for expert in range(num_experts)]
         gate_up = [_matrix(scope, {gate_name: size, up_name: size}, hidden_size) for scope in scopes]
         down = [_matrix(scope, {down_name: hidden_size}, size) for scope in scopes]
-    return combined(gate_up, down, activation=activation)
+    return combined(gate_up, down, sizes=(hidden_size, size), activation=activation)
 
 
-def refuse_ranks() -> None:
-    """RequestError where several ranks compute the model."""
-    if current_ranks() is not None:
-        raise RequestError(
-            "tensor_parallel_size must be 1 for a mixture of experts: they are not cut by rank"
-        )
+class Gathers(NamedTuple):
+    """What several ranks gather: the columns between an expert's two products, and those of its result."""
+
+    between: Gather
+    after: Gather
+
+
+GATES_AND_UPS = 2  # blocks of gate_up, of each of which a rank has its rows
+
+
+def own_rows(blocks: int = 1) -> Callable[[Tensor], Tensor]:
+    """What takes this rank's rows of an expert's matrix; all of them where no other rank is."""
+    ranks = current_ranks()
+    return (lambda whole: whole) if ranks is None else Cut(ranks, blocks).take
 
 
 def combined(
@@ -245,23 +264,36 @@ def combined(
     down: Sequence[Tensor | Linear],
     biases: Biases | None = None,
     *,
+    sizes: tuple[int, int],
     activation: str | kernels.ClampedSwiGLU,
 ) -> Experts:
     """All experts, in one call of a kernel if that can be; a matrix or a product with one for each of them.
 
-    ``biases``: fp32 ``[E, 2 size]`` and ``[E, hidden_size]``.
+    ``sizes``: hidden_size, and the columns between the products. ``biases``: fp32 ``[E, 2 size]`` and
+    ``[E, hidden_size]``. All have this rank's rows only (`own_rows`), biases their columns.
     """
     function = gated_kernel(activation)
     stored = _alike([*gate_up, *down])
+    ranks, gathers = current_ranks(), None
+    if ranks is not None:
+        hidden_size, size = sizes
+        gathers = Gathers(Cut(ranks).gatherer([size]), Cut(ranks).gatherer([hidden_size]))
     if function is not None and stored is not None:
         count = len(gate_up)
-        joined = kernels.join_experts(stored[:count], stored[count:], *(biases or ()))
-        return FusedExperts(joined, cast("Activation", function))
+        joined = kernels.join_experts(
+            stored[:count],
+            stored[count:],
+            gate_up_bias=None if biases is None else biases[0],
+            down_bias=None if biases is None else biases[1],
+            gatherer=None if gathers is None else gathers.between.gatherer,
+        )
+        return FusedExperts(joined, cast("Activation", function), None if gathers is None else gathers.after)
     return SeparateExperts(
         [_product(matrix) for matrix in gate_up],
         [_product(matrix) for matrix in down],
         biases,
         activation=activation,
+        gathers=gathers,
     )
 
 
@@ -271,24 +303,34 @@ def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor |
     floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
     if not floating or weights.watch is not None:
         with building_with(None):  # experts get other rows than the step's
-            return load_linear(weights, parts, inputs, bias=False)
+            return load_linear(weights, parts, inputs, bias=False, gathered=False)
     names = [f"{name}.weight" for name in parts]
-    if len(names) == 1:
+    ranks = current_ranks()
+    if ranks is not None:
+        weights = weights.cut(Cut(ranks))
+    elif len(names) == 1:
         return weights.take(names[0], *parts.values(), inputs)
     return weights.concatenate(names, [(rows, inputs) for rows in parts.values()])
 
 
 def _unstacked(
-    weights: Weights, name: str, num_experts: int, rows: int, inputs: int
+    weights: Weights,
+    name: str,
+    num_experts: int,
+    shape: tuple[int, int],
+    own: Callable[[Tensor], Tensor],
 ) -> Sequence[Tensor | Linear]:
-    """A matrix, or a product with one, per expert from one tensor ``[num_experts, rows, inputs]``."""
+    """A matrix, or a product with one, per expert from one tensor ``[num_experts, *shape]``.
+
+    ``own``: `own_rows` of a matrix.
+    """
     form = weights.quantization
-    scheme = form.scheme(weights, name, inputs) if form is not None else None
+    scheme = form.scheme(weights, name, shape[1]) if form is not None else None
     if scheme is None:
-        return list(weights.take(name, num_experts, rows, inputs))
+        return [own(one) for one in weights.take(name, num_experts, *shape)]
     return [
-        QuantizedLinear(fit(rounded(weights, name, one, scheme))[0])
-        for one in weights.slices(name, num_experts, (rows, inputs), scheme)
+        QuantizedLinear(fit(rounded(weights, name, own(one), scheme))[0])
+        for one in weights.slices(name, num_experts, shape, scheme)
     ]
 
 
@@ -297,18 +339,21 @@ def transposed_experts(
     name: str,
     count: int,
     shape: tuple[int, int],
+    *,
+    own: Callable[[Tensor], Tensor],
     arrange: Callable[[Tensor], Tensor] = Tensor.contiguous,
 ) -> Sequence[Tensor | Linear]:
     """A matrix of this shape, or a product with one, per expert of a tensor ``[count, inputs, rows]``.
 
-    ``arrange``: puts the rows of a matrix in another order, and its elements one after the other.
+    ``arrange``: puts the rows of a matrix in another order, and its elements one after the other. ``own``:
+    `own_rows` of the result.
     """
     form, stored = experts.quantization, shape[::-1]
     scheme = form.scheme(experts, name, shape[1]) if form is not None else None
     if scheme is None:
-        return [arrange(one.t()) for one in experts.take(name, count, *stored)]
+        return [own(arrange(one.t())) for one in experts.take(name, count, *stored)]
     return [
-        QuantizedLinear(fit(rounded(experts, name, arrange(one.t()), scheme))[0])
+        QuantizedLinear(fit(rounded(experts, name, own(arrange(one.t())), scheme))[0])
         for one in experts.slices(name, count, stored, scheme, transposed=True)
     ]
 

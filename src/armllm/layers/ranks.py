@@ -18,7 +18,7 @@ from armllm.errors import EngineError
 from armllm.kernels._extension import extension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
         """Copy the rows of a part that belong to this rank."""
         return torch.cat([whole[rows.start : rows.stop] for rows in self.rows(len(whole))])
 
-    def gatherer(self, counts: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    def gatherer(self, counts: Sequence[int]) -> Gather:
         """What makes the whole of this rank's columns; ``counts`` are those of the parts, side by side."""
         pieces = []
         for rank in range(self.ranks.size):
@@ -92,9 +92,9 @@ class Gather:
     """``x[T, columns of this rank]`` to ``[T, columns of all]``; all ranks call it at the same point."""
 
     def __init__(self, gatherer: extension.Gatherer) -> None:
-        self._gatherer = gatherer
+        self.gatherer = gatherer
 
     def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty(x.shape[0], self._gatherer.whole, dtype=x.dtype)
-        extension.gather_parts(out, x, self._gatherer)
+        out = torch.empty(x.shape[0], self.gatherer.whole, dtype=x.dtype)
+        extension.gather_parts(out, x, self.gatherer)
         return out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
-from armllm.layers.moe import MoE, Router, combined, refuse_ranks, transposed_experts
+from armllm.layers.moe import GATES_AND_UPS, MoE, Router, combined, own_rows, transposed_experts
 from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,
@@ -75,19 +75,19 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
         The softmax over the chosen experts' scores is the one over all scores, made to sum to one.
         """
         block, hidden, count = weights.scope("mlp"), config.hidden_size, config.num_experts
-        refuse_ranks()
         router = Router(
             block, hidden, count, config.num_experts_per_tok, normalise=True, name="router", bias=True
         )
         experts, width = block.scope("experts"), config.intermediate_size
         gate_up = _matrices(experts, "gate_up_proj", count, (2 * width, hidden))
         down = _matrices(experts, "down_proj", count, (hidden, width))
+        gate_up_biases = gates_first(experts.take("gate_up_proj_bias", count, 2 * width), 1)
         biases = (
-            gates_first(experts.take("gate_up_proj_bias", count, 2 * width), 1).float(),
-            experts.take("down_proj_bias", count, hidden).float(),
+            own_rows(GATES_AND_UPS)(gate_up_biases.t()).t().float().contiguous(),
+            own_rows()(experts.take("down_proj_bias", count, hidden).t()).t().float().contiguous(),
         )
         activation = ClampedSwiGLU(config.swiglu_alpha, config.swiglu_limit)
-        return MoE(router, combined(gate_up, down, biases, activation=activation))
+        return MoE(router, combined(gate_up, down, biases, sizes=(hidden, width), activation=activation))
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
@@ -139,9 +139,10 @@ def gates_first(x: Tensor, dim: int) -> Tensor:
 def _matrices(experts: Weights, name: str, count: int, shape: tuple[int, int]) -> Sequence[Tensor | Linear]:
     """A matrix, or a product with one, per expert of a tensor ``[count, inputs, rows]``, or of MXFP4."""
     form, ups = experts.quantization, name == "gate_up_proj"
+    own = own_rows(GATES_AND_UPS if ups else 1)
+    arrange = partial(gates_first, dim=0) if ups else Tensor.contiguous
     scheme = form.scheme(experts, name, shape[1]) if isinstance(form, MXFP4) else None
     if isinstance(form, MXFP4) and scheme is not None:
         found = experts.stack(form, name, count, shape, scheme)
-        return [QuantizedLinear(one.rows(lambda rows: gates_first(rows, 0)) if ups else one) for one in found]
-    arrange = partial(gates_first, dim=0) if ups else Tensor.contiguous
-    return transposed_experts(experts, name, count, shape, arrange)
+        return [QuantizedLinear(one.rows(lambda rows: own(arrange(rows)))) for one in found]
+    return transposed_experts(experts, name, count, shape, own=own, arrange=arrange)

@@ -14,8 +14,9 @@ import torch
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.moe import combined, load_experts, refuse_ranks, transposed_experts
+from armllm.layers.moe import GATES_AND_UPS, combined, load_experts, own_rows, transposed_experts
 from armllm.layers.norm import PlainNorm
+from armllm.layers.ranks import building_for
 from armllm.layers.rotary import RotaryEmbedding
 from armllm.models.llama import (
     LlamaAttention,
@@ -100,7 +101,8 @@ class Llama4MoE:
     """Experts, whose inputs are multiplied by the sigmoid of their score, and one for all tokens."""
 
     def __init__(self, config: Llama4Config, weights: Weights) -> None:
-        self.router = load_linear(weights, {"router": config.num_experts}, config.hidden_size, bias=False)
+        with building_for(None):  # as layers.moe.Router
+            self.router = load_linear(weights, {"router": config.num_experts}, config.hidden_size, bias=False)
         self.per_token = config.num_experts_per_tok
         self.experts = _load_experts(config, weights)
         self.shared = GatedMLP(
@@ -127,10 +129,11 @@ def _load_experts(config: Llama4Config, weights: Weights) -> Experts:
     hidden, size, count = config.hidden_size, config.intermediate_size, config.num_experts
     if weights.scope("experts.0", optional=True) is not weights:
         return load_experts(weights, count, hidden, size, activation=config.activation)
-    refuse_ranks()
-    gate_up = transposed_experts(weights, "experts.gate_up_proj", count, (2 * size, hidden))
-    down = transposed_experts(weights, "experts.down_proj", count, (hidden, size))
-    return combined(gate_up, down, activation=config.activation)
+    gate_up = transposed_experts(
+        weights, "experts.gate_up_proj", count, (2 * size, hidden), own=own_rows(GATES_AND_UPS)
+    )
+    down = transposed_experts(weights, "experts.down_proj", count, (hidden, size), own=own_rows())
+    return combined(gate_up, down, sizes=(hidden, size), activation=config.activation)
 
 
 class Llama4DecoderLayer(LlamaDecoderLayer):

@@ -218,9 +218,10 @@ def test_quantised_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_
     assert short_answers(folder, 2) == short_answers(folder, 1)
 
 
-def short_answers(folder, size, by="tensor"):
+def short_answers(folder, size, by="tensor", **options):
     params = SamplingParams(max_tokens=8, temperature=0, logprobs=1, ignore_eos=True)
-    with loaded(folder, size, by, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=64) as llm:
+    options = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_model_len": 64} | options
+    with loaded(folder, size, by, **options) as llm:
         outputs = llm.generate(random_prompts((9, 20), 1), params, use_tqdm=False)
     return [(one.outputs[0].token_ids, one.outputs[0].cumulative_logprob) for one in outputs]
 
@@ -274,11 +275,44 @@ def test_what_ranks_cannot_compute_is_refused(make_checkpoint, tmp_path):
         LLM(folder, tensor_parallel_size=65)
 
 
-def test_a_mixture_of_experts_is_refused(in_threads, tmp_path):
-    config = random_config("MixtralForCausalLM", 1) | {"num_attention_heads": 4, "num_key_value_heads": 2}
+MIXTURES = [
+    ("MixtralForCausalLM", {}),
+    ("MixtralForCausalLM", {"dtype": "float16"}),
+    ("MixtralForCausalLM", {"quantization": "int8"}),
+    ("GptOssForCausalLM", {}),  # biases, gates and ups alternate
+    ("GptOssForCausalLM", {"quantization": "int4"}),
+    ("DeepseekV3ForCausalLM", {"quantization": "int4"}),  # an expert for all tokens beside
+    ("GraniteMoeForCausalLM", {}),
+    ("Llama4ForCausalLM", {}),
+    ("PhimoeForCausalLM", {}),
+    ("Qwen3MoeForCausalLM", {"quantization": "int4-g32"}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "options"), MIXTURES)
+def test_experts_are_cut_by_rows(in_threads, tmp_path, architecture, options):
+    heads = 4 if architecture.startswith("Deepseek") else 2
+    config = random_config(architecture, 1) | {"num_attention_heads": 4, "num_key_value_heads": heads}
     save_reference(tmp_path, config, 1)
-    with pytest.raises(RequestError, match="mixture of experts"):
-        LLM(tmp_path, tensor_parallel_size=2, skip_tokenizer_init=True)
+    expected = short_answers(tmp_path, 1, **options)
+    assert short_answers(tmp_path, 2, **options) == expected
+    if heads == 4:
+        assert short_answers(tmp_path, 4, **options) == expected
+
+
+def test_experts_in_float32_are_cut_by_rows(in_threads, tmp_path):
+    """Torch's products have the same bits at these sizes, with all rows and with some."""
+    config = random_config("MixtralForCausalLM", 1) | {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_local_experts": 8,
+    }
+    save_reference(tmp_path, config, 1)
+    expected = short_answers(tmp_path, 1, dtype="float32")
+    for size in (2, 4):
+        assert short_answers(tmp_path, size, dtype="float32") == expected
 
 
 def test_a_step_that_fails_at_rank_0_stops_all(in_threads, make_checkpoint, monkeypatch):

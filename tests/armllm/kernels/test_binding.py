@@ -118,7 +118,7 @@ def mixture(name, x):
     weights = torch.rand(ROWS, 2)
     return [
         str(dtype), torch.zeros_like(x), x, ids, weights, experts.addresses, experts.description, "silu",
-        1.7, 2.0, torch.randn(3, 8), torch.randn(3, COLUMNS),
+        1.7, 2.0, torch.randn(3, 8), torch.randn(3, COLUMNS), None,
     ]  # fmt: skip
 
 

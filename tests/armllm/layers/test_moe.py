@@ -16,7 +16,7 @@ def experts(dtype):
     generator = torch.Generator().manual_seed(7)
     gate_up = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator).to(dtype)
     down = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator).to(dtype)
-    return moe.combined(list(gate_up / 4), list(down / 4), activation="silu")
+    return moe.combined(list(gate_up / 4), list(down / 4), sizes=(HIDDEN, WIDTH), activation="silu")
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_experts_are_in_panels_where_those_are_the_fastest(monkeypatch, fast_pan
 def test_experts_without_data_get_no_panels(monkeypatch):
     monkeypatch.setattr(moe, "has_fast_panels", lambda _dtype: True)
     weights = [torch.empty(8, 8, dtype=torch.bfloat16, device="meta")] * 2
-    layer = moe.combined(weights, weights, activation="silu")
+    layer = moe.combined(weights, weights, sizes=(HIDDEN, WIDTH), activation="silu")
     assert isinstance(layer, moe.SeparateExperts)

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Kill random processes of servers that have several ranks, at random moments, and look at what is left.
+
+    python tools/soak_ranks.py src/armllm/smoke/model --kills 500
+
+Each round starts a server with two ranks and clients. `--tensor-parallel-size` and `--pipeline-parallel-size`
+take turns. Then one process gets SIGKILL, or a rank SIGSTOP. The moment is a random one, while the server
+loads or under requests. A round fails if
+
+- the server does not end in time, with status 70, and with a sentence that names the rank and the signal,
+- a client waits for longer,
+- a process of the server or a file in /dev/shm is left.
+
+The moments and victims come from `--seed`. Prints a line for each failure, and a summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 3.0
+"""Seconds that a rank may let others wait (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`)."""
+ENDS = 12.0
+"""Seconds until nothing may be left. The machine is slower with more servers beside."""
+READY = 180.0
+MARK = "SOAK_RANKS_ROUND"
+
+
+def has_mark(process: psutil.Process, mark: str) -> bool:
+    """Whether a process runs whose environment has the mark of a round."""
+    with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is not ours
+        return bool(process.environ().get(MARK) == mark) and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def processes(mark: str) -> list[psutil.Process]:
+    """All of these."""
+    return [process for process in psutil.process_iter() if has_mark(process, mark)]
+
+
+def wait(holds: Callable[[], object], seconds: float) -> bool:
+    """Whether a condition comes true within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Client(threading.Thread):
+    """Sends requests until the server is gone, and remembers how long the longest read took."""
+
+    def __init__(self, port: int, index: int) -> None:
+        super().__init__(daemon=True)
+        self.port, self.index, self.answers = port, index, 0
+        self.start()
+
+    def run(self) -> None:
+        body = {
+            "prompt": f"Hello {self.index}",
+            "max_tokens": 40,
+            "ignore_eos": True,
+            "stream": self.index % 2 == 0,
+        }
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            try:
+                connection.request(
+                    "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+                )
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                return
+            finally:
+                connection.close()
+            self.answers += 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Round:
+    """One server, one victim."""
+
+    def __init__(self, model: str, by: str, randomness: random.Random) -> None:
+        self.mark, self.port, self.lines = uuid.uuid4().hex, free_port(), list[str]()
+        self.random = randomness
+        command = [
+            sys.executable, "-m", "armllm", "serve", model, "--port", str(self.port),
+            f"--{by}-parallel-size", "2", "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        environment = {
+            **os.environ, MARK: self.mark, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(PATIENCE),
+        }  # fmt: skip
+        self.started = time.monotonic()
+        self.server = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        assert self.server.stderr is not None  # noqa: S101 - a pipe
+        self.lines.extend(self.server.stderr)
+
+    def ready(self) -> bool:
+        return self.server.poll() is not None or any(
+            re.search(r"on http://\S+:\d+$", line) for line in self.lines
+        )
+
+    def victim(self) -> tuple[str, psutil.Process | None]:
+        """One of the server's processes: what it is, by its place among them."""
+        if self.server.poll() is not None:
+            return "none", None
+        top = psutil.Process(self.server.pid)
+        engines = top.children()
+        ranks = [rank for engine in engines for rank in engine.children()]
+        kinds = [("server", [top]), ("engine", engines), ("rank", ranks)]
+        kind, found = self.random.choice([each for each in kinds if each[1]])
+        return kind, self.random.choice(found)
+
+    def run(self, load_time: float) -> tuple[str, str | None]:
+        """What was done, and what was wrong after it."""
+        loading = self.random.random() < 0.25
+        if loading:
+            time.sleep(self.random.uniform(0.05, load_time))
+        elif not wait(self.ready, READY):
+            self.clean()
+            return "start", "not ready in time"
+        else:
+            clients = [Client(self.port, index) for index in range(self.random.choice([1, 4, 16]))]
+            time.sleep(self.random.uniform(0, 1.5))
+        when = "loading" if loading and not self.ready() else "serving"
+        try:
+            kind, process = self.victim()
+        except psutil.Error:
+            kind, process = "none", None
+        if process is None:
+            self.clean()
+            return f"{when} none", f"ended before: {self.lines[-3:]}"
+        what = signal.SIGSTOP if kind == "rank" and self.random.random() < 0.2 else signal.SIGKILL
+        # A rank that is stopped while all are idle is noticed at the next step only.
+        process.send_signal(what)
+        begun = time.monotonic()
+        done = f"{when} {kind} {what.name}"
+        wrong = self.look(kind, what, when)
+        if not loading:
+            for client in clients:
+                client.join(max(0.0, begun + ENDS + 5 - time.monotonic()))
+            if any(client.is_alive() for client in clients):
+                wrong = wrong or "a client still waits"
+        self.clean()
+        return done, wrong
+
+    def look(self, kind: str, what: signal.Signals, when: str) -> str | None:
+        """What is wrong within some seconds after the signal."""
+        seconds = (
+            ENDS
+            + (PATIENCE if what == signal.SIGSTOP else 0)
+            + (READY if what == signal.SIGSTOP and when == "loading" else 0)
+        )
+        if not wait(lambda: not processes(self.mark), seconds):
+            left = [(each.pid, " ".join(each.cmdline())[-60:]) for each in processes(self.mark)]
+            return f"left after {seconds} s: {left}; {self.lines[-2:]}"
+        self.server.wait()
+        self.reader.join(5)
+        text, status = "".join(self.lines), self.server.returncode
+        if kind == "server":  # nobody is left to say anything
+            return None
+        named = "rank 1 was ended by signal 9" if what == signal.SIGKILL else "rank 1"
+        checks = {
+            f"status {status}": status != (70 if when == "serving" else status or 70),
+            "a traceback": "Traceback" in text,
+            "no sentence": kind == "rank" and named not in text,
+        }
+        wrong = [name for name, found in checks.items() if found]
+        return f"{', '.join(wrong)}: {text[-400:]}" if wrong else None
+
+    def clean(self) -> None:
+        for process in processes(self.mark):
+            process.kill()
+        self.server.kill()
+        self.server.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    done: collections.Counter[str] = collections.Counter()
+    failures, load_time = 0, 4.0
+    before = set(Path("/dev/shm").iterdir())  # noqa: S108 - looked at only
+    for index in range(arguments.kills):
+        randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
+        by = ("tensor", "pipeline")[index % 2]
+        what, wrong = Round(arguments.model, by, randomness).run(load_time)
+        done[f"{by} {what}"] += 1
+        if wrong:
+            failures += 1
+            print(f"round {index}: {by} {what}: {wrong}", flush=True)
+    left = set(Path("/dev/shm").iterdir()) - before  # noqa: S108 - looked at only
+    for what, count in sorted(done.items()):
+        print(f"{count:5} {what}")
+    remains = sorted(map(str, left)) or "nothing"
+    print(f"{arguments.kills} kills, {failures} failures, left in /dev/shm: {remains}")
+    raise SystemExit(bool(failures or left))
+
+
+if __name__ == "__main__":
+    main()
