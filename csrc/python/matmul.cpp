@@ -200,10 +200,11 @@ void py_pack_weight(PyObject* const* a) {
   run_op([=, &layout] { pack_weight(layout, weight_bits, args); });
 }
 
-// (name of the layout that the product wants, name of the target that has it)
+// (name of the layout that the product wants, name of the target that has it, rows of the weight in a panel)
 PyObject* py_weight_layout(PyObject* const* a) {
   const CurrentLayout here(bits(a[0]));
-  return Py_BuildValue("ss", here.layout->name, here.target);
+  return Py_BuildValue("ssL", here.layout->name, here.target,
+                       static_cast<long long>(here.layout->columns_of(bits(a[0]))));
 }
 
 // Checks a matrix of a storage type; its dtype and sizes are free where None stands for them.

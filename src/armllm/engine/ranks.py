@@ -29,7 +29,6 @@ from armllm.errors import EngineError, RequestError
 from armllm.kernels._extension import extension
 from armllm.layers.stages import Stage, check_counts, even_counts
 from armllm.models import read_model_config
-from armllm.quant.packed import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,11 +62,6 @@ def _check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
         raise RequestError(
             f"tensor_parallel_size {size} does not divide the model's {heads} key and value heads;"
             f" possible here: {', '.join(numbers)}"
-        )
-    if isinstance(model_config.quantization, Packed):
-        raise RequestError(
-            f"tensor_parallel_size {size}: a packed folder is not cut by rank; take the model it was packed"
-            f" from, {model_config.quantization.source.model}"
         )
 
 

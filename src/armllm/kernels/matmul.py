@@ -6,6 +6,8 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
+import torch
+
 from armllm.kernels._extension import aligned_bytes, extension
 
 if TYPE_CHECKING:
@@ -36,6 +38,22 @@ class PackedWeight:
     def nbytes(self) -> int:
         """Size in bytes, with scales and padding."""
         return self.data.numel()
+
+    def rows(self, which: Tensor) -> PackedWeight:
+        """A copy of some rows: int64 ``[rows]`` indices, which rise.
+
+        A panel of this machine's layout holds several rows. Raises ValueError where a part of one is wanted.
+        """
+        together = extension.weight_layout(self.bits)[2]
+        firsts, count = which[::together], len(which)
+        whole = (firsts.unsqueeze(1) + torch.arange(together)).flatten()
+        at_end = count % together == 0 or int(which[-1]) == self.out_features - 1
+        if bool((firsts % together).any()) or not torch.equal(whole[:count], which) or not at_end:
+            raise ValueError(f"the rows lie in panels of {together}, which can't be divided")
+        panels = self.data.view(-(-self.out_features // together), -1)
+        data = aligned_bytes(len(firsts) * panels.shape[1])
+        torch.index_select(panels, 0, firsts // together, out=data.view(len(firsts), -1))
+        return dataclasses.replace(self, data=data, out_features=count)
 
     @functools.cached_property
     def description(self) -> tuple[int | str, ...]:

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from armllm import kernels
 from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.matrix import PackedMatrix
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from armllm.checkpoint.config import ConfigReader
-    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
+    from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, OwnRows, Weights
 
 MANIFEST = "packed.json"
 VERSION = 3
@@ -207,6 +209,8 @@ class Packed:
                 layout=self.layouts[str(stored.bits)],
                 target=target,
             )
+            if weights.own is not None:
+                weight = self._own_rows(weights.own, weight, stored)
             columns = weights.read(f"{own[0]}.columns") if stored.ordered else None
             matrix = PackedMatrix(
                 weight=weight,
@@ -216,6 +220,17 @@ class Packed:
             )
             found.append((own, matrix))
         return found
+
+    def _own_rows(self, own: OwnRows, weight: PackedWeight, stored: StoredMatrix) -> PackedWeight:
+        """Those of a matrix that this rank computes."""
+        parts = torch.split(torch.arange(weight.out_features), list(stored.parts.values()))
+        try:
+            return weight.rows(torch.cat([own.take(part) for part in parts]))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.folder}: {next(iter(stored.parts))} can't be cut for this number of ranks: {error};"
+                f" take the model it was packed from, {self.source.model}"
+            ) from None
 
     @functools.cached_property
     def _matrix_of(self) -> dict[str, StoredMatrix]:

@@ -27,13 +27,14 @@ from tests.armllm.quant.forms import awq, gptq, write_quantised
 
 from armllm import LLM, AsyncLLM, SamplingParams
 from armllm.api import llm_engine
+from armllm.convert.pack import pack_checkpoint
 from armllm.engine import followers, placement
 from armllm.engine.config import EngineConfig
 from armllm.engine.followers import NO_FILE
 from armllm.engine.messages import Link
 from armllm.engine.model_runner import Part
 from armllm.engine.ranks import FollowingStage, follow, load_follower
-from armllm.errors import EngineError, RequestError
+from armllm.errors import CheckpointError, EngineError, RequestError
 from armllm.kernels._extension import extension
 from armllm.layers.stages import Stage
 
@@ -313,6 +314,23 @@ def test_experts_in_float32_are_cut_by_rows(in_threads, tmp_path):
     expected = short_answers(tmp_path, 1, dtype="float32")
     for size in (2, 4):
         assert short_answers(tmp_path, size, dtype="float32") == expected
+
+
+def test_a_packed_folder_is_cut_by_rows(in_threads, tmp_path):
+    config = random_config("Qwen3MoeForCausalLM", 1) | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"hidden_size": 64, "moe_intermediate_size": 96, "rope_parameters": None}
+    save_reference(tmp_path / "model", config, 1)
+    pack_checkpoint(str(tmp_path / "model"), tmp_path / "packed", quantization="int4-g32")
+    assert short_answers(tmp_path / "packed", 2) == short_answers(tmp_path / "packed", 1)
+
+
+def test_a_part_of_a_panel_is_refused(in_threads, make_checkpoint, tmp_path):
+    folder = make_checkpoint(intermediate_size=90).folder
+    pack_checkpoint(str(folder), tmp_path / "packed", quantization="int8")
+    with pytest.raises(
+        CheckpointError, match=r"mlp\.gate_proj can't be cut for this number of ranks: .* panels"
+    ):
+        short_answers(tmp_path / "packed", 2)
 
 
 def test_a_step_that_fails_at_rank_0_stops_all(in_threads, make_checkpoint, monkeypatch):

@@ -332,3 +332,16 @@ def test_a_packed_weight_says_its_size():
     assert (weight.out_features, weight.in_features, weight.group_size) == (4, 64, 32)
     assert weight.target == kernels.report()["matmul_w4a8_f32"]["target"]
     assert_close(reference.pack_weight(*weights(), None, bits=4).dequantize(), torch.zeros(4, 64))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_a_packed_weight_are_those_packed_alone(bits):
+    q, scales = torch.randint(-8, 8, (100, 64), dtype=torch.int8), torch.rand(100, 2) + 0.5
+    whole = kernels.pack_weight(q, scales, None, bits=bits)
+    which = torch.cat((torch.arange(16, 48), torch.arange(80, 100)))
+    part = kernels.pack_weight(q[which], scales[which], None, bits=bits)
+    assert torch.equal(whole.rows(which).data, part.data)
+    assert whole.rows(which).description == part.description
+    for bad in (torch.arange(17, 33), torch.arange(0, 18), torch.tensor([0, 1, 2, 4])):
+        with pytest.raises(ValueError, match="panels of"):
+            whole.rows(bad)

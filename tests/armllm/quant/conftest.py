@@ -36,9 +36,10 @@ def exact_products(monkeypatch):
     def product(out, x, weight, bias=None):
         out.copy_(linear(x, weight.matrix, bias))
 
-    def join(gate_up, down, gate_up_bias=None, down_bias=None):
-        biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
-        return types.SimpleNamespace(gate_up=gate_up, down=down, bits=8, dtype=None, **biases)
+    def join(gate_up, down, *, gate_up_bias, down_bias, gatherer):
+        assert gatherer is None
+        rest = {"gate_up_bias": gate_up_bias, "down_bias": down_bias, "columns": down[0].out_features}
+        return types.SimpleNamespace(gate_up=gate_up, down=down, bits=8, dtype=None, **rest)
 
     def experts(out, x, ids, weights, joined, *, activation):
         out.zero_()
