@@ -231,7 +231,7 @@ def make(
         (folder / "sysconfig" / f"{sysconfig_data.name(compiler.triplet)}.py").write_text(
             sysconfig_data.render(values)
         )
-        opening = target_answers.write(folder, place, baseline, system)
+        opening = target_answers.write(folder, place, baseline, system, tools / "bin/run-target")
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
         _write_settings(folder, environment)
 

@@ -1,8 +1,9 @@
-"""Answers of the target for a build on this machine: /proc/cpuinfo, `ldconfig -p`."""
+"""Answers of the target for a build on this machine: /proc/cpuinfo, `ldconfig -p`, `curl-config`."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from typing import TYPE_CHECKING
@@ -37,6 +38,14 @@ LDCONFIG = """\
 # The cache of this machine's loader is not the target's, and is not a build's to change.
 case " $* " in *" -p "*|*" --print-cache "*) exec cat {listing} ;; esac
 exit 0
+"""
+PROGRAMS = re.compile(r"[\w.+-]+[_-]config(?:[.-][\w.+-]+)?")
+"""Programs of libraries that say how to compile with them, such as curl-config."""
+CONFIG = """\
+#!/bin/sh
+# The target's own {name}. The folders that it names are in the folder of its packages.
+answer=$({run} {script} "$@") || exit
+printf '%s\\n' "$answer" | sed -E {below}
 """
 OPEN = """\
 
@@ -86,10 +95,11 @@ def cpuinfo(baseline: str | None, processors: int) -> str:
     return "".join("\n".join((f"processor\t: {number}", *lines, "\n")) for number in range(processors))
 
 
-def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | None) -> str:
+def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | None, run: Path) -> str:
     """Write programs and files into ``folder``, which moves to ``place``; return code for sitecustomize.py.
 
-    ``system`` has the libraries that ``ldconfig -p`` lists.
+    ``system`` has the libraries that ``ldconfig -p`` lists, and programs such as curl-config, which the
+    program ``run`` starts.
     """
     (folder / "answers").mkdir()
     (folder / "cpuinfo").write_text(cpuinfo(baseline, os.cpu_count() or 1))
@@ -106,4 +116,21 @@ def write(folder: Path, place: Path, baseline: str | None, system: Sysroot | Non
     listing = "".join(f"\t{name} (libc6,AArch64) => {path}\n" for name, path in sorted(found.items()))
     (folder / "libraries").write_text(f"{len(found)} libs found in cache `/etc/ld.so.cache'\n{listing}")
     program(folder / "answers/ldconfig", LDCONFIG.format(listing=shlex.quote(str(place / "libraries"))))
+    if system:
+        _write_programs(folder / "answers", system, run)
     return OPEN.format(cpuinfo=str(described))
+
+
+def _write_programs(answers: Path, system: Sysroot, run: Path) -> None:
+    """Let a build find the programs of libraries that answer for the target."""
+    usr = f"{system.folder}/usr".translate({ord(sign): f"\\{sign}" for sign in "\\&#"})
+    below = rf"s#(^|[[:space:]=:,]|-[ILR]|-isystem)/usr($|[/[:space:]])#\1{usr}\2#g"
+    for path in sorted((system.folder / "usr/bin").glob("*")):
+        if PROGRAMS.fullmatch(path.name) and path.is_file():
+            text = CONFIG.format(
+                name=path.name,
+                run=shlex.quote(str(run)),
+                script=shlex.quote(str(path)),
+                below=shlex.quote(below),
+            )
+            program(answers / path.name, text)

@@ -19,16 +19,19 @@ FORTRAN_SENTENCE = (
 OPENMP_SENTENCE = "needs OpenMP, which zig lacks: `--toolchain gcc` brings it"
 ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
-    "the build downloads sources that are out of reach: --with the library's Debian package (libzmq3-dev "
-    "for pyzmq), where the project takes an installed one"
+    "the build downloads sources that are out of reach: --with {}, where the project takes an installed one"
 )
 LOADS = (
     "the build loads a library of the target into this machine's Python: say what it would ask, where the "
     f"project has variables for it (h5py: HDF5_VERSION, see docs/wheel.md), or {ON_THE_TARGET}"
 )
 BESIDES = (
-    "the build asks a program of a library's, such as pg_config, where that is: besides --with, install it "
-    f"on this machine too (`apt-get install`), or {ON_THE_TARGET}"
+    "the build asks a program where a library is: --with the library's Debian package, if that has the "
+    f"program; else install it on this machine too (`apt-get install`), or {ON_THE_TARGET}"
+)
+BEYOND = (
+    "the code has instructions that plain Armv8.0 lacks: --baseline cortex-a72 (CRC32), or the oldest core "
+    "that the wheel is for"
 )
 NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
@@ -74,13 +77,7 @@ KNOWN = (
         TOO_OLD.pattern,
         "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
     ),
-    (
-        (
-            r"\b[\w-]+ executable not found|[_-]config['\"]?: (?:command )?not found"
-            r"|No such file or directory: '[\w+-]+[_-]config'"
-        ),
-        BESIDES,
-    ),
+    (r"requires target feature '|instruction requires: \w", BEYOND),
     (
         r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
         OUT_OF_REACH,
@@ -88,9 +85,15 @@ KNOWN = (
 )
 """What a log says, and the sentence for it; the first that matches counts."""
 HEADER = re.compile(r"fatal error: '?([\w./+-]+\.h(?:pp|xx)?)'?(?: file not found|: No such file)")
+PROGRAM = re.compile(
+    r"\b([\w+-]+) executable not found|([\w+-]+[_-]config)['\"]?: (?:command )?not found"
+    r"|No such file or directory: '([\w+-]+[_-]config)'"
+)
 LIBRARY = re.compile(
     r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
     r"|Could NOT find (?!Python)(\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
+    r"|Package ([\w+.-]+) was not found in the pkg-config search path"
+    r"|[Pp]ackage '([\w+.-]+)(?: [<>=]+ ?[\w.]+)?'(?:, required by '[^']*',)? not found"
 )
 
 
@@ -102,12 +105,16 @@ def absent(log: str) -> str:
     return ""
 
 
-def explain(log: str) -> str:
-    """Return what to do about a failed cross build, given what it said; empty when nothing is known."""
+def explain(log: str, project: str = "") -> str:
+    """Return what to do about a failed cross build, given what it said; empty when nothing is known.
+
+    ``project`` is the name of what was built: a binding has its library's, often.
+    """
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
-            return sentence
-    return absent(log)
+            own = package(project) or package(re.sub(r"^(?:python-|py)", "", project.lower()))
+            return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
+    return absent(log) or (BESIDES if PROGRAM.search(log) else "")
 
 
 def wants_gcc(cause: str, log: str) -> str:
@@ -122,8 +129,18 @@ def missing(log: str) -> tuple[str, str] | None:
         return f"the target has no {found[1]}", _packages()["headers"].get(found[1], "")
     if found := LIBRARY.search(log):
         name = next(filter(None, found.groups()))
-        return f"{name} is not among the target's libraries", _packages()["libraries"].get(name.lower(), "")
+        return f"{name} is not among the target's libraries", package(name)
+    if found := PROGRAM.search(log):
+        name = next(filter(None, found.groups()))
+        if brings := _packages()["programs"].get(name):
+            return f"the build asks {name}, a program of the library", brings
     return None
+
+
+def package(library: str) -> str:
+    """Return the Debian package of a library, or nothing: ``usb-1.0`` and ``libusb-1.0`` are one."""
+    table, name = _packages()["libraries"], library.lower()
+    return table.get(name) or table.get(name.removeprefix("lib"), "")
 
 
 @functools.cache

@@ -34,6 +34,8 @@ OURS = frozenset(
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 OUTSIDE_OF_GIT = ("env", "GIT_DIR=/nonexistent", "GIT_CEILING_DIRECTORIES=/", *process.GIT[1:])
 """How git is asked about files that are in no repository, or whose repository must not be looked at."""
+PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z0-9_.+-]+)\}")
+"""In the value of a variable, the folder of ``--source NAME``; ``${NAME}`` is left to what reads it."""
 DECLARED = re.compile(
     r"(?:FetchContent_Declare|CPM(?:Add|Find)Package)\s*\(\s*(?:NAME\s+)?\"?([\w.+-]+)", re.IGNORECASE
 )
@@ -134,10 +136,13 @@ def _apply(item: Input, folder: Path, log: Path) -> None:
         ) from error
 
 
-def sources(asked: Sequence[str], described: Project) -> tuple[Input, ...]:
+def sources(
+    asked: Sequence[str], described: Project, variables: Sequence[tuple[str, str]] = ()
+) -> tuple[Input, ...]:
     """Return the sources that ``NAME=DIR`` and ``NAME=ARCHIVE`` name.
 
-    Raises UsageError for other text, for a name that stands twice, and for one that no CMake file has.
+    Raises UsageError for other text, for a name that stands twice, for one that neither a CMake file nor one
+    of ``variables`` has, and for a variable with a ``{NAME}`` that is none of the sources.
     """
     found: dict[str, Input] = {}
     for item in asked:
@@ -147,16 +152,29 @@ def sources(asked: Sequence[str], described: Project) -> tuple[Input, ...]:
         if name.upper() in found:
             raise UsageError(f"--source {name} stands twice")
         found[name.upper()] = _source(name, Path(where).absolute())
+    used = _used(variables, found)
     folders = [described.folder, *(added.folder for added in found.values() if added.folder)]
     texts = [path.read_text(errors="replace") for path in _cmake_files(folders)] if found else []
-    for added in found.values():
-        if not any(
+    for key, added in found.items():
+        if key not in used and not any(
             re.search(rf"(?<![\w-]){re.escape(added.name)}(?![\w-])", text, re.IGNORECASE) for text in texts
         ):
             names = sorted({declared for text in texts for declared in DECLARED.findall(text)})
             listed = f"they declare {', '.join(names)}" if names else "they declare nothing to fetch"
             raise UsageError(f"--source {added.name}: no CMake file of {described.name} names it: {listed}")
     return tuple(found[key] for key in sorted(found))
+
+
+def _used(variables: Sequence[tuple[str, str]], found: Mapping[str, Input]) -> set[str]:
+    """Return the names, in capitals, of the sources whose folders variables have in their values."""
+    used: set[str] = set()
+    for variable, value in variables:
+        for name in PLACEHOLDER.findall(value):
+            if name.upper() not in found:
+                have = ", ".join(item.name for item in found.values()) or "none"
+                raise UsageError(f"--env {variable}: no --source is called {name} (there: {have})")
+            used.add(name.upper())
+    return used
 
 
 def _cmake_files(folders: Sequence[Path]) -> list[Path]:
@@ -197,22 +215,33 @@ def _sha256(path: Path) -> dict[str, str]:
 
 def environment(plan: Plan, own: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return what the back end of ``plan`` sees beside what its lane says, which is ``own``."""
-    check_variables(plan.variables, own, plan.lane)
+    copies = lay_out(plan.sources, folder)
+    variables = {
+        variable: PLACEHOLDER.sub(lambda found: str(copies[found[1].upper()]), value)
+        for variable, value in plan.variables
+    }
+    check_variables(tuple(variables.items()), own, plan.lane)
     epoch = {"SOURCE_DATE_EPOCH": str(plan.epoch), "GIT_OPTIONAL_LOCKS": "0"}
-    return {**epoch, **dict(plan.variables), **lay_out(plan.sources, folder)}
+    return {**epoch, **variables, **for_cmake(copies)}
 
 
-def lay_out(found: Sequence[Input], folder: Path) -> dict[str, str]:
-    """Copy sources into a build's ``folder``, where it may write, and return the variables that name them.
+def lay_out(found: Sequence[Input], folder: Path) -> dict[str, Path]:
+    """Copy sources into a build's ``folder``, where it may write, and return where, by names in capitals."""
+    return {
+        item.name.upper(): source.mirror(
+            item.folder, folder / "sources" / item.name, complete=source.complete(item.folder)
+        )
+        for item in found
+        if item.folder
+    }
+
+
+def for_cmake(copies: Mapping[str, Path]) -> dict[str, str]:
+    """Return the variables that name copies of sources.
 
     CMake reads them in the toolchain file; some projects ask for them in the environment, too.
     """
-    places = {}
-    for item in found:
-        if item.folder:
-            complete = source.complete(item.folder)
-            copy = source.mirror(item.folder, folder / "sources" / item.name, complete=complete)
-            places[f"FETCHCONTENT_SOURCE_DIR_{item.name.upper()}"] = str(copy)
+    places = {f"FETCHCONTENT_SOURCE_DIR_{name}": str(copy) for name, copy in copies.items()}
     listed = ";".join(f"{name}={place}" for name, place in places.items())
     named = {name: place for name, place in places.items() if name.isidentifier()}
     return named | ({crossenv.SOURCES_VARIABLE: listed} if places else {})

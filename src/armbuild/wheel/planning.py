@@ -93,7 +93,7 @@ def plan(settings: Settings, described: Project, *, find: Callable[[str], HostPy
         tests=tests,
         variables=variables,
         patches=patches,
-        sources=inputs.sources(settings.source, described),
+        sources=inputs.sources(settings.source, described, variables),
     )
     return LANES[name].plan(draft, find)
 

@@ -117,7 +117,7 @@ class Settings:
     env: tuple[str, ...] = _setting(
         (),
         "Build",
-        "A variable for the build back end; the provenance lists it.",
+        "A variable for the build back end; `{NAME}` in it is the folder of `--source NAME`.",
         metavar="NAME=VALUE",
         example="WITH_FAST_MATH=0",
     )

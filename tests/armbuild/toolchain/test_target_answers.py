@@ -3,12 +3,20 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import armisa
 from armbuild.toolchain import crossenv, target_answers
+from armbuild.toolchain.compilers import program
 from armbuild.toolchain.sysroot import Sysroot
+
+PROGRAMS = {
+    "curl-config": 'echo "$1 -I/usr/include/x -L/usr/lib -lusr /opt/usr/lib -DA=/usr"; echo /usr',
+    "krb5-config": "echo broken; exit 3",
+    "curl": "echo no",
+}
 
 
 @pytest.mark.parametrize("core", ["neoverse-v1", "neoverse-n1", None])
@@ -27,8 +35,13 @@ def answers(tmp_path):
     libraries = tmp_path / "root/usr/lib/aarch64-linux-gnu"
     libraries.mkdir(parents=True)
     (libraries / "libtcmalloc.so.4").touch()
+    programs = tmp_path / "root/usr/bin"
+    programs.mkdir(parents=True)
+    for name, text in PROGRAMS.items():
+        program(programs / name, f"#!/bin/sh\n{text}\n")
+    (programs / "broken-config").symlink_to("/nowhere")
     system = Sysroot(folder=tmp_path / "root", suite="bullseye")
-    opening = target_answers.write(tmp_path, tmp_path, "neoverse-v1", system)
+    opening = target_answers.write(tmp_path, tmp_path, "neoverse-v1", system, Path("/usr/bin/env"))
     (tmp_path / "sitecustomize.py").write_text(crossenv.SITECUSTOMIZE + opening)
     return tmp_path
 
@@ -72,3 +85,20 @@ def test_ldconfig_lists_the_sysroots_libraries_and_changes_nothing(answers):
         f"\tlibtcmalloc.so.4 (libc6,AArch64) => {place}",
     ]
     assert run(answers, "ldconfig") == ""
+
+
+def test_a_librarys_own_program_answers_with_folders_of_the_target(answers):
+    """Else a build would compile with this machine's libcurl, or with none."""
+    usr = answers / "root/usr"
+    assert run(answers, "curl-config", "--libs").splitlines() == [
+        f"--libs -I{usr}/include/x -L{usr}/lib -lusr /opt/usr/lib -DA={usr}",
+        str(usr),
+    ]
+    assert sorted(path.name for path in (answers / "answers").glob("*-config")) == [
+        "curl-config",
+        "krb5-config",
+    ]
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run(answers, "krb5-config", "--libs")
+    assert failed.value.returncode == 3
+    assert not (answers / "answers/curl").exists()

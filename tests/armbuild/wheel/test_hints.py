@@ -32,12 +32,24 @@ from armbuild.wheel import hints
         ("configure: error: cannot run test program while cross compiling", "runs an AArch64 program"),
         ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
         ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
-        ("Error: pg_config executable not found.", "besides --with, install .*, or --lane container"),
+        ("Error: pg_config executable not found.", "asks pg_config, .*: --with libpq-dev"),
         (
             "Could not run curl-config: [Errno 2] No such file or directory: 'curl-config'",
-            "asks a program of",
+            "--with libcurl4-openssl-dev",
         ),
-        ("/bin/sh: 1: mysql_config: not found", "asks a program of a library's"),
+        ("/bin/sh: 1: krb5-config: not found", "--with libkrb5-dev"),
+        ("/bin/sh: 1: rare-config: not found", "asks a program .* this machine too .*, or --lane container"),
+        ("proj executable not found. Please set", "asks a program where a library is"),
+        (
+            "Package libusb-1.0 was not found in the pkg-config search path.",
+            "libusb-1.0 is not among .* --with libusb-1.0-0-dev",
+        ),
+        ("Exception: pkg-config package 'libusb-1.0 >= 1.0.9' not found", "--with libusb-1.0-0-dev"),
+        ("Package 'yaml-0.1', required by 'virtual:world', not found", "yaml-0.1 is not among"),
+        (
+            "x.c:7:3: error: always_inline function '__crc32b' requires target feature 'crc', but would",
+            "--baseline cortex-a72",
+        ),
         ('src/x.h:100:4: error: "THING requires MPC 1.2.1 or later."', "--with NAME/bookworm"),
         ("Exception: This version of thing requires HDF5 >= 1.10.7 and", "--with NAME/bookworm"),
         ("src/x.h:9:2: error: #error Thing requires mpfr 4.0 or newer", "--with NAME/bookworm"),
@@ -49,7 +61,7 @@ from armbuild.wheel import hints
         ),
         (
             "fc/download-bundled_libsodium.cmake:163 (message):\n\n  Each download failed!",
-            "--with the library's",
+            "--with the library's Debian package, where",
         ),
         (
             "OSError: libhdf5.so: cannot open shared object file: No such file",
@@ -62,6 +74,19 @@ def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
 
     assert re.search(hint, hints.explain(f"lines before\n{said}\nlines after"))
     assert "\n" not in hints.explain(said)
+
+
+@pytest.mark.parametrize(
+    ("project", "package"),
+    [
+        ("sentencepiece", "libsentencepiece-dev"),
+        ("pyzmq", "libzmq3-dev"),
+        ("PyStemmer", "libstemmer-dev"),
+        ("dm-tree", "the library's Debian package"),
+    ],
+)
+def test_a_binding_that_downloads_its_library_is_told_the_librarys_package(project, package):
+    assert f"--with {package}, where" in hints.explain("fatal: Could not resolve host: x", project)
 
 
 @pytest.mark.parametrize(

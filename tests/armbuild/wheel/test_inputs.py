@@ -49,6 +49,7 @@ def diff(name, old, new):
         ({"env": ("1A=x",)}, "--env 1A=x: expected NAME=VALUE"),
         ({"env": ("PATH=/x",)}, "--env PATH: armbuild decides it"),
         ({"env": ("A=1", "A=2")}, "--env A stands twice"),
+        ({"env": ("ROOT={acl}/lib",)}, r"--env ROOT: no --source is called acl \(there: none\)"),
         ({"build_requires": ("torch=2",)}, "--build-requires: "),
         ({"patch": ("nowhere.patch",)}, "--patch nowhere.patch: no such file"),
         ({"source": ("answer",)}, "--source answer: expected NAME=DIR or NAME=ARCHIVE"),
@@ -75,6 +76,21 @@ def test_a_source_that_no_cmake_file_names_is_refused_with_those_that_are_declar
         plan(source=(f"answer={tmp_path / 'sources'}", f"ANSWER={tmp_path / 'sources'}"))
     (found,) = plan(source=(f"answer={tmp_path / 'sources'}",)).sources
     assert found.name == "answer"
+
+
+def test_a_variable_names_the_folder_of_a_source_and_the_provenance_not_this_machines(plan, tmp_path):
+    """A source that only a variable names need not stand in a CMake file."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources/a.h").write_text("")
+    asked = {"source": (f"acl={tmp_path / 'sources'}",), "env": ("ACL_ROOT_DIR={ACL}/x:{acl}", "A=${acl}")}
+    found = plan(**asked)
+    assert dict(found.variables) == {"ACL_ROOT_DIR": "{ACL}/x:{acl}", "A": "${acl}"}
+    seen = inputs.environment(found, {}, tmp_path / "build")
+    place = tmp_path / "build/sources/acl/source"
+    assert (seen["ACL_ROOT_DIR"], seen["A"]) == (f"{place}/x:{place}", "${acl}")
+    assert (place / "a.h").is_file()
+    with pytest.raises(UsageError, match=r"--env B: no --source is called alc \(there: acl\)"):
+        plan(source=asked["source"], env=("B={alc}",))
 
 
 def test_the_container_lane_names_what_it_cannot_take_and_where_to_say_it(folder, tmp_path):
@@ -158,7 +174,7 @@ def test_an_archive_is_known_by_its_hash_and_its_one_folder_is_the_sources(plan,
         tar.add(tmp_path / "answer-1", "answer-1")
     (found,) = plan(source=(f"Answer={archive}",)).sources
     assert found.digest == {"sha256": hashlib.sha256(archive.read_bytes()).hexdigest()}
-    variables = inputs.lay_out([found], tmp_path / "build")
+    variables = inputs.for_cmake(inputs.lay_out([found], tmp_path / "build"))
     place = tmp_path / "build/sources/Answer/source"
     assert variables["FETCHCONTENT_SOURCE_DIR_ANSWER"] == str(place)
     assert variables["ARMBUILD_SOURCES"] == f"FETCHCONTENT_SOURCE_DIR_ANSWER={place}"
