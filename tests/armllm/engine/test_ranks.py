@@ -429,3 +429,21 @@ input()
         assert all(map(alive, pids))
         parent.kill()
     assert gone(pids)
+
+
+@pytest.mark.slow
+def test_servers_whose_processes_are_killed_at_random_moments_leave_nothing():
+    """The soak itself is longer: its tool has the checks."""
+    root = Path(__file__).parents[3]
+    command = [
+        sys.executable,
+        str(root / "tools" / "soak_ranks.py"),
+        str(MODEL),
+        "--kills",
+        "4",
+        "--seed",
+        "3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 kills, 0 failures, left in /dev/shm: nothing" in done.stdout
