@@ -112,9 +112,9 @@ class Spy:
 
         llm.llm_engine.runner.run = spy  # type: ignore[method-assign]
 
-    def generate(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
-        """Tokens and fp32 logits ``[num_tokens, vocab_size]``."""
+    def generate(self, prompt: list[int], num_tokens: int, **options: Any) -> tuple[list[int], torch.Tensor]:
+        """Tokens and fp32 logits ``[num_tokens, vocab_size]``; ``options`` are those of `LLM.generate`."""
         self._seen.clear()
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-        (output,) = self.llm.generate(list(prompt), params, use_tqdm=False)
+        (output,) = self.llm.generate(list(prompt), params, use_tqdm=False, **options)
         return list(output.outputs[0].token_ids), torch.cat(self._seen)
