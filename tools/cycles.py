@@ -39,6 +39,7 @@ START, END = "<!-- cycles: written by tools/cycles.py -->", "<!-- end of cycles 
 ROWS_START, ROWS_END = "<!-- rows: written by tools/cycles.py -->", "<!-- end of rows -->"
 LLVM_MCA = ("llvm-mca-19", "llvm-mca")
 LOSS = 1.05
+WEIGHTS = {"dense", "panels", "shrink", "expand"}  # loops of few rows that wait for weights
 ITERATIONS = (50, 150)  # what is between them is the loop at its steady pace
 
 
@@ -252,7 +253,7 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
         figures = f"{rate:.1f} MAC"
         loads = 0.0
         if loop.rows <= 2:
-            read = "weights" if loop.marker in {"dense", "panels"} else "KV"
+            read = "weights" if loop.marker in WEIGHTS else "KV"
             size *= rate / loop.rows
             figures += f", {size:.1f} bytes of {read}"
             if read == "KV":

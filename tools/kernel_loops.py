@@ -184,4 +184,17 @@ LOOPS = (
             ("gelu", "apply"),
         )
     ),
+    *(
+        Loop(target=target, entry=f"lora_{marker}_{storage}", marker=marker, rows=rows, cores=cores)
+        for target, storage, cores in (
+            ("neon", "f32", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+            ("neon", "bf16", ("neoverse-n1",)),
+            ("bf16", "bf16", ARMV9),
+            ("neon", "f16", ("neoverse-n1", "neoverse-n2", "neoverse-v2")),
+            ("sve", "f32", ("neoverse-v1",)),
+            ("sve", "f16", ("neoverse-v1",)),
+        )
+        for marker in ("shrink", "expand")
+        for rows in (2, 1)
+    ),
 )
