@@ -45,26 +45,38 @@ async def ready_tokens(
         yield RequestOutput(request_id, None, prompt, [completion], last)
 
 
+class RefusedError(Exception):
+    """An answer without all its tokens: the time per token would count tokens that never came."""
+
+
 async def read_stream(port: int, tokens: int) -> None:
+    """Read an answer to its end; RefusedError if it is not one of ``tokens`` tokens."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": tokens}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(head.encode() + b"\r\n\r\n" + body)
-    while await reader.read(1 << 16):
-        pass
+    answer = await reader.read()
     writer.close()
+    status = b"".join(answer.split(b" ", 2)[1:2]).decode() or "nothing"
+    if status != "200":
+        raise RefusedError(f"the server answered {status}, not 200: {answer.splitlines()[-1:]}")
+    if (count := answer.count(b'" word"')) != tokens:
+        raise RefusedError(f"{count} tokens came, not {tokens}")
 
 
 def run_clients(port: int, clients: int, tokens: int) -> None:
     async def run() -> None:
         await asyncio.gather(*(read_stream(port, tokens) for _ in range(clients)))
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except (RefusedError, OSError) as error:
+        sys.exit(f"bench_http: {error}")
 
 
 def measure(clients: int, tokens: int) -> float:
-    """CPU seconds of the event loop's thread per token."""
+    """CPU seconds of the event loop's thread per token; SystemExit if a client did not get all of them."""
     import uvicorn  # noqa: PLC0415 - the clients' process need not import all this
 
     from armllm import AsyncLLM  # noqa: PLC0415
@@ -102,6 +114,8 @@ def measure(clients: int, tokens: int) -> float:
         server.should_exit = True
         thread.join()
     engine.shutdown()
+    if client.exitcode:
+        sys.exit(client.exitcode)
     return (times[1] - times[0]) / (clients * tokens)
 
 

@@ -94,7 +94,9 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     headless: Annotated[
         bool, parallelism_option("--headless", help="Be a stage of the model for machine 0, without a port.")
     ] = False,
-    root_path: Annotated[str, frontend_option(help="Prefix of all paths behind a proxy, such as /llm.")] = "",
+    root_path: Annotated[
+        str, frontend_option(help="Prefix of a proxy, such as /llm: all paths are there with and without it.")
+    ] = "",
     ssl_ca_certs: Annotated[
         str | None, frontend_option(help="File of the authorities that sign the clients' certificates.")
     ] = None,

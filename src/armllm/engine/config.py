@@ -222,7 +222,7 @@ class EngineConfig:
             self._check_positive(name, getattr(self, name))
         unlimited: dict[str, tuple[int | None, ...]]
         unlimited = {"num_gpu_blocks_override": (None,), "max_cpu_loras": (None,)}
-        unlimited |= {"max_model_len": (None, -1), "max_logprobs": (-1,)}
+        unlimited |= {"max_model_len": (None, -1), "max_logprobs": (-1, 0)}
         for name, values in unlimited.items():
             if getattr(self, name) not in values:
                 self._check_positive(name, getattr(self, name))

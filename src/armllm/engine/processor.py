@@ -242,7 +242,8 @@ class Processor:
             if count is not None and count > self.vocab_size:
                 raise RequestError(f"{name} {count} is above the vocabulary of {self.vocab_size}")
             if count is not None and self.max_logprobs != -1 and not 0 <= count <= self.max_logprobs:
-                raise RequestError(f"{name} {count} is above the engine's max_logprobs {self.max_logprobs}")
+                wanted = "-1, the whole vocabulary," if count == -1 else count
+                raise RequestError(f"{name} {wanted} is above the engine's max_logprobs {self.max_logprobs}")
         if self.tokenizer is None:
             for name in ("stop", "bad_words"):
                 if getattr(params, name):

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -71,6 +71,8 @@ def create_app(service: Service) -> Starlette:
         hosts, origins = service.options.allowed_hosts, service.options.allowed_origins
         middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
         middleware.append(Middleware(ClientMark, several_keys=False))
+    if service.options.root_path:
+        middleware.insert(0, Middleware(Prefix, root_path=service.options.root_path))
     changes = (
         Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
         Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
@@ -118,6 +120,27 @@ async def metrics(request: Request) -> Response:
 async def page(_request: Request) -> Response:
     """The page to chat with the model."""
     return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+
+class Prefix:
+    """Takes paths with the prefix of a proxy and without it: some proxies remove it, some do not.
+
+    ASGI wants it in the path and in ``root_path``. Routes and guards look at what is behind it.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; the links of the page need the slash after the prefix."""
+        path = scope["path"]
+        if path == self._root_path:
+            await RedirectResponse(f"{path}/")(scope, receive, send)
+            return
+        if not path.startswith(f"{self._root_path}/"):
+            path = self._root_path + path
+        await self._app({**scope, "root_path": self._root_path, "path": path}, receive, send)
 
 
 class LoadCounter:

@@ -40,7 +40,6 @@ def configured(
     *,
     log_level: str,
     access_log: bool,
-    root_path: str = "",
 ) -> uvicorn.Config:
     """How an application is served: what is refused waits, and connections have limits."""
     return uvicorn.Config(
@@ -52,7 +51,6 @@ def configured(
         server_header=False,
         ws="none",
         loop="asyncio",  # uvloop is a little faster, but does not accept through `ListeningSocket`
-        root_path=root_path,
         http=protocol(limits, tls),  # type: ignore[arg-type]
     )
 

@@ -81,7 +81,6 @@ def _run(
         service.options.tls,
         log_level=log_level,
         access_log=access_log,
-        root_path=service.options.root_path,
     )
     sock.on_left = service.limits.refusals.delay
     server = EngineServer(config, service, engine, address, signals=SIGNALS, stop_now=stop_now)

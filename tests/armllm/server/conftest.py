@@ -54,7 +54,6 @@ class Served:
             http=connection.protocol(self.service.limits, self.service.options.tls),
             ws="none",
             loop="asyncio",
-            root_path=self.service.options.root_path,
         )
         self.server = uvicorn.Server(config)
         # asyncio sends small pieces at once only if the protocol is named

@@ -103,6 +103,15 @@ def test_reasoning_effort_reaches_the_template(serving):
         assert server.service.tokenizer.decode(answer["prompt_token_ids"]) == "high"
 
 
+def test_a_limit_of_none_leaves_the_chosen_token(serving):
+    with serving({"max_logprobs": 0}) as server:
+        body = {"prompt": "x", "max_tokens": 1}
+        answer = server.post("/v1/completions", {**body, "logprobs": 0}).json()
+        assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 1
+        answer = server.post("/v1/completions", {**body, "logprobs": 1})
+        assert "max_logprobs 0" in answer.json()["error"]["message"]
+
+
 def test_log_probabilities_have_a_limit_of_the_server(serving):
     with serving({"max_logprobs": 3}) as server:
         body = {"prompt": "x", "max_tokens": 1}
@@ -144,9 +153,23 @@ def test_the_load_counts_a_request_until_its_answer_is_sent(served):
     assert httpx2.get(f"{served.url}/load").json() == {"server_load": 0}
 
 
+def test_paths_are_there_with_the_prefix_of_a_proxy_and_without_it(serving):
+    """It would catch a server that only answers behind proxies that remove the prefix."""
+    with serving({}, root_path="/llm") as server:
+        for prefix in ("", "/llm"):
+            for path in ("/v1/models", "/health", "/openapi.json", "/docs", "/", "/page/page.js"):
+                assert httpx2.get(server.url + prefix + path).status_code == 200, prefix + path
+            answer = server.post(f"{prefix}/v1/completions", {"prompt": "x", "max_tokens": 1})
+            assert answer.json()["usage"]["completion_tokens"] == 1
+        for path in ("/llm/llm/v1/models", "/llmv1/models", "/other/v1/models"):
+            assert httpx2.get(server.url + path).status_code == 404, path
+        bare = httpx2.get(f"{server.url}/llm")
+        assert (bare.status_code, bare.headers["location"]) == (307, "/llm/")
+
+
 def test_a_key_guards_every_endpoint_that_uses_the_model(serving):
     with serving({}, api_keys=("one", "two"), root_path="/llm") as server:
-        for path in PATHS:
+        for path in (*PATHS, *(f"/llm{path}" for path in PATHS)):
             assert server.post(path, {}).status_code == 401, path
         for key in ("one", "two"):
             headers = {"Authorization": f"Bearer {key}"}

@@ -79,7 +79,9 @@ def test_it_serves_over_tls(start, folder, pairs):
     url = process.wait_ready()
     assert url.startswith("https://")
     trusted = ssl.create_default_context(cafile=str(certificate))
-    assert httpx2.get(f"{url}/v1/models", verify=trusted, timeout=DEADLINE).status_code == 200
+    for prefix in ("", "/llm"):
+        answer = httpx2.get(f"{url}{prefix}/v1/models", verify=trusted, timeout=DEADLINE)
+        assert answer.status_code == 200
     with pytest.raises(httpx2.HTTPError):
         httpx2.get(f"{url}/v1/models", timeout=DEADLINE)
 
