@@ -6,6 +6,10 @@ import functools
 import re
 import sys
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,6 +49,14 @@ TOO_OLD = re.compile(
     re.IGNORECASE,
 )
 """What a build says of a library that is there, but not new enough."""
+UNDECLARED = re.compile(
+    r"error: (?:use of undeclared identifier|call to undeclared|no member named|unknown type name"
+    r"|'\w+' undeclared)"
+)
+MAYBE_OLD = (
+    "if this name is a library's, the package of the oldest Debian release is too old: --with NAME/bookworm "
+    "takes a newer one"
+)
 KNOWN = (
     (
         (
@@ -105,15 +117,18 @@ def absent(log: str) -> str:
     return ""
 
 
-def explain(log: str, project: str = "") -> str:
+def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
     """Return what to do about a failed cross build, given what it said; empty when nothing is known.
 
-    ``project`` is the name of what was built: a binding has its library's, often.
+    ``project`` is the name of what was built: a binding has its library's, often. ``packages`` are those of
+    --with: only a library that they bring can be too old.
     """
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
             own = package(project) or package(re.sub(r"^(?:python-|py)", "", project.lower()))
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
+    if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):
+        return MAYBE_OLD
     return absent(log) or (BESIDES if PROGRAM.search(log) else "")
 
 

@@ -76,6 +76,13 @@ def test_what_a_cross_build_cannot_do_is_one_line_with_what_does(said, hint):
     assert "\n" not in hints.explain(said)
 
 
+def test_a_name_that_an_old_library_lacks_is_sought_in_a_newer_release():
+    said = "src/url.c:92:10: error: use of undeclared identifier 'CURLUE_NO_ZONEID'"
+    assert "--with NAME/bookworm" in hints.explain(said, "pycurl", ("libcurl4-openssl-dev",))
+    assert hints.explain(said, "pycurl", ("libcurl4-openssl-dev/bookworm",)) == ""
+    assert hints.explain(said, "pycurl") == ""
+
+
 @pytest.mark.parametrize(
     ("project", "package"),
     [

@@ -119,7 +119,7 @@ def _build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wa
         except BuildError as error:
             text = log.read_text(errors="replace")
             if not (_asked_for_rust(folder) or _bring_emulator(text, mirror)):
-                raise with_hint(error, text, log, plan.project.name) from error
+                raise with_hint(error, text, log, plan.project.name, plan.packages) from error
         else:
             if not _asked_for_rust(folder):
                 return built
@@ -150,13 +150,15 @@ def _asked_for_rust(folder: Path) -> bool:
     return True
 
 
-def with_hint(error: BuildError, text: str, log: Path, name: str = "") -> BuildError:
+def with_hint(
+    error: BuildError, text: str, log: Path, name: str = "", packages: tuple[str, ...] = ()
+) -> BuildError:
     """Add what to do: about the error, else about the log's ``text``, where checks may fail in vain.
 
-    ``name`` is the project's.
+    ``name`` is the project's, ``packages`` are those of --with.
     """
     cause = str(error).splitlines()[0]
-    hint = hints.explain(cause, name) or hints.explain(text, name)
+    hint = hints.explain(cause, name, packages) or hints.explain(text, name)
     return BuildError(f"{cause}\n  {hint} (log: {log})") if hint else error
 
 
