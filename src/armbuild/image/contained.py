@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
+import socket
+import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from armbuild.errors import MissingError, UsageError
 from armbuild.host import limits, process
 from armbuild.host.containers import ENGINES
 from armbuild.image import reference
-from armbuild.image.client import dial
 from armbuild.wheel.lanes import container
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from armbuild.host.process import Running
 
 
-@dataclass(frozen=True, kw_only=True)
+MOST_MEMORY = 4 << 30
+# In the container: what comes on standard input goes to a port of its network, the answer to standard output.
+RELAY = """
+import os, socket, sys, threading
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10)
+link.settimeout(None)
+def send():
+    while data := os.read(0, 65536):
+        link.sendall(data)
+threading.Thread(target=send, daemon=True).start()
+while data := link.recv(65536):
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+os._exit(0)
+"""
+
+
+@dataclass(kw_only=True)
 class Contained:
     """How programs of one loaded image are started."""
 
@@ -32,21 +51,42 @@ class Contained:
     root: Path
     """The same image unpacked, for what the test must know of it."""
     user: str
-    label: str
-    """On every container that is started, by which they are removed."""
+    python: str
+    """The image's own interpreter."""
+    name: str
+    """Begins the containers' names, and is the label by which they are removed."""
+    _server: str = ""
+    """The container that was started last with a network of its own."""
+    _relays: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """On every container that is started."""
+        return f"armbuild.wheel.smoke={self.name}"
 
     def describe(self) -> str:
         """Return in a few words what surrounds the program."""
-        return f"as user {self.user}, read-only, by {self.engine}"
+        return f"as user {self.user}, read-only, without a network, by {self.engine}"
 
     def command(
         self, program: Sequence[str], environment: Mapping[str, str], cpu: str | None
     ) -> tuple[list[str], dict[str, str]]:
-        """Return the command line and the environment that run the image's ``program`` on a QEMU ``cpu``."""
+        """Return the command line and the environment that run the image's ``program`` on a QEMU ``cpu``.
+
+        A program that starts while another runs on the same CPU shares that one's network, and nothing else.
+        """
         variables = {**environment, **({"QEMU_CPU": cpu} if cpu else {})}
+        own = f"{self.name}-{cpu or 'native'}"
+        if own == self._server and self._runs():
+            place = [f"--network=container:{own}"]
+        else:
+            self._server, place = own, [f"--name={own}", "--network=none"]
+        memory = f"{min(MOST_MEMORY, _memory() * 3 // 4)}b"
         return [
-            self.engine, "run", "--rm", f"--label={self.label}", "--platform=linux/arm64", "--network=host",
-            "--read-only", "--tmpfs=/tmp:mode=1777", f"--user={self.user}",
+            self.engine, "run", "--rm", *place, f"--label={self.label}", "--platform=linux/arm64",
+            "--read-only", "--tmpfs=/tmp:mode=1777,size=1g", f"--user={self.user}",
+            "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--pids-limit={limits.STRANGER.processes}",
+            f"--memory={memory}", f"--memory-swap={memory}", "--log-driver=none", "--no-healthcheck",
             *(f"--env={name}={value}" for name, value in variables.items()),
             *os.environ.get("ARMBUILD_ENGINE_OPTIONS", "").split(),
             f"--entrypoint={program[0]}", "--", self.image, *program[1:],
@@ -57,12 +97,35 @@ class Contained:
         return f"/{path}"
 
     def connect(self, port: int) -> socket.socket:
-        """Return a connection to ``port`` of this machine, whose network the container has."""
-        return dial(port)
+        """Return a connection to ``port`` of the running container's own network.
+
+        It is closed at once when nobody listens there. The image's Python passes on what is sent.
+        """
+        self.reap()
+        here, there = socket.socketpair()
+        command = [self.engine, "exec", "--interactive", self._server, self.python, "-I", "-S", "-c", RELAY]
+        with there:
+            end = there.fileno()
+            relay = subprocess.Popen([*command, str(port)], stdin=end, stdout=end, stderr=subprocess.DEVNULL)
+        self._relays.append(relay)
+        return here
 
     def terminate(self, server: Running) -> None:
         """Ask the container, which gets the engine's signals, to end."""
         server.terminate()
+
+    def reap(self, *, end: bool = False) -> None:
+        """Forget the connections that have ended, and ``end`` the others."""
+        for relay in self._relays:
+            if end:
+                relay.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                relay.wait(10 if end else 0)
+        self._relays = [relay for relay in self._relays if relay.returncode is None]
+
+    def _runs(self) -> bool:
+        asked = [self.engine, "container", "inspect", "--format={{.State.Running}}", self._server]
+        return process.succeeds(asked) == "true"
 
 
 def check(engine: str, *, emulated: bool) -> None:
@@ -84,7 +147,7 @@ def check(engine: str, *, emulated: bool) -> None:
 
 @contextmanager
 def loaded(
-    engine: str, path: Path, name: str | None, root: Path, *, user: str, several: bool, log: Path
+    engine: str, path: Path, name: str | None, root: Path, *, user: str, python: str, several: bool, log: Path
 ) -> Iterator[Contained]:
     """Load the archive at ``path``, which stays loaded, and remove the containers in the end.
 
@@ -101,10 +164,22 @@ def loaded(
     if several and engine == "podman":
         command = [engine, "pull", "--quiet", "--platform=linux/arm64", f"oci-archive:{path}"]
     process.run(command, log=log, what=f"{engine} load", error=MissingError, limits=limits.ENGINE)
-    label = f"armbuild.wheel.smoke={os.getpid()}"
+    box = Contained(
+        engine=engine,
+        image=name,
+        root=root,
+        user=user,
+        python=python,
+        name=f"armbuild-smoke-{secrets.token_hex(6)}",
+    )
     try:
-        yield Contained(engine=engine, image=name, root=root, user=user, label=label)
+        yield box
     finally:
-        left = process.succeeds([engine, "ps", "--all", "--quiet", "--filter", f"label={label}"])
+        box.reap(end=True)
+        left = process.succeeds([engine, "ps", "--all", "--quiet", "--filter", f"label={box.label}"])
         if left:
             process.succeeds([engine, "rm", "--force", "--volumes", *left.split()])
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -118,10 +118,14 @@ def smoke_test(
     box: Surroundings
     with surroundings:
         if engine:
+            if config.get("Volumes"):  # which are writable, and lie on the engine's disk
+                raise CheckFailed(f"{path}: its image declares volumes, which {engine} would let it fill")
             on_step(f"loading it into {engine}")
+            python = next(iter(sandbox.without_init(config.get("Entrypoint") or [])), "python3")
+            log = work / f"{engine}.log"
             box = surroundings.enter_context(
                 contained.loaded(
-                    engine, path, manifest.name, root, user=user, several=several, log=work / f"{engine}.log"
+                    engine, path, manifest.name, root, user=user, python=python, several=several, log=log
                 )
             )
         else:

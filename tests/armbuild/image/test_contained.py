@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 
 import pytest
@@ -19,9 +20,11 @@ def podman(tmp_path, monkeypatch):
     log, program = tmp_path / "asked.jsonl", tmp_path / "bin/podman"
     program.parent.mkdir()
     program.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
+        f"#!{sys.executable}\nimport json, os, sys\n"
         f"open({str(log)!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
         "if sys.argv[1] == 'ps': print('c0ffee')\n"
+        "if sys.argv[1:3] == ['container', 'inspect']: print('true')\n"
+        "if sys.argv[1] == 'exec': os.execv(sys.executable, [sys.executable, *sys.argv[5:]])\n"
         "if sys.argv[-1].endswith('refused.tar'): sys.exit('Error: no space for it')\n"
     )
     program.chmod(0o755)
@@ -31,7 +34,9 @@ def podman(tmp_path, monkeypatch):
 
 def loaded(tmp_path, path, name="localhost/x:1", *, several=False):
     log = tmp_path / "log"
-    return contained.loaded("podman", path, name, tmp_path, user="7:8", several=several, log=log)
+    return contained.loaded(
+        "podman", path, name, tmp_path, user="7:8", python="python3", several=several, log=log
+    )
 
 
 def test_of_several_platforms_podman_is_told_which(tmp_path, podman):
@@ -52,10 +57,53 @@ def test_a_container_is_read_only_has_the_images_user_and_goes_in_the_end(tmp_pa
     assert words[-2:] == ["--", "x"]
     assert outer["PATH"] == os.environ["PATH"], "the engine itself finds its programs"
     load, ask, remove = podman()
+    assert {"--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges"} <= set(words)
+    assert {"--pids-limit=4096", "--log-driver=none", "--no-healthcheck"} <= set(words)
+    memory = next(word for word in words if word.startswith("--memory="))
+    assert 0 < int(memory[9:-1]) <= contained.MOST_MEMORY
+    assert f"--memory-swap={memory[9:]}" in words, "else it could take the machine's swap, too"
     assert load == ["load", "--input", str(path)]
     assert ask[-1] == "label=" + box.label
     assert f"--label={box.label}" in words
     assert remove == ["rm", "--force", "--volumes", "c0ffee"]
+
+
+def test_the_network_is_the_containers_own_and_its_python_passes_requests_on(tmp_path, podman):
+    with (
+        loaded(tmp_path, small.write(tmp_path, {"a": ""})) as box,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        server.settimeout(60)
+        first, _ = box.command(["a"], {}, "max")
+        second, _ = box.command(["b"], {}, "max")
+        other, _ = box.command(["c"], {}, None)
+        assert f"--network=container:{box.name}-max" in second, "the health check reaches the server"
+        assert not [word for word in second if word.startswith("--name")]
+        assert {"--network=none", f"--name={box.name}-max"} <= set(first)
+        assert {"--network=none", f"--name={box.name}-native"} <= set(other)
+        with box.connect(server.getsockname()[1]) as connection:
+            connection.settimeout(60)
+            connection.sendall(b"question")
+            served, _ = server.accept()
+            with served:
+                assert served.recv(8, socket.MSG_WAITALL) == b"question"
+                served.sendall(b"answer")
+            assert connection.recv(6, socket.MSG_WAITALL) == b"answer"
+            assert connection.recv(1) == b"", "the container's end of the connection is the engine's"
+        server.close()
+        with box.connect(server_port := closed_port()) as connection:
+            connection.settimeout(60)
+            assert connection.recv(1) == b"", f"nobody listens on {server_port}"
+        left = box.connect(closed_port())
+    assert left.recv(1) == b"", "a connection ends with the test"
+    left.close()
+    relay = next(words for words in podman() if words[0] == "exec")
+    assert relay[1:7] == ["--interactive", f"{box.name}-native", "python3", "-I", "-S", "-c"]
+
+
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def test_what_cannot_be_loaded_is_told_with_the_engines_reason(tmp_path, podman):

@@ -221,7 +221,7 @@ def test_an_engine_loads_the_archive_and_serves_within_its_limits_as_another_use
         done = armbuild("smoke", path, "--cpu=neoverse-n1", f"--engine={name}", "--json", env=options)
         assert done.returncode == 0, done.stdout + done.stderr
         (result,) = json.loads(done.stdout)["results"]
-        assert result["surroundings"] == f"as user 10001:10001, read-only, by {name}"
+        assert result["surroundings"] == f"as user 10001:10001, read-only, without a network, by {name}"
         assert engine.run("ps", "--all", "--quiet") == ""
 
 
