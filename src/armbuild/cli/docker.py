@@ -75,6 +75,9 @@ def docker_command(
     with_model: Annotated[
         Path | None, build_option("--with-model", metavar="DIR", help="A checkpoint to put into the image.")
     ] = None,
+    with_openvino: Annotated[
+        bool, build_option("--with-openvino", help="Add OpenVINO, for `--backend openvino`.")
+    ] = False,
     base: Annotated[
         str | None,
         build_option(
@@ -125,6 +128,7 @@ def docker_command(
         torch=torch,
         index=torch_index,
         with_model=with_model,
+        with_openvino=with_openvino,
         base=base,
         wheel_settings={
             name: value
@@ -250,6 +254,7 @@ def _plan_text(plan: ImagePlan) -> str:
         ("torch", plan.torch or "as the wheel asks"),
         *((("index", plan.index),) if plan.index else ()),
         *((("model", facts["model"]),) if plan.model else ()),
+        *((("OpenVINO", "for --backend openvino"),) if plan.with_openvino else ()),
         ("layers", " -> ".join(facts["layers"])),
         ("tag", plan.tag),
         *((("smoke", ", ".join(plan.cpus)),) if plan.cpus else ()),

@@ -147,6 +147,7 @@ class _Maker:
             python=plan.python,
             host=host,
             compiler=process.succeeds([host.executable, "-VV"]) if host else None,
+            with_openvino=plan.with_openvino,
         )
 
     def platform(self) -> Platform:
@@ -165,6 +166,7 @@ class _Maker:
                 architecture=architecture,
                 torch=plan.torch,
                 index=plan.index,
+                with_openvino=plan.with_openvino,
                 work=self.work,
                 log=self.log,
             )
@@ -226,6 +228,11 @@ class _Maker:
             raise UsageError(
                 f"{self.wheel.name} needs glibc {needed}, and the image has {glibc}: build it with"
                 " `armbuild wheel --lane cross`, or take a newer --base"
+            )
+        if self.plan.with_openvino and glibc and Version(packages.OPENVINO_GLIBC) > Version(glibc):
+            raise UsageError(
+                f"--with-openvino needs glibc {packages.OPENVINO_GLIBC}, and the image has {glibc}:"
+                " take a newer --base"
             )
 
     def _foundation(self, pins: packages.Pins) -> tuple[base.Foundation, list[Recipe]]:
@@ -305,6 +312,7 @@ class _Maker:
             version=self._build_info().get("version") or self.plan.version,
             python=self.plan.python,
             torch=pins.torch_version,
+            openvino=pins.version(packages.OPENVINO) if self.plan.with_openvino else None,
         )
         recipe = recipes.EngineLayer(
             name="engine", target=self.target, log=self._log("engine"), wheel=self.wheel, own=own,

@@ -125,13 +125,16 @@ def _found(claims: Claims, report: AuditReport, present: set[str]) -> dict[str, 
         b"\n".join(text for name, text in report.texts.items() if name.endswith("/WHEEL")),
         re.MULTILINE,
     )
-    torch = f"{PYTHON}torch@"
+    versions = {
+        name: {item.partition("@")[2] for item in present if item.startswith(f"{PYTHON}{name}@")}
+        for name in ("torch", "openvino")
+    }
     return {
         "kernels": {_joined(report.kernel_targets)},
         "floor": {_joined(code.floor)},
         "lowest-core": {config.lowest(code, MACHINES.get(claims.architecture, ""))},
         "dispatched": {_joined((report.needs_dispatched | report.needs_guarded) - code.needs)},
-        "torch": {item.removeprefix(torch) for item in present if item.startswith(torch)},
+        **versions,
         "python": {f"{major.decode()}.{minor.decode()}" for major, minor, _ in tags},
         "manylinux": {platform.decode() for *_, platform in tags},
     }
@@ -179,6 +182,7 @@ def _facts(texts: Mapping[str, bytes], found: Mapping[str, set[str]]) -> Iterato
             "dispatched": _joined(document["dispatched"]),
             "torch": str(document["torch"]),
             "python": str(document["python"]),
+            **({"openvino": str(document["openvino"])} if "openvino" in document else {}),
         }
     except BROKEN as error:
         yield f"{FACTS} cannot be read: {error}"

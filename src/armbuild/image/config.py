@@ -40,7 +40,9 @@ def lowest(found: Content, machine: str) -> str:
     return f"{best.name} or newer" + (f" with {', '.join(beside)}" if beside else "")
 
 
-def facts(found: Content, *, machine: str, version: str, python: str, torch: str) -> dict[str, Any]:
+def facts(
+    found: Content, *, machine: str, version: str, python: str, torch: str, openvino: str | None = None
+) -> dict[str, Any]:
     """Return what the entry point must know, and whoever looks into the image may."""
     return {
         "schema": 1,
@@ -48,6 +50,7 @@ def facts(found: Content, *, machine: str, version: str, python: str, torch: str
         "machine": machine,
         "python": python,
         "torch": torch,
+        **({"openvino": openvino} if openvino else {}),
         "kernels": sorted(found.kernels),
         "floor": {"features": sorted(found.floor), "lowest_core": lowest(found, machine)},
         "dispatched": sorted(found.dispatched),
@@ -90,6 +93,7 @@ def labels(
         "armllm.baseline": baseline,
         "armllm.manylinux": tag,
         "armllm.torch": known["torch"],
+        "armllm.openvino": known.get("openvino"),
         "armllm.python": known["python"],
         "armllm.debian": foundation.suite if not foundation.name else None,
         "armllm.sbom": "/usr/local/share/armllm/sbom.cdx.json",

@@ -150,6 +150,8 @@ def _options(plan: ImagePlan) -> list[str]:
     for option, value in (("--torch", plan.torch), ("--torch-index", plan.index)):
         if value:
             options += [option, value]
+    if plan.with_openvino:
+        options.append("--with-openvino")
     return options
 
 

@@ -19,9 +19,10 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from armbuild.errors import BuildError, MissingError, UsageError
 from armbuild.host import isolation, limits, process
+from armbuild.image.reference import MACHINES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from armbuild.host.pythons import HostPython
 
@@ -29,6 +30,9 @@ PLATFORMS = {"arm64": "aarch64-manylinux_2_28", "amd64": "x86_64-manylinux_2_28"
 NEWEST = {"arm64": "aarch64-manylinux_2_40", "amd64": "x86_64-manylinux_2_40"}
 """What a wheel in a file may need, which is compared with the image's own glibc: uv knows none newer."""
 EXTRA = "serve"
+OPENVINO = "openvino"
+OPENVINO_GLIBC = "2.35"
+"""What OpenVINO's wheels for AArch64 need since 2026.1: manylinux_2_35."""
 FOREIGN = re.compile(r"(?:nvidia|cuda|amd-rocm|rocm|intel-extension)\b")
 CUDA_LIBRARIES = ("libtorch_cuda.so", "libc10_cuda.so", "libtorch_hip.so")
 UNUSED = (
@@ -59,6 +63,14 @@ class Pins:
         """Return torch's version alone."""
         return without_hashes(self.torch).partition("==")[2]
 
+    def version(self, name: str) -> str:
+        """Return the version of a package beside torch; BuildError if it is not among them."""
+        for pin in self.others:
+            found, _, version = without_hashes(pin).partition("==")
+            if canonicalize_name(found) == name:
+                return version
+        raise BuildError(f"{name} is not among the packages of the image: the wheel has no extra for it")
+
 
 def without_hashes(pin: str) -> str:
     """Return ``name==version`` of a pin."""
@@ -72,24 +84,27 @@ def resolve(
     architecture: str,
     torch: str | None = None,
     index: str | None = None,
+    with_openvino: bool = False,
     work: Path,
     log: Path,
 ) -> Pins:
-    """Return the packages that serving with ``wheel`` takes on the target.
+    """Return the packages that serving with ``wheel`` takes on the target, also by OpenVINO if asked for.
 
     ``torch`` is a version other than the wheel's own choice; ``index`` a further index (URL) or folder of
     wheels, where a CPU build of torch may lie, which then wins. Raises MissingError when nothing fits,
     UsageError when torch turns out to be a CUDA build.
     """
     wanted, overrides = work / "wanted.in", work / "overrides.in"
-    wanted.write_text(f"armllm[{EXTRA}] @ {wheel.absolute().as_uri()}\n")
+    extras = f"{EXTRA},{OPENVINO}" if with_openvino else EXTRA
+    wanted.write_text(f"armllm[{extras}] @ {wheel.absolute().as_uri()}\n")
     version = torch or (
         in_folder(Path(index), python, architecture) if index and "://" not in index else None
     )
     overrides.write_text(f"torch=={version}\n" if version else "")
     command = [
-        str(isolation.uv_program()), "pip", "compile", "-q", *target(python, architecture), *sources(index),
-        "--no-header", "--no-annotate", "--generate-hashes", "--override", str(overrides), str(wanted),
+        str(isolation.uv_program()), "pip", "compile", "-q",
+        *target(python, platform(architecture, with_openvino=with_openvino)), *sources(index), "--no-header",
+        "--no-annotate", "--generate-hashes", "--override", str(overrides), str(wanted),
     ]  # fmt: skip
     what = f"choosing packages for {architecture}, Python {python}"
     return _pins(_uv(command, log=log, what=what), architecture, index)
@@ -151,11 +166,18 @@ def _cuda(torch: str, architecture: str, why: str, index: str | None) -> str:
     )
 
 
-def target(python: str, architecture: str, platforms: Mapping[str, str] = PLATFORMS) -> list[str]:
+def platform(architecture: str, *, with_openvino: bool) -> str:
+    """Return uv's name of the machine and C library that the image's packages are chosen for."""
+    if not with_openvino:
+        return PLATFORMS[architecture]
+    return f"{MACHINES[architecture]}-manylinux_{OPENVINO_GLIBC.replace('.', '_')}"
+
+
+def target(python: str, machine: str) -> list[str]:
     """Return uv's options that say for which machine and Python packages are chosen."""
     return [
         "--python-platform",
-        platforms[architecture],
+        machine,
         "--python-version",
         python,
         "--only-binary",
@@ -171,7 +193,14 @@ def sources(index: str | None) -> list[str]:
 
 
 def install(
-    wanted: Iterable[str | Path], site: Path, *, python: str, architecture: str, index: str | None, log: Path
+    wanted: Iterable[str | Path],
+    site: Path,
+    *,
+    python: str,
+    architecture: str,
+    index: str | None,
+    with_openvino: bool = False,
+    log: Path,
 ) -> None:
     """Unpack exactly ``wanted`` (pins, or wheels) into ``site``, without programs and C++ headers.
 
@@ -180,7 +209,7 @@ def install(
     """
     wanted = list(wanted)
     are_files = all(isinstance(item, Path) for item in wanted)
-    platforms = NEWEST if are_files else PLATFORMS
+    machine = NEWEST[architecture] if are_files else platform(architecture, with_openvino=with_openvino)
     lock = log.with_suffix(".requirements.txt")
     lock.write_text("".join(f"{item}\n" for item in wanted))
     command = [
@@ -189,7 +218,7 @@ def install(
         "install",
         "-q",
         "--no-deps",
-        *target(python, architecture, platforms),
+        *target(python, machine),
     ]
     # Links to files in uv's cache: from here on they may be removed, but not written to.
     command += [*sources(index), "--link-mode", "hardlink", "--target", str(site)]

@@ -46,6 +46,7 @@ class ImagePlan:
     torch: str | None
     index: str | None
     model: Path | None
+    with_openvino: bool
     base: str | None
     tag: str
     labels: Mapping[str, str]
@@ -74,6 +75,7 @@ class ImagePlan:
             "torch_index": self.index,
             "base": self.base or f"Debian {root.suite_of(self.python)} packages",
             "model": str(self.model) if self.model else None,
+            "openvino": self.with_openvino,
             "tag": self.tag,
             "labels": dict(self.labels),
             "output": str(self.output),
@@ -102,6 +104,7 @@ class ImageSettings:
     index: str | None = None
     """A further index of packages, or a folder of wheels."""
     with_model: Path | None = None
+    with_openvino: bool = False
     base: str | None = None
     wheel_settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of Settings, for the wheel that is built."""
@@ -146,6 +149,7 @@ def plan_image(folder: Path, settings: ImageSettings) -> ImagePlan:
         torch=_torch(settings.torch),
         index=_index(settings.index, python, architectures),
         model=model.check(settings.with_model) if settings.with_model else None,
+        with_openvino=settings.with_openvino,
         base=None if settings.base is None else reference.check_base(settings.base),
         tag=reference.full_name(reference.check_tag(tag)),
         labels=reference.check_labels(list(settings.labels)),

@@ -38,6 +38,8 @@ class Target:
     """An interpreter of this machine that compiles bytecode for the image's, if there is one."""
     compiler: str | None
     """What that one says it is: another compiler, another layer."""
+    with_openvino: bool = False
+    """Packages may need the newer C library that OpenVINO's do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,7 @@ class PythonLayer(Recipe):
             [(name, found.st_size, found.st_mtime_ns) for name, found in wheels],
             self.site,
             target.compiler,
+            target.with_openvino,
         ]
 
     @property
@@ -211,7 +214,13 @@ def _install(
     folder = tree / site
     folder.mkdir(parents=True)
     packages.install(
-        wanted, folder, python=target.python, architecture=target.architecture, index=index, log=log
+        wanted,
+        folder,
+        python=target.python,
+        architecture=target.architecture,
+        index=index,
+        with_openvino=target.with_openvino,
+        log=log,
     )
     if target.host:
         packages.compile_bytecode(target.host, tree, folder, log=log)

@@ -11,11 +11,12 @@ from tests.armbuild.image import small
 
 from armbuild import audit
 from armbuild.audit import AuditReport
-from armbuild.errors import CheckFailed, MissingError, UsageError
+from armbuild.errors import BuildError, CheckFailed, MissingError, UsageError
 from armbuild.image import build, packages, plan, reader, root, side_by_side, unpack
 from armbuild.target import debian
 
 NAME = "armllm-0.1.0-cp311-cp311-manylinux_2_28_aarch64.whl"
+RESOLVE = packages.resolve
 BASE = {
     "usr/bin/python3.11": "",
     "etc/debian_version": "12",
@@ -177,8 +178,42 @@ def test_uv_compares_pins_with_the_oldest_c_library_and_wheels_in_files_with_non
     options = {"python": "3.11", "architecture": "arm64", "index": None, "log": tmp_path / "log"}
     packages.install(["numpy==2"], tmp_path, **options)
     packages.install([tmp_path / NAME], tmp_path, **options)
+    packages.install(["openvino==2026.4.1"], tmp_path, with_openvino=True, **options)
     platforms = [command[command.index("--python-platform") + 1] for command in asked]
-    assert platforms == ["aarch64-manylinux_2_28", "aarch64-manylinux_2_40"]
+    assert platforms == ["aarch64-manylinux_2_28", "aarch64-manylinux_2_40", "aarch64-manylinux_2_35"]
+
+
+def test_openvino_is_asked_for_by_the_wheels_extra_and_labelled(tmp_path, world, monkeypatch):
+    """It would catch an image that was asked to have OpenVINO, and has none, or does not say so."""
+    asked = []
+    lines = "torch==2.10.0 --hash=sha256:a\nopenvino==2026.4.1 --hash=sha256:b\n"
+    monkeypatch.setattr(packages, "_uv", lambda command, **_: asked.append(command) or lines)
+    wheel = a_wheel(tmp_path / "1")
+    monkeypatch.setattr(packages, "resolve", RESOLVE)
+    labels = []
+    for chosen in (True, False):
+        built = a_build(tmp_path, wheel, f"{chosen}.tar", with_openvino=chosen)
+        labels.append(built.platforms["arm64"].image.annotations.get("armllm.openvino"))
+        wanted = tmp_path / f"work-{chosen}/wanted.in"
+        assert ("armllm[serve,openvino] @" in wanted.read_text()) is chosen
+    assert labels == ["2026.4.1", None]
+    machines = [command[command.index("--python-platform") + 1] for command in asked]
+    assert machines == ["aarch64-manylinux_2_35", "aarch64-manylinux_2_28"]
+
+
+def test_an_older_c_library_than_openvinos_and_a_wheel_without_the_extra_are_refused(tmp_path, world):
+    settings = plan.ImageSettings(
+        wheels=[a_wheel(tmp_path / "1")], output=tmp_path / "x.tar", with_openvino=True
+    )
+    made = plan.plan_image(tmp_path, settings)
+    maker = build._Maker(
+        made, "arm64", made.wheels["arm64"], tmp_path, mirror=None, step=build._silent, note=print
+    )
+    maker._check_c_library("2.36")
+    with pytest.raises(UsageError, match=r"--with-openvino needs glibc 2\.35, and the image has 2\.31"):
+        maker._check_c_library("2.31")
+    with pytest.raises(BuildError, match="openvino is not among the packages"):
+        packages.Pins(torch="torch==2.10.0", others=("numpy==2",)).version("openvino")
 
 
 def test_an_index_that_does_not_answer_is_named(tmp_path, monkeypatch):

@@ -128,6 +128,7 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
                 ("lowest-core", "armv8-a or newer", "what is inside says armv8.1-a or newer"),
                 ("dispatched", "sve", "what is inside says bf16,i8mm"),
                 ("torch", "2.11.0", "what is inside says 2.10.0"),
+                ("openvino", "2026.4.1", "what is inside says nothing"),
                 ("python", "3.13", "what is inside says 3.11"),
                 ("manylinux", "manylinux_2_17_aarch64", "what is inside says manylinux_2_24_aarch64"),
             )
@@ -138,6 +139,7 @@ def test_labels_annotations_and_the_bill_come_back_as_they_were_written(tmp_path
             "image.json: floor nothing: what is",
         ),
         ({"sbom": facts(torch=["9"])}, {}, "image.json: torch ['9']: what is inside says 2.10.0"),
+        ({"sbom": facts(openvino="9")}, {}, "image.json: openvino 9: what is inside says nothing"),
         ({"sbom": {FACTS: "{}"}}, {}, "image.json cannot be read: 'floor'"),
         ({"sbom": {claims.SBOM: "no JSON"}}, {}, "sbom.cdx.json cannot be read"),
         ({"sbom": {claims.SBOM: '{"components": [1]}'}}, {}, "sbom.cdx.json cannot be read"),

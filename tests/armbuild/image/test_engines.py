@@ -43,7 +43,7 @@ def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
     asked, engine, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("ARMBUILD_ENGINE_OPTIONS", "--network host")
-    options = ["--python", "3.11", "--no-bf16", "--no-sve", "--tag", "r.example/x:1"]
+    options = ["--python", "3.11", "--no-bf16", "--no-sve", "--with-openvino", "--tag", "r.example/x:1"]
     output = tmp_path / "x.tar"
     status = main(["docker", str(ROOT), "--builder", engine, *options, "--output", str(output), "--json"])
     assert status == 0
@@ -55,7 +55,7 @@ def test_an_engine_is_told_all_that_the_dockerfile_asks_and_saves_in_one_rename(
         build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--build-arg"
     )
     assert arguments["BUILDPLATFORM"] == f"linux/{reference.architecture_here()}"
-    assert arguments["ARMBUILD_OPTIONS"] == "--no-sve --no-bf16"
+    assert arguments["ARMBUILD_OPTIONS"] == "--no-sve --no-bf16 --with-openvino"
     assert arguments["BUILD_IMAGE"] == "docker.io/library/python:3.11-bookworm"
     labels = dict(build[index + 1].split("=", 1) for index, word in enumerate(build) if word == "--label")
     known = {name.rpartition(".")[2]: value for name, value in labels.items()}
