@@ -120,13 +120,22 @@ def _try(matcher: llguidance.LLMatcher, kind: str) -> None:
         if len(token_ids) and not matcher.is_error():
             matcher.consume_token(int(draw.choice(token_ids)))
         if matcher.is_error():
-            raise RequestError(f"structured_outputs.{kind} can't be used: {first_line(matcher.get_error())}")
-        if matcher.is_stopped() or not len(token_ids):
-            return
+            raise RequestError(f"structured_outputs.{kind} can't be used: {_unusable(matcher.get_error())}")
         if time.process_time() - started > TRIAL_SECONDS:
             raise RequestError(
                 f"structured_outputs.{kind} is too complex: finding what may come next takes too much time"
             )
+        if matcher.is_stopped() or not len(token_ids):
+            return
+
+
+def _unusable(error: str) -> str:
+    """Why nothing can be written, for those who don't know the library."""
+    if "NoExtensionBias" in error:  # not even a first token
+        return "no text fits it; a part of it, such as a $ref, may lead only to itself"
+    if "Too many items" in error:
+        return "it is too complex, or a part of it must contain itself without end"
+    return first_line(error)
 
 
 def _measure(vocabulary: llguidance.LLTokenizer, question: dict[str, str]) -> dict[str, Any]:

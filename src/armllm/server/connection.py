@@ -24,6 +24,7 @@ WRITE_SECONDS = 60.0  # of a client that reads nothing of its answer
 MAX_PIPELINED = 8  # requests that wait behind the one that is answered
 # A chunk of one byte takes six bytes.
 CHUNKED_BYTES = 8
+BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -125,7 +126,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what can't be parsed; within another answer there is no place for it."""
+        """Refuse what can't be parsed; within another answer, or after its own, there is no place for it."""
         if self._refusing is None:
             self.flow.pause_reading()
             self._refusing = self.loop.create_task(self._refuse(msg))
@@ -134,13 +135,24 @@ class LimitedProtocol(HttpToolsProtocol):
         await self._refusals.wait(self.client[0] if self.client else "")
         if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._in_body:
+            self._refuse_body()
+        elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
         elif self._header_bytes > HEADER_BYTES or self._message_bytes > HEADER_BYTES:
             self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
             self.transport.close()
         else:
             super().send_400_response(msg)
+
+    def _refuse_body(self) -> None:
+        if self.pipeline or self.cycle.response_started:
+            self.transport.abort()
+        elif self._header_bytes > HEADER_BYTES:
+            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+        else:
+            super().send_400_response(BAD_BODY)
 
     def pause_writing(self) -> None:
         """Wait for the client to read, but not for ever."""

@@ -45,6 +45,15 @@ async def read_body(request: Request, model: type[AnyBody]) -> AnyBody:
             status=415,
             code="unsupported_media_type",
         )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):  # of a few bytes others make gigabytes
+        raise ApiError(
+            f"the header Content-Encoding: {encoding!a:.40} is not supported: send the body as it is,"
+            " without this header",
+            status=415,
+            code="unsupported_content_encoding",
+            headers={"Accept-Encoding": "identity"},
+        )
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
         raise limits.too_large()

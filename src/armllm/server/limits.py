@@ -23,7 +23,8 @@ T = TypeVar("T")
 BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, MOST_BODY_BYTES = 4 << 20, 64, 64 << 20
 # Every value becomes a Python object, which may take 30 times the bytes that it has in JSON.
 BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
-BODIES_AT_ONCE = 16
+# Of large bodies; small ones are bounded by the number of connections.
+BODIES_AT_ONCE, MOST_BYTES_AT_ONCE = 16, 256 << 20
 MAX_CONNECTIONS = 4096
 RESERVED_FILES = 128  # for everything that is not a connection
 # Smaller bodies and texts take less time than a step of a small model.
@@ -45,6 +46,7 @@ class Limits:
         self.open: dict[Any, Any] = {}  # protocols and what carries their bytes
         self.idle: dict[Any, None] = {}  # those without a whole request, the oldest first
         self._reserved = 0
+        self._bytes_at_once = min(BODIES_AT_ONCE * self.body_bytes, MOST_BYTES_AT_ONCE)
 
     def admit(self, protocol: Any, transport: Any) -> None:
         """Count a connection. Beyond the limit, the one ends that has waited longest for a request."""
@@ -64,7 +66,7 @@ class Limits:
             self._reserved += count
             if size > self.body_bytes:
                 raise self.too_large()
-            if self._reserved > BODIES_AT_ONCE * self.body_bytes:
+            if size > HEAVY_BYTES and self._reserved > self._bytes_at_once:
                 raise ApiError("too many large requests at once: try again later", status=503, code="busy")
 
         try:
@@ -74,13 +76,21 @@ class Limits:
 
     def too_large(self) -> ApiError:
         """What a body that exceeds the limit is answered."""
-        return ApiError(f"the body has more than {self.body_bytes} bytes", status=413, code="body_too_large")
+        return ApiError(
+            f"the body has more than {self.body_bytes} bytes, the limit of this server: send its"
+            " parts as separate requests",
+            status=413,
+            code="body_too_large",
+        )
 
     def check_values(self, document: bytes) -> None:
         """Refuse JSON of more values than any request needs, before they become objects."""
         if sum(map(document.count, (b",", b"[", b"{"))) > self.values and num_values(document) > self.values:
             raise ApiError(
-                f"the body has more than {self.values} JSON values", status=413, code="body_too_large"
+                f"the body has more than {self.values} JSON values, the limit of all its lists and objects"
+                " together: send its parts as separate requests",
+                status=413,
+                code="body_too_large",
             )
 
 

@@ -154,6 +154,10 @@ def test_streamed_constraints_hold_and_the_event_loop_is_not_kept_waiting(folder
     [
         ({"json": {"type": "banana"}}, "json can't be compiled: Invalid type: banana"),
         ({"json": {"$ref": "http://example.org/x"}}, "json can't be compiled"),
+        ({"json": {"$ref": "#"}}, "json can't be used: no text fits it.*ref"),
+        ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no text fits it"),
+        ({"json": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}}, "contain itself without end"),
+        ({"json": {"const": "a" * 200_000}}, "json is too complex"),
         ({"json": {"not": {"type": "string"}}}, "not"),
         ({"json": "{"}, "json is not JSON"),
         ({"json": "[1]"}, "must be a schema"),

@@ -94,6 +94,15 @@ def test_what_surrounds_a_body_has_a_limit(served, monkeypatch, tail):
     wait_until(lambda: num_connections(served) == 0)
 
 
+@pytest.mark.parametrize("chunk", [b"zz\r\n{", b"5\r\n{}\r\n0\r\n\r\n", b"\xff" * 100, b"f" * 40 + b"\r\n"])
+def test_a_chunk_that_is_none_is_answered_with_a_sentence(served, chunk):
+    with connected(served, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk) as one:
+        answer = rest(one)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert answer.endswith(connection.BAD_BODY.encode())
+    served.assert_idle()
+
+
 def test_pipelined_requests_have_a_limit(served):
     total = served.server.server_state.total_requests
     with connected(served, (GET + b"\r\n") * (1 + connection.MAX_PIPELINED)) as one:

@@ -14,7 +14,15 @@ from pydantic import ValidationError
 
 from armllm.server.errors import ApiError
 from armllm.server.http import _parse
-from armllm.server.limits import BODIES_AT_ONCE, Limits, Offload, num_values
+from armllm.server.limits import (
+    BODIES_AT_ONCE,
+    HEAVY_BYTES,
+    MOST_BODY_BYTES,
+    MOST_BYTES_AT_ONCE,
+    Limits,
+    Offload,
+    num_values,
+)
 from armllm.server.protocol.chat import ChatRequest
 from armllm.server.protocol.completions import CompletionRequest
 from armllm.server.protocol.tokens import EmbeddingRequest
@@ -134,6 +142,35 @@ def test_types_that_a_web_page_may_send_unasked_are_refused(served, kind):
     assert "application/json" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "Deflate, gzip", "x" * 500])
+def test_bodies_in_an_encoding_are_refused(served, encoding):
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    answer = httpx2.post(f"{served.url}/v1/completions", content=b'{"prompt":"x"}', headers=headers)
+    assert answer.status_code == 415
+    assert f"Content-Encoding: '{encoding.lower()[:30]}" in answer.json()["error"]["message"]
+    assert len(answer.content) < 400
+
+
+def test_a_body_in_the_encoding_identity_is_read(served):
+    body = {"prompt": "x", "max_tokens": 1}
+    assert served.post("/v1/completions", body, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
+def test_large_bodies_take_a_fixed_amount_of_memory_together_and_small_ones_pass():
+    limits = Limits(max_model_len=1 << 20)
+    assert limits.body_bytes == MOST_BODY_BYTES
+    large = [limits.reservation() for _ in range(MOST_BYTES_AT_ONCE // MOST_BODY_BYTES)]
+    for one in large:
+        one.__enter__()(MOST_BODY_BYTES)
+    with limits.reservation() as take:
+        take(HEAVY_BYTES)
+        with pytest.raises(ApiError, match="try again") as caught:
+            take(1)
+    assert caught.value.status == 503
+    for one in large:
+        one.__exit__(None, None, None)
+
+
 def test_bodies_that_are_read_at_once_have_a_limit_together():
     limits = Limits(max_model_len=100)
     with limits.reservation() as take:
@@ -145,7 +182,7 @@ def test_bodies_that_are_read_at_once_have_a_limit_together():
     for one in pending:
         one.__enter__()(limits.body_bytes)
     with limits.reservation() as take, pytest.raises(ApiError) as caught:
-        take(1)
+        take(HEAVY_BYTES + 1)
     assert caught.value.status == 503
     for one in pending:
         one.__exit__(None, None, None)

@@ -185,6 +185,7 @@ class Relay(Response):
             async with contextlib.aclosing(whole_events(pieces) if self._events else pieces) as parts:
                 async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
+            self._load.replica.trust()
         except UpstreamError as error:
             self._forwarder.broke_off(self._load, error)
             if not self._events:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from armllm.server.router.replica import METRICS_BYTES
+from armllm.server.router.replica import METRICS_BYTES, read_metrics
 from armllm.server.router.upstream import UpstreamError
 
 if TYPE_CHECKING:
@@ -77,16 +76,12 @@ class RouterMetrics(Collector):
 async def _page(replica: Replica) -> tuple[str, list[Metric]] | None:
     try:
         status, text = await replica.get("/metrics", SECONDS, METRICS_BYTES)
-        if status != 200 or len(text) > METRICS_BYTES:
-            raise ValueError(f"status {status}, {len(text)} bytes")  # noqa: TRY301
-        return replica.name, await asyncio.to_thread(_families, text)
+        if status != 200:
+            raise ValueError(f"status {status}")  # noqa: TRY301
+        return replica.name, await asyncio.to_thread(read_metrics, text)
     except (UpstreamError, ValueError, LookupError) as error:
         logger.warning("replica %s at %s has no metrics: %.200s", replica.name, replica.url, error)
         return None
-
-
-def _families(text: bytes) -> list[Metric]:
-    return list(text_string_to_metric_families(text.decode()))
 
 
 class _Merged(Collector):
@@ -109,7 +104,9 @@ class _Merged(Collector):
             labels = dict(sample.labels)
             if "engine" in labels:  # as Prometheus renames a label that it sets itself
                 labels["exported_engine"] = labels.pop("engine")
-            merged.samples.append(sample._replace(labels={"engine": engine, **labels}))
+            # a time may be none that can be written, and Prometheus has its own
+            labels = {"engine": engine, **labels}
+            merged.samples.append(sample._replace(labels=labels, timestamp=None, exemplar=None))
 
     def collect(self) -> Iterator[Metric]:
         """All families."""

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Literal
 from prometheus_client.parser import text_string_to_metric_families
 
 from armllm.server.router.prefixes import PrefixTable, Prompt
-from armllm.server.router.upstream import Address, Pool, UnreachableError, UpstreamError
+from armllm.server.router.upstream import Address, MalformedError, Pool, UnreachableError, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from prometheus_client.core import Metric
 
 logger = logging.getLogger("armllm.server.router")
 
 Policy = Literal["cache_aware", "round_robin"]
 METRICS_BYTES = 2 << 20  # a second to read; a server's page has some 50 kB
+METRICS_LINES = 1 << 14  # each becomes several objects
+METRICS_LINE_BYTES = 8 << 10  # the time to read a line grows with the square of its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +34,17 @@ class HealthChecks:
 
     A refused connection or an error status puts it out at once. Nobody waits for one that does not answer:
     answers that have not begun are asked of others, and the rest are cut after ``stalled`` silent seconds.
+    However well it is: an answer that began and is ``silent`` for so long is cut, and after ``malformed``
+    answers in a row that were no answers it is out for the ``pause``.
     """
 
     interval: float = 1.0
     timeout: float = 5.0
     failures: int = 2
     stalled: float = 10.0
+    silent: float = 60.0
+    malformed: int = 3
+    pause: float = 10.0
 
 
 class Replica:
@@ -53,6 +62,8 @@ class Replica:
         self.probed = asyncio.Event()
         self._checks = checks
         self._unanswered = 0
+        self._malformed = 0  # answers in a row
+        self._out_until = 0.0
         self._doubted = asyncio.Event()
         self._reason = ""
 
@@ -99,7 +110,16 @@ class Replica:
         """Something went wrong with it: look now. Who can't be connected to is out."""
         if isinstance(error, UnreachableError):
             self._eject(str(error))
+        elif isinstance(error, MalformedError):
+            self._malformed += 1
+            if self._malformed >= self._checks.malformed:
+                self._out_until = time.monotonic() + self._checks.pause
+                self._eject(f"{self._malformed} answers in a row were none; the last: {error}")
         self._doubted.set()
+
+    def trust(self) -> None:
+        """An answer is whole."""
+        self._malformed = 0
 
     async def watch(self) -> None:
         """Ask for its health again and again."""
@@ -114,6 +134,10 @@ class Replica:
     async def check(self) -> bool:
         """Ask for its health once; whether it is well."""
         self.pool.prune()
+        for answer in list(self.pool.answers):
+            if answer.stuck(self._checks.silent):
+                answer.late = True
+                answer.abort()
         try:
             status, _ = await self.get("/health", self._checks.timeout)
         except UnreachableError as error:
@@ -127,7 +151,7 @@ class Replica:
             self._unanswered = 0
             if status != 200:
                 self._eject(f"/health has status {status}")
-            elif not self.well:
+            elif not self.well and time.monotonic() >= self._out_until:
                 await self._take_back()
         return self.well and self._unanswered == 0
 
@@ -153,10 +177,22 @@ class Replica:
         logger.info("replica %s at %s is well", self.name, self.url)
 
 
+def read_metrics(text: bytes) -> list[Metric]:
+    """What a page of metrics has; ValueError if it is none, or would take long to read."""
+    lines = text.splitlines()
+    longest = max(map(len, lines), default=0)
+    if len(text) > METRICS_BYTES or len(lines) > METRICS_LINES or longest > METRICS_LINE_BYTES:
+        raise ValueError(f"{len(text)} bytes in {len(lines)} lines of up to {longest} bytes are too many")
+    try:
+        return list(text_string_to_metric_families(text.decode()))
+    except Exception as error:  # noqa: BLE001 - the parser is made for pages that are well-formed
+        raise ValueError(f"not Prometheus's format: {type(error).__name__}: {error}") from None
+
+
 def cache_blocks(text: bytes) -> tuple[int, int] | None:
     """Blocks of a replica's KV cache and tokens per block, by its metrics; None if they don't say."""
     with contextlib.suppress(ValueError, LookupError):  # a replica may say anything
-        for family in text_string_to_metric_families(text.decode()):
+        for family in read_metrics(text):
             for sample in family.samples:
                 if sample.name == "vllm:cache_config_info":
                     return int(sample.labels["num_gpu_blocks"]), int(sample.labels["block_size"])

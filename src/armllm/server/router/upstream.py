@@ -22,10 +22,15 @@ READ_BYTES = 64 << 10
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 4.0  # uvicorn closes a connection after 5
 MOST_IDLE = 256
+REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class UpstreamError(Exception):
     """A replica can't be reached, or broke its answer off."""
+
+
+class MalformedError(UpstreamError):
+    """What a replica answered is no answer, whatever the request was."""
 
 
 class UnreachableError(UpstreamError):
@@ -104,9 +109,10 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be used again."""
+        """Whether it may be used again; what came without a question would answer the next one."""
         closed = self.writer.transport.is_closing() or self.reader.at_eof()
-        return not closed and time.monotonic() - self.idle_since < IDLE_SECONDS
+        excess = self.reader._buffer  # type: ignore[attr-defined] # noqa: SLF001 - reading could wait
+        return not closed and not excess and time.monotonic() - self.idle_since < IDLE_SECONDS
 
 
 class Answer:
@@ -119,11 +125,14 @@ class Answer:
         self.begun = False
         self.heard = False  # a single byte, of any part
         self.aborted = False
+        self.late = False
         self._pool = pool
         self._connection = connection
         self._no_body = method == "HEAD"
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: collections.deque[bytes] = collections.deque()
+        self._awaited_since: float | None = None  # while a piece is
+        self._first_heard_at = 0.0
         self._head_bytes = 0  # since the last piece of the body
         self._has_head = self._complete = self._excess = False
 
@@ -143,11 +152,17 @@ class Answer:
             await self._read()
 
     async def _read(self) -> None:
+        self._awaited_since = time.monotonic()
         try:
             data = await self._connection.reader.read(READ_BYTES)
         except (OSError, ssl.SSLError) as error:
             raise UpstreamError(f"the connection broke: {error}") from None
+        finally:
+            self._awaited_since = None
         self.heard_at = time.monotonic()
+        self._first_heard_at = self._first_heard_at or self.heard_at
+        if self.late:
+            raise MalformedError("its answer began and did not go on")
         if not data:
             if self._has_head and self._until_end() and not self.aborted:
                 self._complete = True
@@ -158,12 +173,14 @@ class Answer:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            raise UpstreamError(f"its answer is not HTTP: {error}") from None
+            raise MalformedError(f"its answer is not HTTP: {error}") from None
         if self._has_head and not 200 <= self.status < 600:
-            raise UpstreamError(f"its answer has the status {self.status}, which is none")
+            raise MalformedError(f"its answer has the status {self.status}, which is none")
+        if self.status in REDIRECTS:  # which would take the client's request and key anywhere
+            raise UpstreamError(f"its answer leads to another address (status {self.status})")
         self._head_bytes = 0 if len(self._pieces) > known else self._head_bytes + len(data)
         if self._head_bytes > HEAD_BYTES:
-            raise UpstreamError(f"the headers or trailers of its answer have more than {HEAD_BYTES} bytes")
+            raise MalformedError(f"the headers or trailers of its answer have more than {HEAD_BYTES} bytes")
 
     def _until_end(self) -> bool:
         """Whether the end of the connection is the body's."""
@@ -173,6 +190,18 @@ class Answer:
         """Keep the connection for another request if that is possible; else the replica hears of it."""
         reusable = self._complete and not self._excess and not self._no_body and not self.aborted
         self._pool.release(self, self._connection, reusable and self._parser.should_keep_alive())
+
+    def stuck(self, seconds: float) -> bool:
+        """Whether it has begun, and nothing came for so long; its head must be whole by then.
+
+        A stream of events may wait for its turn, and an answer that has not begun is computed: as long as
+        the replica is well, both take their time. A client that does not read is no fault of the replica.
+        """
+        now = time.monotonic()
+        if not self._has_head:
+            return self.heard and now - self._first_heard_at > seconds
+        events = any(value.lower().startswith(b"text/event-stream") for _, value in self.headers)
+        return not events and self._awaited_since is not None and now - self._awaited_since > seconds
 
     def abort(self) -> None:
         """End the connection; whoever reads from it gets an error."""

@@ -14,7 +14,7 @@ from armllm.server.router.replica import HealthChecks, Replicas
 from armllm.server.router.run import Router, RouterOptions, RouterServer
 from armllm.server.router.upstream import Address
 
-CHECKS = HealthChecks(interval=0.1, timeout=5, failures=2, stalled=0.3)
+CHECKS = HealthChecks(interval=0.1, timeout=5, failures=2, stalled=0.3, pause=0.3)
 DEADLINE = 30.0
 METRICS = """# HELP vllm:prompt_tokens_total Tokens.
 # TYPE vllm:prompt_tokens_total counter

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import resource
 import time
 
 import httpx2
 import pytest
-from tests.armllm.server.router.conftest import Replica, begin_events, chunk, respond
+from tests.armllm.server.router.conftest import Replica, begin_events, chunk, respond, until
 from tests.armllm.server.router.test_forward import in_loop
 
 from armllm.server.router import prefixes
+from armllm.server.router.replica import HealthChecks
 
 MEMORY = 100  # MB that a hostile answer or request may add
 
@@ -118,6 +120,12 @@ METRICS = [
     b'a{b="' + b"\\" * 999 + b'"} 1',
     b"# EOF\na 1",
     b"a{a" * 1000,
+    b"a 1 inf",
+    b"a 1 nan",
+    b"a 1 1e300",
+    b"a{" + b'a="b",' * 300_000 + b'c="d"} 1',
+    b"a 1\n" * 500_000,
+    b"a 1\n" * (1 << 20),
 ]
 
 
@@ -129,12 +137,141 @@ async def test_metrics_that_are_none(cluster, page):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 respond(writer, 200, page if b" /metrics " in head else b"{}")
 
+    before, began = peak(), time.process_time()
     async with cluster(Odd(), Replica()) as one:
         assert len(list(one.replicas.well)) == 2
         for _ in range(2):
             text = (await one.client.get("/metrics")).raise_for_status().text
             assert 'armllm:router_replica_up{engine="1"' in text
         assert not any(task.done() for task in one.replicas._watchers)
+    assert peak() - before < MEMORY
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@in_loop
+async def test_a_replica_leads_no_client_elsewhere(cluster, status):
+    async def answer(_request, writer):
+        respond(writer, status, b"", (("location", "http://192.0.2.1/v1/completions"),))
+
+    async with cluster(Replica(answer)) as one:
+        answered = await one.complete()
+        assert (answered.status_code, "location" in answered.headers) == (502, False)
+        assert f"leads to another address (status {status})" in answered.text
+
+
+@in_loop
+async def test_what_comes_without_a_question_answers_nobody(cluster):
+    """It would catch a replica whose Content-Length is too small: the rest went to the next client."""
+
+    async def answer(_request, writer):
+        respond(writer, 200, b"{}")
+        await writer.drain()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+
+    async with cluster(Replica(answer)) as one:
+        for _ in range(3):
+            assert (await one.complete()).text == "{}"
+            await asyncio.sleep(0.1)
+
+
+@in_loop
+async def test_who_answers_nonsense_again_and_again_is_out_for_a_while(cluster):
+    """The quickest answers are wrong ones: the replica that has the least to do would get all requests."""
+
+    async def nonsense(_request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
+
+    checks = HealthChecks(interval=0.1, pause=1.0)
+    async with cluster(Replica(nonsense), Replica(), checks=checks, policy="round_robin") as one:
+        bad, good = one.replicas.all
+        for _ in range(10):
+            assert (await one.complete()).status_code == 200
+        assert (bad.well, bad.num_requests) == (False, checks.malformed)
+        assert (good.well, good.num_requests) == (True, 10)
+        one.fakes[0].answer = one.fakes[0].echo
+        await until(lambda: bad.well)
+        for _ in range(4):
+            await one.complete()
+        assert bad.num_requests > checks.malformed
+
+
+BEGINNINGS = {
+    "a head": (b"HTTP/1.1 200 OK\r\nx: ", b"x"),
+    "half a head": (b"HTTP/1.1 200 OK\r\nx: y", b""),
+    "half a body": (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", b""),
+    "half a chunk": (CHUNKED + b"9\r\nhalf", b""),
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+@in_loop
+async def test_an_answer_that_begins_goes_on(cluster, kind):
+    start, drop = BEGINNINGS[kind]
+
+    async def answer(_request, writer):
+        writer.write(start)
+        while True:
+            writer.write(drop)
+            await asyncio.sleep(0.05)
+
+    async with cluster(Replica(answer), checks=HealthChecks(interval=0.1, silent=0.3)) as one:
+        began = time.monotonic()
+        try:
+            answered = await one.complete()
+            assert answered.status_code == 502
+            assert "did not go on" in answered.text
+        except httpx2.RemoteProtocolError:  # it had begun
+            assert "head" not in kind
+        assert time.monotonic() - began < 10
+        assert (await one.client.get("/load")).json() == {"server_load": 0}
+
+
+@in_loop
+async def test_a_stream_may_be_silent_while_its_replica_is_well(cluster):
+    async def answer(_request, writer):
+        begin_events(writer)
+        chunk(writer, b"data: 1\n\n")
+        await asyncio.sleep(1)
+        chunk(writer, b"data: 2\n\n")
+        writer.write(b"0\r\n\r\n")
+
+    async with cluster(Replica(answer), checks=HealthChecks(interval=0.1, silent=0.3)) as one:
+        assert (await one.complete()).text == "data: 1\n\ndata: 2\n\n"
+
+
+@in_loop
+async def test_an_event_of_100_mb_passes_in_pieces(cluster):
+    async def answer(_request, writer):
+        begin_events(writer)
+        for _ in range(100):
+            chunk(writer, b"x" * (1 << 20))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with cluster(Replica(answer)) as one:
+        before, size = peak(), 0
+        async with one.client.stream("POST", "/v1/completions", json={"prompt": "A"}) as answered:
+            async for piece in answered.aiter_bytes():
+                size += len(piece)
+        assert size == 100 << 20
+        assert peak() - before < MEMORY
+
+
+@in_loop
+async def test_nothing_is_unpacked(cluster):
+    bomb = gzip.compress(bytes(10 << 20))
+
+    class Packed(Replica):
+        async def _serve(self, reader, writer):
+            while await reader.readuntil(b"\r\n\r\n"):
+                respond(writer, 200, bomb, (("content-encoding", "gzip"),))
+
+    async with cluster(Packed()) as one:
+        assert [replica.well for replica in one.replicas.all] == [True]
+        async with one.client.stream("GET", "/v1/models") as answered:
+            assert b"".join([piece async for piece in answered.aiter_raw()]) == bomb
+        assert (await one.client.get("/metrics")).status_code == 200
 
 
 def test_a_heading_before_many_texts_costs_no_more_than_the_request():
