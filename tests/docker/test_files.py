@@ -58,7 +58,7 @@ def test_compose_serves_the_model_that_the_variables_name(variables, served):
 
 
 def test_kubernetes_takes_the_manifests(tmp_path):
-    passes(linter("kubernetes-validate", "--strict", *sorted((DOCKER / "kubernetes").glob("*.yaml"))))
+    passes(linter("kubernetes-validate", "--strict", *sorted((DOCKER / "kubernetes").rglob("*.yaml"))))
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         (DOCKER / "kubernetes/deployment.yaml").read_text().replace("replicas: 1", "replicas: one")

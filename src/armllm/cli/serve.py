@@ -14,6 +14,7 @@ from armllm.cli.options import (
     Verbose,
     frontend_option,
     model_option,
+    only,
     parallelism_option,
     takes,
     takes_engine_options,
@@ -86,11 +87,20 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     ] = None,
     model: Annotated[str | None, model_option(help="The same as MODEL.")] = None,
     data_parallel_size: Annotated[
-        int,
+        int | None,
         parallelism_option(
-            "--data-parallel-size", "-dp", help="Replicas behind this port, such as one per NUMA node.", min=1
+            "--data-parallel-size",
+            "-dp",
+            help="Replicas behind this port, such as one per NUMA node; default: 1, with ray all machines.",
+            min=1,
         ),
-    ] = 1,
+    ] = None,
+    distributed_executor_backend: Annotated[
+        str,
+        parallelism_option(
+            help="mp: processes of this machine. ray: replicas and stages on the machines of a Ray cluster."
+        ),
+    ] = "mp",
     headless: Annotated[
         bool, parallelism_option("--headless", help="Be a stage of the model for machine 0, without a port.")
     ] = False,
@@ -126,6 +136,10 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     if (model_tag is None) == (model is None):
         raise RequestError(f"give one MODEL: {ctx.command_path} MODEL [OPTIONS]")
     name = model_tag or model or ""
+    only("--distributed-executor-backend", distributed_executor_backend, BACKENDS, "these start processes")
+    on_cluster = distributed_executor_backend == "ray"
+    if on_cluster:
+        _check_cluster(ctx)
     if headless:
         return _be_stage(name, engine)
 
@@ -151,13 +165,17 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         allowed_origins=listening.origins,
         allowed_hosts=listening.hosts,
     )
-    if data_parallel_size > 1:
+    if on_cluster or (data_parallel_size or 1) > 1:
         if options.may_change_adapters:
+            flag = "--distributed-executor-backend ray" if on_cluster else "--data-parallel-size"
             raise RequestError(
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING and --data-parallel-size do not go together: one replica"
+                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING and {flag} do not go together: one replica"
                 " would load an adapter; name all with --lora-modules"
             )
-        return _serve_replicas(ctx, data_parallel_size, listening.router_options(options.tls))
+        router = listening.router_options(options.tls)
+        if on_cluster:
+            return _serve_on_cluster(ctx, router)
+        return _serve_replicas(ctx, data_parallel_size or 1, router)
     return run(
         name,
         engine,
@@ -183,7 +201,19 @@ def _be_stage(name: str, engine: dict[str, Any]) -> int:
 
 
 # The router's part; a replica listens to it on a private socket.
-OF_ROUTER = frozenset(("host", "port", "uds", "allowed_origins", "allowed_hosts", "data_parallel_size"))
+OF_ROUTER = frozenset(
+    (
+        "host",
+        "port",
+        "uds",
+        "allowed_origins",
+        "allowed_hosts",
+        "data_parallel_size",
+        "distributed_executor_backend",
+    )
+)
+BACKENDS = ("mp", "uni", "ray")
+OF_CLUSTER = ("headless", "nnodes", "node_rank", "master_addr", "master_port")  # what Ray decides
 
 
 def _serve_replicas(ctx: typer.Context, size: int, router: RouterOptions) -> int:
@@ -197,6 +227,24 @@ def _serve_replicas(ctx: typer.Context, size: int, router: RouterOptions) -> int
     from armllm.server.router.local import serve_replicas  # noqa: PLC0415
 
     return serve_replicas(["serve", *replica_arguments(ctx)], size, router)
+
+
+def _check_cluster(ctx: typer.Context) -> None:
+    """Refuse what Ray decides, and what only replicas of one machine could do."""
+    for parameter in ctx.command.params:
+        if parameter.name in OF_CLUSTER and ctx.params[parameter.name] != parameter.default:
+            raise RequestError(
+                f"--distributed-executor-backend ray does not take {max(parameter.opts, key=len)}:"
+                " Ray chooses the machines; leave it out"
+            )
+
+
+def _serve_on_cluster(ctx: typer.Context, router: RouterOptions) -> int:
+    """Let Ray place replicas with the same options, and route to them."""
+    from armllm.server.cluster.run import serve_on_cluster  # noqa: PLC0415
+
+    size, stages = ctx.params["data_parallel_size"], ctx.params["pipeline_parallel_size"]
+    return serve_on_cluster(["serve", *replica_arguments(ctx)], size, stages, router)
 
 
 def replica_arguments(ctx: typer.Context) -> list[str]:

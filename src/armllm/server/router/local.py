@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import logging
@@ -12,14 +13,14 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from armllm.engine.placement import Share, divide
 from armllm.helper_process import python_module
 from armllm.server.router.replica import METRICS_BYTES, Replica, Replicas, cache_blocks
-from armllm.server.router.run import Router, RouterServer, host_of
+from armllm.server.router.run import Router, RouterServer, listening
 from armllm.server.router.upstream import Address, UpstreamError
-from armllm.server.run import ENGINE_FAILED, SIGNALS, address_of, allow_many_connections, bound, stop_now
+from armllm.server.run import ENGINE_FAILED, SIGNALS, allow_many_connections, stop_now
 
 if TYPE_CHECKING:
     import socket
@@ -38,50 +39,61 @@ STOP_SECONDS = 15.0
 COMMAND = python_module("armllm.server.router.replica_process")
 
 
-class LocalReplica:
-    """One replica's process, which is started again when it ends. failed: with this status, for good."""
+class Process(Protocol):
+    """What runs a replica, as `subprocess.Popen` has it."""
 
-    def __init__(self, replica: Replica, share: Share, arguments: Sequence[str]) -> None:
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+
+    def terminate(self) -> None:
+        """Let it end what it does."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status when it has ended; subprocess.TimeoutExpired if that takes longer."""
+
+
+class Supervised(abc.ABC):
+    """A replica that is started again when it ends. failed: with this status, for good."""
+
+    def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.failed: int | None = None
-        self._share = share
-        self._arguments = list(arguments)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._uds = Path(replica.pool.address.uds or "")
-        self._blocks: int | None = None
+        self._process: Process | None = None
         self._quick = 0
         self._ready_at: float | None = None
 
+    @abc.abstractmethod
+    def launch(self) -> Process:
+        """Start what runs it."""
+
+    @abc.abstractmethod
+    def listens(self) -> bool:
+        """Whether it may be asked for its health."""
+
     def start(self) -> None:
-        """Start the process."""
-        self._uds.unlink(missing_ok=True)
-        cpus = "-" if self._share.cpus is None else ",".join(map(str, sorted(self._share.cpus)))
-        arguments = [*self._arguments, f"--uds={self._uds}"]
-        environment = {**os.environ, **self._share.environment, "FORWARDED_ALLOW_IPS": "*"}
-        if self._blocks is not None:  # as many as before; the others have their part of the memory
-            arguments.append(f"--num-gpu-blocks-override={self._blocks}")
-            environment["ARMLLM_REPLICAS"] = "1,1"
-        self._process = subprocess.Popen(
-            [*COMMAND, str(os.getpid()), cpus, *arguments],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the router, which drains
-            env=environment,
-        )
+        """Start it."""
+        self._process = self.launch()
         self._ready_at = None
 
     async def ready(self) -> bool:
         """Wait until it answers; False if it ended before."""
         while self._ended() is None:
-            if self._uds.exists():
+            if self.listens():
                 with contextlib.suppress(UpstreamError, ValueError):
                     status, _ = await self.replica.get("/health", 5.0)
                     if status == 200:
-                        _, text = await self.replica.get("/metrics", 5.0, METRICS_BYTES)
-                        self._blocks = (cache_blocks(text) or (None,))[0]
+                        await self.answers()
                         self._ready_at = time.monotonic()
                         return True
             await asyncio.sleep(LOOK_EVERY)
         return False
+
+    @abc.abstractmethod
+    async def answers(self) -> None:
+        """It is well for the first time since its start."""
 
     async def supervise(self) -> None:
         """Start it again whenever it ends, later each time; give up after several quick ends."""
@@ -140,6 +152,42 @@ class LocalReplica:
                 self._process.wait(seconds)
             self._process.kill()
             self._process.wait()
+
+
+class LocalReplica(Supervised):
+    """One replica as a process of this machine."""
+
+    def __init__(self, replica: Replica, share: Share, arguments: Sequence[str]) -> None:
+        super().__init__(replica)
+        self._share = share
+        self._arguments = list(arguments)
+        self._uds = Path(replica.pool.address.uds or "")
+        self._blocks: int | None = None
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process."""
+        self._uds.unlink(missing_ok=True)
+        cpus = "-" if self._share.cpus is None else ",".join(map(str, sorted(self._share.cpus)))
+        arguments = [*self._arguments, f"--uds={self._uds}"]
+        environment = {**os.environ, **self._share.environment, "FORWARDED_ALLOW_IPS": "*"}
+        if self._blocks is not None:  # as many as before; the others have their part of the memory
+            arguments.append(f"--num-gpu-blocks-override={self._blocks}")
+            environment["ARMLLM_REPLICAS"] = "1,1"
+        return subprocess.Popen(
+            [*COMMAND, str(os.getpid()), cpus, *arguments],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the router, which drains
+            env=environment,
+        )
+
+    def listens(self) -> bool:
+        """Whether its socket is there."""
+        return self._uds.exists()
+
+    async def answers(self) -> None:
+        """Look how many blocks its cache has."""
+        _, text = await self.replica.get("/metrics", 5.0, METRICS_BYTES)
+        self._blocks = (cache_blocks(text) or (None,))[0]
 
 
 class LocalServer(RouterServer):
@@ -206,27 +254,28 @@ def serve_replicas(arguments: Sequence[str], size: int, options: RouterOptions) 
     folder = Path(tempfile.mkdtemp(prefix="armllm-"))  # nobody else may connect
     processes: list[LocalReplica] = []
     try:
-        with bound(host_of(options), options.port, options.uds) as sock:
-            address = address_of(sock, options.uds)
-            if options.tls is not None:
-                address = address.replace("http://", "https://", 1)
-            replicas = Replicas([Address.of(f"unix:{folder}/{index}.sock") for index in range(size)])
+        replicas = Replicas([Address.of(f"unix:{folder}/{index}.sock") for index in range(size)])
+        router = Router(replicas, options)
+        with listening(router, options) as (sock, address):
             processes += [
                 LocalReplica(replica, share, arguments)
                 for replica, share in zip(replicas.all, shares, strict=True)
             ]
-            router = Router(replicas, options)
-            sock.on_left = router.limits.refusals.delay
             server = LocalServer(router, options, address, processes)
             server.run(sockets=[sock])
             return server.status
     finally:
-        for process in processes:
-            process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in processes:
-            process.wait(max(0.1, deadline - time.monotonic()))
+        stop(processes)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stop(replicas: Sequence[Supervised]) -> None:
+    """End them, and wait until they have ended."""
+    for one in replicas:
+        one.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for one in replicas:
+        one.wait(max(0.1, deadline - time.monotonic()))
 
 
 def _end_of(status: int) -> str:

@@ -121,6 +121,18 @@ class Replica:
         """An answer is whole."""
         self._malformed = 0
 
+    def move(self, address: Address) -> None:
+        """It listens there now."""
+        self.pool.close()
+        self.pool = Pool(address)
+
+    def leave(self, reason: str) -> None:
+        """It is gone for good, with its answers."""
+        self._eject(reason)
+        for answer in list(self.pool.answers):
+            answer.abort()
+        self.pool.close()
+
     async def watch(self) -> None:
         """Ask for its health again and again."""
         while True:
@@ -230,11 +242,28 @@ class Replicas:
     def __init__(
         self, addresses: Sequence[Address], policy: Policy = "cache_aware", checks: HealthChecks | None = None
     ) -> None:
-        checks = checks or HealthChecks()
-        self.all = [Replica(str(index), address, checks) for index, address in enumerate(addresses)]
+        self._checks = checks or HealthChecks()
+        self._names = itertools.count()
+        self.all = [self.create(address) for address in addresses]
         self._policy = policy
         self._turn = itertools.count(1)
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[Replica, asyncio.Task[None]] = {}
+
+    def create(self, address: Address) -> Replica:
+        """A replica that gets requests once it was added."""
+        return Replica(str(next(self._names)), address, self._checks)
+
+    def add(self, replica: Replica) -> None:
+        """Ask for its health, and let it answer requests."""
+        self.all.append(replica)
+        self._watchers[replica] = asyncio.ensure_future(replica.watch())
+
+    def remove(self, replica: Replica, reason: str) -> None:
+        """Forget it. What it did not begin to answer is asked of others."""
+        if replica in self.all:
+            self.all.remove(replica)
+            self._watchers.pop(replica).cancel()
+            replica.leave(reason)
 
     @property
     def well(self) -> list[Replica]:
@@ -266,13 +295,16 @@ class Replicas:
 
     async def start(self) -> None:
         """Ask for everybody's health once, and from then on again and again."""
-        self._watchers = [asyncio.ensure_future(replica.watch()) for replica in self.all]
+        for replica in self.all:
+            if replica not in self._watchers:
+                self._watchers[replica] = asyncio.ensure_future(replica.watch())
         await asyncio.gather(*(replica.probed.wait() for replica in self.all))
 
     async def stop(self) -> None:
         """Ask no more."""
-        for watcher in self._watchers:
+        watchers = self._watchers.values()
+        for watcher in watchers:
             watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*watchers, return_exceptions=True)
         for replica in self.all:
             replica.pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 from typing import TYPE_CHECKING
@@ -24,10 +25,12 @@ from armllm.server.run import SIGNALS, address_of, allow_many_connections, bound
 if TYPE_CHECKING:
     import socket
     import ssl
+    from collections.abc import Iterator
 
     from starlette.requests import Request
 
     from armllm.server.router.replica import Replicas
+    from armllm.server.run import ListeningSocket
 
 # The replicas know their models' limits; here a body may be as large as any of them lets it be.
 MAX_MODEL_LEN = 1 << 20
@@ -143,16 +146,23 @@ def host_of(options: RouterOptions) -> str:
     return "0.0.0.0" if options.api_keys else "127.0.0.1"  # noqa: S104
 
 
+@contextlib.contextmanager
+def listening(router: Router, options: RouterOptions) -> Iterator[tuple[ListeningSocket, str]]:
+    """The router's socket, and its address for people."""
+    with bound(host_of(options), options.port, options.uds) as sock:
+        address = address_of(sock, options.uds)
+        if options.tls is not None:
+            address = address.replace("http://", "https://", 1)
+        sock.on_left = router.limits.refusals.delay
+        yield sock, address
+
+
 def route(replicas: Replicas, options: RouterOptions) -> int:
     """Route until a signal comes; return the exit status."""
     for number in SIGNALS:
         signal.signal(number, stop_now)
     allow_many_connections()
-    with bound(host_of(options), options.port, options.uds) as sock:
-        address = address_of(sock, options.uds)
-        if options.tls is not None:
-            address = address.replace("http://", "https://", 1)
-        router = Router(replicas, options)
-        sock.on_left = router.limits.refusals.delay
+    router = Router(replicas, options)
+    with listening(router, options) as (sock, address):
         RouterServer(router, options, address).run(sockets=[sock])
     return 0
