@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from armllm.server.arrivals import ListeningSocket
     from armllm.server.router.replica import Replicas
-    from armllm.server.run import ListeningSocket
 
 # The replicas know their models' limits; here a body may be as large as any of them lets it be.
 MAX_MODEL_LEN = 1 << 20
