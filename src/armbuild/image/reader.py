@@ -347,10 +347,15 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     health = dict(settings.get("Healthcheck") or {})
     for name, value in (*((name, settings.get(name)) for name in LISTS), ("Test", health.get("Test"))):
         texts = value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-        if not texts or any("\0" in item for item in value or []):
+        if not texts:
             raise TypeError(f"its {name} is no list of texts")
-    if not isinstance(settings.get("User") or "", str):
+    user = settings.get("User") or ""
+    if not isinstance(user, str):
         raise TypeError("its User is no text")
+    lists = (settings.get(name) or [] for name in LISTS)
+    for text in (user, *labels, *labels.values(), *(health.get("Test") or []), *itertools.chain(*lists)):
+        if "\0" in text or text.encode(errors="replace") != text.encode(errors="surrogatepass"):
+            raise ValueError(f"{text!a:.100} is no text that a program can be given")
     return {**config, "config": {**settings, "Labels": labels}}
 
 

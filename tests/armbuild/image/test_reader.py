@@ -184,6 +184,27 @@ def test_a_configuration_that_makes_no_sense_is_a_verdict_not_a_traceback(tmp_pa
         opened.manifests()
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\0b"])
+@pytest.mark.parametrize("place", ["Env", "Entrypoint", "Cmd", "User", "Labels", "name of a label", "Test"])
+def test_a_text_that_no_program_can_be_given_is_refused(tmp_path, monkeypatch, place, text):
+    dump = json.dumps  # the archive's own would write no lone surrogate
+    monkeypatch.setattr(archive.json, "dumps", lambda value, **_: dump(value))
+    settings = {
+        "User": text,
+        "Labels": {"a": text},
+        "name of a label": {text: "a"},
+        "Test": {"Test": ["CMD", text]},
+    }
+    name = {"name of a label": "Labels", "Test": "Healthcheck"}.get(place, place)
+    image = small.image([small.layer(tmp_path, {"a": "1"})], **{name: settings.get(place, [text])})
+    archive.write([image], tmp_path / "image.tar", name="localhost/small:1")
+    with (
+        reader.open_image(tmp_path / "image.tar") as opened,
+        pytest.raises(CheckFailed, match="no text that a program can be given"),
+    ):
+        opened.manifests()
+
+
 @pytest.mark.parametrize("settings", [None, {}, {"Labels": None}])
 def test_a_configuration_may_say_nothing(tmp_path, settings):
     image = small.image([small.layer(tmp_path, {"a": "1"})])
