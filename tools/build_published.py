@@ -9,6 +9,7 @@ the same project, and writes docs/reference/published.md anew. `--page` only wri
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,24 @@ became wheels. Each wheel was repaired, audited, and imported on the emulated co
 tools/build_published.py` builds one and writes this page.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
-version that is not shown was not noted. The tests of bitarray, ujson, kiwisolver, hiredis and frozenlist
-also passed on the core.
+version or a date that is not shown was not noted. Projects that need crates of Rust's registry are not here,
+because it was not reachable; those with their crates inside are. The tests of bitarray, ujson, kiwisolver,
+hiredis and frozenlist also passed on the core.
 
-| project | version | back end | options | CPU, s | proven on |
-| --- | --- | --- | --- | ---: | --- |
+| project | version | back end | options | CPU, s | proven on | date |
+| --- | --- | --- | --- | ---: | --- | --- |
 """
 FAILED = """
 ## What did not build
 
-| project | what stopped it | what to try |
-| --- | --- | --- |
+| project | what stopped it | what to try | date |
+| --- | --- | --- | --- |
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What came of one project. failure: empty for a wheel; advice: what to do about a failure."""
+    """What came of one project, and when. failure: empty for a wheel; advice: what to do about a failure."""
 
     project: str
     version: str = ""
@@ -62,6 +64,7 @@ class Entry:
     proven_on: str = ""
     failure: str = ""
     advice: str = ""
+    date: str = ""
 
 
 def read() -> list[Entry]:
@@ -88,12 +91,13 @@ def page(entries: list[Entry]) -> str:
     for entry in built:
         options = f"`{entry.options}`" if entry.options else ""
         seconds = "" if entry.cpu_seconds is None else f"{entry.cpu_seconds:.1f}"
-        cells = (entry.project, entry.version, entry.backend, options, seconds, entry.proven_on)
+        cells = (entry.project, entry.version, entry.backend, options, seconds, entry.proven_on, entry.date)
         text += f"| {' | '.join(cells)} |\n"
     if failed:
         text += FAILED
     for entry in failed:
-        text += f"| {entry.project} {entry.version} | {entry.failure} | {entry.advice} |\n".replace("  ", " ")
+        cells = (f"{entry.project} {entry.version}".strip(), entry.failure, entry.advice, entry.date)
+        text += f"| {' | '.join(cells)} |\n"
     return text
 
 
@@ -164,7 +168,7 @@ def main() -> int:
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
-    found = build(arguments)
+    found = replace(build(arguments), date=dt.datetime.now(dt.timezone.utc).date().isoformat())
     write(
         [entry for entry in entries if canonicalize_name(entry.project) != canonicalize_name(found.project)]
         + [found]
