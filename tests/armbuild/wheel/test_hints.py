@@ -86,7 +86,6 @@ def test_a_name_that_an_old_library_lacks_is_sought_in_a_newer_release():
 @pytest.mark.parametrize(
     ("project", "package"),
     [
-        ("sentencepiece", "libsentencepiece-dev"),
         ("pyzmq", "libzmq3-dev"),
         ("PyStemmer", "libstemmer-dev"),
         ("dm-tree", "the library's Debian package"),
