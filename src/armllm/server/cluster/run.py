@@ -65,9 +65,9 @@ class Fleet:
         taken = {node.id for member in self.members for node in member.nodes}
         free = [node for node in nodes if node.id not in taken]
         while len(free) >= self._stages and (self._size is None or len(self.members) < self._size):
-            chosen, free = free[: self._stages], free[self._stages :]
-            member = ClusterReplica(self._replicas, self._control, chosen, self._command)
-            where = ", ".join(node.address for node in chosen)
+            machines, free = free[: self._stages], free[self._stages :]
+            member = ClusterReplica(self._replicas, self._control, machines, self._command)
+            where = ", ".join(node.address for node in machines)
             logger.info("replica %s starts at %s", member.replica.name, where)
             self.members[member] = asyncio.ensure_future(_keep(member))
 
