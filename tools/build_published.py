@@ -96,8 +96,8 @@ def page(entries: list[Entry]) -> str:
     if failed:
         text += FAILED
     for entry in failed:
-        cells = (f"{entry.project} {entry.version}".strip(), entry.failure, entry.advice, entry.date)
-        text += f"| {' | '.join(cells)} |\n"
+        name = f"{entry.project} {entry.version}".strip()
+        text += f"| {' | '.join((name, entry.failure, entry.advice, entry.date))} |\n"
     return text
 
 

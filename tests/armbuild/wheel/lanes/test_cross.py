@@ -29,7 +29,12 @@ def lane(tmp_path, monkeypatch):
             return attempt(counted, prepare(tmp_path), tmp_path, log)
 
         monkeypatch.setattr(local, "build", build)
-        plan = SimpleNamespace(settings=SimpleNamespace(toolchain=None), toolchain="gcc")
+        plan = SimpleNamespace(
+            settings=SimpleNamespace(toolchain=None),
+            toolchain="gcc",
+            project=SimpleNamespace(name="thing"),
+            packages=(),
+        )
         return cross.build(plan, None, tmp_path, mirror=None, watcher=None), len(seen)
 
     return run

@@ -143,7 +143,7 @@ async def test_metrics_that_are_none(cluster, page):
         for _ in range(2):
             text = (await one.client.get("/metrics")).raise_for_status().text
             assert 'armllm:router_replica_up{engine="1"' in text
-        assert not any(task.done() for task in one.replicas._watchers)
+        assert not any(task.done() for task in one.replicas._watchers.values())
     assert peak() - before < MEMORY
     assert time.process_time() - began < 5
 
