@@ -28,7 +28,7 @@ class Actor:
     """Plays a `Host`: its process is a server of this event loop, or a status of ``control.ends``."""
 
     def __init__(self, control, node):
-        self.control, self.node, self.fake = control, node, None
+        self.control, self.node, self.fake, self.serving = control, node, None, None
         self.line = []
         self.runs = concurrent.futures.Future()
 
@@ -44,7 +44,7 @@ class Actor:
             if self.node.id in self.control.ends:
                 self.runs.set_result(self.control.ends[self.node.id])
             elif "--headless" not in self.line:
-                asyncio.run_coroutine_threadsafe(self.serve(), self.control.loop)
+                self.serving = asyncio.run_coroutine_threadsafe(self.serve(), self.control.loop)
         elif not self.runs.done():
             self.runs.set_result(0)
         return self.runs
@@ -115,6 +115,9 @@ class Cluster:
         self.socket.close()
         for actor in self.control.actors:
             actor.kill()
+            if actor.serving is not None:  # it may have been killed before it listened
+                await asyncio.wrap_future(actor.serving)
+                await actor.fake.kill()
 
     async def well(self, count):
         await until(lambda: self.server.started and len(self.replicas.well) == count)
