@@ -55,9 +55,9 @@ class Actor:
         await self.fake.start()
 
     def kill(self):
-        if self.fake is not None:
-            asyncio.run_coroutine_threadsafe(self.fake.kill(), self.control.loop)
-        if not self.runs.done():
+        if not self.runs.done():  # else it was killed before, or the loop may have ended
+            if self.fake is not None:
+                asyncio.run_coroutine_threadsafe(self.fake.kill(), self.control.loop)
             self.runs.set_exception(LostError("killed"))
 
 
@@ -115,6 +115,7 @@ class Cluster:
         self.socket.close()
         for actor in self.control.actors:
             actor.kill()
+        for actor in self.control.actors:
             if actor.serving is not None:  # it may have been killed before it listened
                 await asyncio.wrap_future(actor.serving)
                 await actor.fake.kill()
