@@ -133,8 +133,8 @@ GROUPS = (
             "experts activate the rows of the first",
             "moe_w4a8_f32",
             "csrc/moe.cpp",
-            "products_ + (group.first - experts.batch.first + first) * 2 * width_",
-            "products_ + (group.first / 2 - experts.batch.first / 2 + first) * 2 * width_",
+            "at = group.first - experts.batch.first + first;",
+            "at = group.first / 2 - experts.batch.first / 2 + first;",
         ),
     ),
     (

@@ -13,6 +13,8 @@ from armbuild.toolchain.compilers import program
 from armbuild.toolchain.sysroot import Sysroot
 
 PROGRAMS = {
+    "pkg-config": "exit 1",  # the build's own stays
+    "aarch64-linux-gnu-pkg-config": "exit 1",
     "curl-config": 'echo "$1 -I/usr/include/x -L/usr/lib -lusr /opt/usr/lib -DA=/usr"; echo /usr',
     "krb5-config": "echo broken; exit 3",
     "curl": "echo no",
