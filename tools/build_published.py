@@ -97,7 +97,7 @@ def page(entries: list[Entry]) -> str:
         text += FAILED
     for entry in failed:
         name = f"{entry.project} {entry.version}".strip()
-        text += f"| {' | '.join((name, entry.failure, entry.advice, entry.date))} |\n"
+        text += f"| {name} | {entry.failure} | {entry.advice} | {entry.date} |\n"
     return text
 
 

@@ -40,7 +40,7 @@ case " $* " in *" -p "*|*" --print-cache "*) exec cat {listing} ;; esac
 exit 0
 """
 PROGRAMS = re.compile(r"(?!(?:[\w.+-]+-)?pkg-config)[\w.+-]+[_-]config(?:[.-][\w.+-]+)?")
-"""Programs of libraries that say how to compile with them, such as curl-config. pkg-config is no library's."""
+"""Programs of libraries that say how to compile with them, such as curl-config; pkg-config is none."""
 CONFIG = """\
 #!/bin/sh
 # The target's own {name}. The folders that it names are in the folder of its packages.
