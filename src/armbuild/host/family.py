@@ -31,11 +31,11 @@ def members(leaders: Iterable[int]) -> set[int]:
     beside it, psutil 7.2 takes as many lines, 1.6 times the CPU time, and 24 ms to import.
     """
     known = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended by now
-            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - names only
+        with contextlib.suppress(OSError):  # it has ended by now; glob would look at it and raise
+            fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
             if fields[0] not in "ZX":
-                known[int(entry.parent.name)] = int(fields[1]), int(fields[3])
+                known[int(name)] = int(fields[1]), int(fields[3])
     sessions = set(leaders)
     found: set[int] = set()
     while more := {

@@ -126,10 +126,11 @@ def _others_build() -> bool:
 
 
 def _stores_in_use() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/comm"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            variables = path.with_name("environ").read_text(errors="replace")
-            if path.read_text().strip() in ("podman", "buildah") and variables:  # which the dead have not
+            name = (folder / "comm").read_text().strip()
+            variables = (folder / "environ").read_text(errors="replace")  # which the dead have not
+            if name in ("podman", "buildah") and variables:
                 found = re.search(r"(?:^|\0)CONTAINERS_STORAGE_CONF=([^\0]*)", variables)
                 yield found[1] if found else ""
 
