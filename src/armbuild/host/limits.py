@@ -36,7 +36,8 @@ class Limits:
 
     def wait(self, child: subprocess.Popen[bytes]) -> str:
         """Wait for the end of ``child``; return why it must not go on, empty when it has ended by itself."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended by now
+        # It has ended by now, or is in a sandbox already, which limits its files itself.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
         deadline = time.monotonic() + self.seconds
         while True:
