@@ -118,3 +118,21 @@ class Spy:
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         (output,) = self.llm.generate(list(prompt), params, use_tqdm=False, **options)
         return list(output.outputs[0].token_ids), torch.cat(self._seen)
+
+
+def check_logits(
+    llm: Spy,
+    model: Any,
+    prompts: Iterable[list[int]],
+    num_tokens: int,
+    config: dict[str, Any],
+    **options: Any,
+) -> None:
+    """Logits of a `Spy` are a model's within 1e-4; tokens are the best where the next is not as good."""
+    for prompt in prompts:
+        tokens, logits = llm.generate(prompt, num_tokens, **options)
+        expected = expected_logits(model, prompt, tokens)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4, msg=lambda text: f"{config}\n{text}")
+        best = expected.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 2e-4
+        assert torch.equal(torch.tensor(tokens)[clear], expected.argmax(-1)[clear])

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.armllm.adapters import CONFIG, merge, write_adapter
 from tests.armllm.models.random_configs import random_config
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
+from tests.armllm.models.reference import Spy, check_logits, random_prompts, save_reference
 from tests.armllm.models.test_renamed_families import FAMILIES as RENAMED
 from tests.armllm.models.test_renamed_families import INTERNLM2, config_of, renamed
 
@@ -54,13 +54,7 @@ def check(base, adapter, merged, config):
     options = {"skip_tokenizer_init": True, "max_num_batched_tokens": 50, "enable_lora": True}
     llm = Spy(LLM(base, dtype="float32", **options))
     request = LoRARequest("one", 1, str(adapter))
-    for prompt in random_prompts((1, 62), SEED):
-        tokens, logits = llm.generate(prompt, 6, lora_request=request)
-        expected = expected_logits(merged, prompt, tokens)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4, msg=lambda t: f"{config}\n{t}")
-        best = expected.topk(2).values
-        clear = best[:, 0] - best[:, 1] > 2e-4
-        assert torch.equal(torch.tensor(tokens)[clear], expected.argmax(-1)[clear])
+    check_logits(llm, merged, random_prompts((1, 62), SEED), 6, config, lora_request=request)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

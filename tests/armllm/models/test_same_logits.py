@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.armllm.models.random_configs import FAMILIES, random_config
-from tests.armllm.models.reference import Spy, expected_logits, random_prompts, rounding_noise, save_reference
+from tests.armllm.models.reference import (
+    Spy,
+    check_logits,
+    expected_logits,
+    random_prompts,
+    rounding_noise,
+    save_reference,
+)
 
 from armllm import LLM, SamplingParams
 
@@ -23,13 +30,7 @@ def test_fp32_logits_are_those_of_transformers(tmp_path, architecture, seed):
     config = random_config(architecture, seed)
     model = save_reference(tmp_path, config, seed)
     llm = Spy(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50))
-    for prompt in random_prompts(PROMPT_LENGTHS, seed):
-        tokens, logits = llm.generate(prompt, NUM_TOKENS)
-        expected = expected_logits(model, prompt, tokens)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4, msg=lambda text: f"{config}\n{text}")
-        best = expected.topk(2).values
-        clear = best[:, 0] - best[:, 1] > 2e-4
-        assert torch.equal(torch.tensor(tokens)[clear], expected.argmax(-1)[clear])
+    check_logits(llm, model, random_prompts(PROMPT_LENGTHS, seed), NUM_TOKENS, config)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
