@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import signal
 import subprocess
@@ -71,6 +72,11 @@ ENGINE = Limits(seconds=4 * MAX_SECONDS, file_bytes=8 * MAX_BYTES, written_bytes
 """Of what docker, podman and buildah build, load, save and push themselves, not their daemon."""
 STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, left=0.03)
 """Of an image's program."""
+
+
+def memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _available() -> float:

@@ -81,7 +81,7 @@ class Contained:
             place = [f"--network=container:{own}"]
         else:
             self._server, place = own, [f"--name={own}", "--network=none"]
-        memory = f"{min(MOST_MEMORY, _memory() * 3 // 4)}b"
+        memory = f"{min(MOST_MEMORY, limits.memory() * 3 // 4)}b"
         return [
             self.engine, "run", "--rm", *place, f"--label={self.label}", "--platform=linux/arm64",
             "--read-only", "--tmpfs=/tmp:mode=1777,size=1g", f"--user={self.user}",
@@ -179,7 +179,3 @@ def loaded(
         left = process.succeeds([engine, "ps", "--all", "--quiet", "--filter", f"label={box.label}"])
         if left:
             process.succeeds([engine, "rm", "--force", "--volumes", *left.split()])
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

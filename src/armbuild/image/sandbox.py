@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, MissingError
-from armbuild.host import bubblewrap, seccomp
+from armbuild.host import bubblewrap, limits, seccomp
 from armbuild.image.client import dial
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Sandbox:
         options = [*isolated, *self._mounts(), *(() if joined else ("--unshare-net",)), *variables]
         command = [
             *joined, "sh", "-c", ENTER, "sh", str(self.work / "filter"), str(information),
-            "prlimit", *LIMITS, f"--data={_memory()}", "--",
+            "prlimit", *LIMITS, f"--data={limits.memory()}", "--",
             *self.bwrap, *options, "--seccomp", "8", "--info-fd", "9", "--", *command,
         ]  # fmt: skip
         return command, {"PATH": os.environ.get("PATH", os.defpath)}
@@ -293,7 +293,3 @@ def _entries(root: Path, path: str, numbers: int) -> Iterator[list[str]]:
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
