@@ -6,8 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.moe import GroupedRouter, Routing, load_experts
+from armllm.layers.moe import load_experts
 from armllm.layers.norm import RMSNorm
+from armllm.layers.routing import GroupedRouter, Routing
 from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from armllm.kernels import ClampedSwiGLU
 from armllm.layers.linear import QuantizedLinear
-from armllm.layers.moe import GATES_AND_UPS, MoE, Router, combined, own_rows, transposed_experts
+from armllm.layers.moe import GATES_AND_UPS, MoE, combined, own_rows, transposed_experts
+from armllm.layers.routing import Router
 from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from armllm.layers.moe import GroupedRouter, MoE, Routing, load_experts
+from armllm.layers.moe import MoE, load_experts
+from armllm.layers.routing import GroupedRouter, Routing
 from armllm.models.granite import GraniteConfig, GraniteDecoderLayer, GraniteForCausalLM, granite_fields
 from armllm.models.mixtral import MoEConfig, routing_fields
 

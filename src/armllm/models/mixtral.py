@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from armllm.layers.moe import MoE, Router, load_experts
+from armllm.layers.moe import MoE, load_experts
+from armllm.layers.routing import Router
 from armllm.models.llama import LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.windows import same_everywhere
 

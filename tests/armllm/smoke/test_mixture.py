@@ -10,7 +10,8 @@ import transformers
 
 from armllm import kernels
 from armllm.kernels import reference
-from armllm.layers.moe import FusedExperts, Router
+from armllm.layers.moe import FusedExperts
+from armllm.layers.routing import Router
 from armllm.smoke import __main__ as command
 from armllm.smoke.cases import alone, batch, recitations
 from armllm.smoke.passages import MIXTURE, MODEL, load_passages
