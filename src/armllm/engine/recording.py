@@ -131,6 +131,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._buffers = buffers
         self.constants: list[Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks it. True would import torch._dynamo in the first step, which takes seconds."""
+        return False
+
     @contextlib.contextmanager
     def record(self) -> Iterator[None]:
         """Record what this thread does within."""

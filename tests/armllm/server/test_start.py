@@ -45,6 +45,15 @@ import socket
 ours, theirs = socket.socketpair()
 engine_host.main(theirs.detach())
 """
+# and an engine that has answered
+ANSWER = """
+import sys
+from armllm import LLM, SamplingParams
+llm = LLM(sys.argv[1])
+llm.generate("A wheel", SamplingParams(max_tokens=3, seed=1), use_tqdm=False)
+assert llm.llm_engine.runner.decode.recordings
+print(*sys.modules, sep="\\n")
+"""
 
 
 def imported(program, folder):
@@ -65,3 +74,10 @@ def test_the_engine_imports_nothing_before_it_is_needed(folder):
     modules = imported(ENGINE, folder)
     assert {"torch", "tokenizers", "armllm.api.async_llm"} <= modules
     assert not modules & {*LATER, "starlette", "uvicorn"}
+
+
+def test_the_first_answer_does_not_import_a_compiler(folder):
+    """It takes seconds, and the request would wait for it."""
+    modules = imported(ANSWER, folder)
+    assert {"torch", "armllm.engine.recording"} <= modules
+    assert not modules & LATER
