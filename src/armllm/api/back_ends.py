@@ -54,9 +54,10 @@ def _load(
         return runner(Part(placement.node))
     group = followers.group
     if isinstance(group, Pipeline):
-        part, name = Part(placement.node, end=group), "stages"
+        part, what = Part(placement.node, end=group), "stages compute the model"
     else:
-        part, name = Part(placement.node, ranks=group), "ranks"
+        part = Part(placement.node, ranks=group)
+        what = "ranks compute the model; their decode steps are not recorded"
     try:
         loaded = runner(
             part,
@@ -66,5 +67,5 @@ def _load(
     except BaseException:
         followers.check()
         raise
-    logger.info("%d %s compute the model; their decode steps are not recorded", group.size, name)
+    logger.info("%d %s", group.size, what)
     return loaded

@@ -119,13 +119,13 @@ def served(serving):
 
 
 class Process:
-    """``armllm serve``, or another command, as a process of its own."""
+    """``armllm serve``, or another command, as a process of its own. ``within``: what runs the command."""
 
-    def __init__(self, arguments, code=None, command="serve", **environment):
+    def __init__(self, arguments, code=None, command="serve", within=(), **environment):
         program = [sys.executable, "-m", "armllm"] if code is None else [sys.executable, "-c", code]
         self.lines = []
         self.popen = subprocess.Popen(
-            [*program, command, *map(str, arguments)],
+            [*within, *program, command, *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

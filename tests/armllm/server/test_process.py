@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import runpy
 import signal
 import socket
 import threading
+import time
 
 import httpx2
 import psutil
@@ -221,17 +223,39 @@ def test_a_signal_while_loading_stops(start, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
-def test_a_rank_that_is_killed_ends_the_server_with_an_error(start, folder, flag):
-    server = start(folder, "--dtype", "float32", flag, "2")
+@pytest.mark.parametrize(
+    ("number", "patience", "words"),
+    [
+        (signal.SIGKILL, "60", "rank 1 was ended by signal 9"),
+        (signal.SIGSTOP, "3", "rank 1 did not answer within 3 seconds"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_that_fails_ends_the_server_with_an_error(  # noqa: PLR0917
+    start, folder, flag, number, patience, words
+):
+    variables = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": patience}
+    server = start(folder, "--dtype=float32", f"{flag}=2", **variables)
     results = {}
-    thread = reading(server.wait_ready(), results)
-    (follower,) = engine_of(server).children()
-    follower.kill()
+    url = server.wait_ready()
+    thread = reading(url, results)
+    engine = engine_of(server)
+    (follower,) = engine.children()
+    with httpx2.Client(timeout=DEADLINE) as client:
+        assert client.get(f"{url}/health").status_code == 200
+        follower.send_signal(number)
+        began, statuses = time.monotonic(), []
+        with contextlib.suppress(httpx2.TransportError):  # it listens no more
+            while True:
+                statuses.append(client.get(f"{url}/health").status_code)
+    assert time.monotonic() - began < 10, "it takes 2 s, where the machine is not busy"
+    assert set(statuses[statuses.count(200) :]) <= {503}, "it was well again"
     thread.join(DEADLINE)
-    assert b"rank 1 was ended by signal 9" in results["bytes"]
+    assert words.encode() in results["bytes"]
     assert server.wait() == 70
-    assert "rank 1 was ended by signal 9" in server.lines[-1]
+    assert words in server.lines[-1]
     assert "Traceback" not in server.stderr
+    assert not psutil.wait_procs([engine, follower], DEADLINE)[1]
 
 
 @pytest.mark.slow
