@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from armbuild.artifact import variant, wheelfile
 from armbuild.artifact.archives import TEXT_LIMIT
-from armbuild.audit import allocator, code, stable_abi, wheel
+from armbuild.audit import allocator, code, gpu, stable_abi, wheel
 from armbuild.audit.archive import ELF, LIBRARY, Archive, BrokenArchive, Member, copy
 from armbuild.audit.elf import BrokenElf, Elf, broken_is_a_verdict, read_elf
 from armbuild.audit.floor import Guard, built_in_guards, parse_floor, parse_guard
@@ -84,7 +84,7 @@ class _Run:
         self.archive = archive
         self.keep = keep
         self.has_code = False
-        self.elf_files = self.sections = self.uses = self.kept_bytes = 0
+        self.elf_files = self.sections = self.uses = self.gpu_entries = self.kept_bytes = 0
         self.floor = floor
         self.guards = guards
         self.expected = expected
@@ -268,6 +268,8 @@ class _Run:
             raise BrokenArchive(f"refused: its ELF files have more than {_MAX_SECTIONS} sections")
         if self.uses > code.MAX_USES:
             raise BrokenArchive(f"refused: its functions use extensions in more than {code.MAX_USES} ways")
+        if self.gpu_entries > gpu.MAX_ENTRIES:
+            raise BrokenArchive(f"refused: it has more than {gpu.MAX_ENTRIES} pieces of code for GPUs")
 
     def _read_elf(self, name: str, path: Path, size: int) -> None:
         elf = read_elf(path)
@@ -288,6 +290,9 @@ class _Run:
             self.warnings.extend(page_warnings)
             found = code.scan(path, elf)
             self.uses += sum(len(function.uses) for function in found.functions)
+        gpu_code, gpu_problems = gpu.read(path, elf)
+        self.warnings.extend(f"{name}: {problem}" for problem in gpu_problems)
+        self.gpu_entries += sum(item.count for item in gpu_code)
         self.files.append(
             ElfReport(
                 name=name,
@@ -312,6 +317,7 @@ class _Run:
                 words=found.words,
                 known_functions=found.known_functions,
                 self_checked=found.self_checked,
+                gpu_code=gpu_code,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.audit.code import Function
+    from armbuild.audit.gpu import GpuCode
     from armbuild.audit.policy import Policy
 
 
@@ -31,6 +32,7 @@ class ElfReport:
     words: int
     known_functions: int
     self_checked: int
+    gpu_code: tuple[GpuCode, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -48,6 +50,7 @@ class ElfReport:
             "instructions": self.words,
             "known_functions": self.known_functions,
             "self_checked": self.self_checked,
+            "gpu_code": [asdict(item) for item in self.gpu_code],
             "functions": [function_dict(function) for function in self.functions],
         }
 

@@ -11,7 +11,7 @@ from armisa.explanation import width
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from armbuild.audit.report import AuditReport, Offence
+    from armbuild.audit.report import AuditReport, ElfReport, Offence
 
 
 def describe(report: AuditReport, show: int = 10) -> Iterator[str]:
@@ -55,10 +55,19 @@ def _packaging(report: AuditReport) -> Iterator[str]:
         yield from _wrapped("  ELF:        ", f"{item.name}: {item.machine}, {_bytes(item.size)}{alignment}")
         if item.needed:
             yield from _wrapped("              ", f"needs {', '.join(item.needed)}")
+        if item.gpu_code:
+            yield from _wrapped("              ", f"for GPUs: {_gpu_code(item)}")
     if len(report.files) > 8:
         yield f"  ELF:        and {len(report.files) - 8} more"
     if report.kernel_targets:
         yield f"  kernels:    {', '.join(report.kernel_targets)}"
+
+
+def _gpu_code(item: ElfReport) -> str:
+    targets: dict[str, list[str]] = {}
+    for code in item.gpu_code:
+        targets.setdefault(code.kind, []).append(code.target)
+    return "; ".join(f"{kind} {', '.join(targets[kind])}" for kind in targets)
 
 
 def _needs(report: AuditReport) -> Iterator[str]:

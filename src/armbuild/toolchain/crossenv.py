@@ -71,7 +71,8 @@ endforeach()
 
 # Else CMake would take this machine's gfortran, whose objects are of this machine.
 NO_FORTRAN = 'set(CMAKE_Fortran_COMPILER_INIT "no-fortran-for-the-target")\n'
-# By force: scikit-build-core's initial cache names the folder that the build machine's Python would use.
+# CMake's FindPython asks no interpreter for them when it cross-compiles. By force: scikit-build-core's
+# initial cache names the folder that the build machine's Python would use.
 PYTHON_HEADERS = """\
 foreach(name PYTHON Python Python3)
   set(${{name}}_INCLUDE_DIR "{include}" CACHE PATH "" FORCE)
@@ -233,7 +234,7 @@ def make(
         )
         opening = target_answers.write(folder, place, baseline, system, tools / "bin/run-target")
         (folder / "site/sitecustomize.py").write_text(SITECUSTOMIZE + opening)
-        _write_settings(folder, environment)
+        _write_settings(folder, environment, headers[0] if headers else python.include)
 
     environment = CrossEnvironment(
         folder=place,
@@ -267,9 +268,12 @@ def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
     return cache.fill(cache.root() / "tools" / cache.digest(facts), fill)
 
 
-def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
-    """Write CMake's toolchain file and meson's cross files into ``folder``, the environment's to be."""
-    place, system, headers = environment.folder, environment.sysroot, environment.headers
+def _write_settings(folder: Path, environment: CrossEnvironment, include: Path | None) -> None:
+    """Write CMake's toolchain file and meson's cross files into ``folder``, the environment's to be.
+
+    ``include`` has Python.h.
+    """
+    place, system = environment.folder, environment.sysroot
     fortran = (environment.bin / "fortran").exists()
     root = system.folder if system else place / "root"
     text = TOOLCHAIN_FILE.format(bin=environment.bin, root=root, triplet=environment.triplet, sources=SOURCES)
@@ -277,8 +281,7 @@ def _write_settings(folder: Path, environment: CrossEnvironment) -> None:
         text += f'set(CMAKE_Fortran_COMPILER "{environment.bin / "fortran"}")\n'
     else:
         text += NO_FORTRAN
-    if headers:
-        text += PYTHON_HEADERS.format(include=headers[0])
+    text += PYTHON_HEADERS.format(include=include)
     (folder / "toolchain.cmake").write_text(text)
     (folder / "config.site").write_text(CONFIG_SITE.format(triplet=environment.triplet))
     pkg_config = os.pathsep.join(map(str, system.pkg_config)) if system else str(place / "pkgconfig")

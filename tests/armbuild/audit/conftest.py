@@ -32,8 +32,9 @@ def make_elf(
     mapping=(),
     load_flags=5,
     kind=3,
+    constants=(),
 ):
-    """Return a shared object of functions (name, section, words) and mapping symbols."""
+    """Return a shared object of functions (name, section, words), mapping symbols, constants (section, bytes)."""
     code: dict[str, bytearray] = {}
     places = []
     for name, section, instructions in functions:
@@ -42,6 +43,7 @@ def make_elf(
         body += struct.pack(f"<{len(instructions)}I", *instructions)
     sections = [("", 0, 0, b"", 0, 0)]  # name, type, flags, content, link, entry size
     sections += [(name, 1, 6, bytes(body), 0, 0) for name, body in code.items()]
+    sections += [(name, 1, 2, content, 0, 0) for name, content in constants]
     if debug:
         sections.append((".debug_info", 1, 0, b"debug", 0, 0))
     if symbols:

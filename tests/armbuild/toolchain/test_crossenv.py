@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 
 from armbuild.toolchain import crossenv
 from armbuild.wheel import hints
@@ -32,6 +33,31 @@ def test_the_targets_headers_win_over_those_that_a_back_end_presets(tmp_path):
         check=True,
     )  # fmt: skip
     assert " ".join([str(tmp_path / "target")] * 3) in done.stderr
+
+
+def test_cmake_finds_python_by_its_interpreter_alone(tmp_path):
+    """When it cross-compiles, FindPython does not ask the interpreter where its headers are."""
+    include = sysconfig.get_path("include")
+    (tmp_path / "toolchain.cmake").write_text(
+        "set(CMAKE_SYSTEM_NAME Linux)\nset(CMAKE_SYSTEM_PROCESSOR aarch64)\n"
+        + crossenv.PYTHON_HEADERS.format(include=include)
+    )
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(x NONE)\n"
+        "find_package(Python REQUIRED COMPONENTS Interpreter Development.Module Development.SABIModule)\n"
+        'message("crossing: ${CMAKE_CROSSCOMPILING}, headers: ${Python_INCLUDE_DIRS}")\n'
+    )
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "cmake", "-G", "Ninja",
+            f"-DCMAKE_TOOLCHAIN_FILE={tmp_path / 'toolchain.cmake'}", f"-DPython_EXECUTABLE={sys.executable}",
+            "-S", tmp_path, "-B", tmp_path / "build",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    assert f"crossing: TRUE, headers: {include}" in done.stderr
 
 
 def test_this_machines_fortran_is_not_taken_for_the_targets(tmp_path):
