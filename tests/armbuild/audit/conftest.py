@@ -34,7 +34,10 @@ def make_elf(
     kind=3,
     constants=(),
 ):
-    """Return a shared object of functions (name, section, words), mapping symbols, constants (section, bytes)."""
+    """Return a shared object of functions (name, section, words), mapping symbols, and constants.
+
+    Constants are a section and its bytes.
+    """
     code: dict[str, bytearray] = {}
     places = []
     for name, section, instructions in functions:
