@@ -55,6 +55,7 @@ OF_THIS_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.
 MAX_FILES = 200_000
 # Folders and links count too in a tar: an image has more of them than files, a bomb much more.
 _MAX_ENTRIES = 2 * MAX_FILES
+_FEW_IMAGES = 4
 _MAX_TOTAL = 16 << 30
 # An image with a model in it holds more than that, but in an archive of nearly that size.
 _MAX_RATIO_OF_LARGE = 4
@@ -98,6 +99,8 @@ class Budget:
     path: Path
     """Of the archive, for the message."""
     archive_size: int
+    images: int = 1
+    """Among how many the whole is divided: each may be made of the same layers."""
     total: int = 0
     count: int = 0
 
@@ -106,7 +109,7 @@ class Budget:
         for entry in tar:
             self.total += max(entry.size, 0)
             self.count += 1
-            if self.count > _MAX_ENTRIES or is_bomb(0, self.total, self.archive_size):
+            if self.count * max(1, self.images // _FEW_IMAGES) > _MAX_ENTRIES or self._too_much():
                 raise CheckFailed(
                     f"{self.path}: refused: {self.count} entries that unpack from {self.archive_size} bytes"
                     f" to {self.total} or more look like a bomb"
@@ -117,8 +120,11 @@ class Budget:
         """Read what follows the end of a tar; raises CheckFailed once it is too much."""
         while block := stream.read(1 << 20):
             self.total += len(block)
-            if is_bomb(0, self.total, self.archive_size):
+            if self._too_much():
                 raise CheckFailed(f"{self.path}: refused: what follows the end of its tar looks like a bomb")
+
+    def _too_much(self) -> bool:
+        return is_bomb(0, self.total * self.images, self.archive_size)
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -304,6 +310,8 @@ def inside(root: Path, path: PurePosixPath, *, strict: bool = False) -> Path:
             current = root if target.is_absolute() else current
         else:
             current = step
+    if len(current.parts) - len(root.parts) > MAX_DEPTH:  # links add to what the name has
+        raise CheckFailed(f"{str(path)[:200]}: lies in more than {MAX_DEPTH} folders")
     return current
 
 

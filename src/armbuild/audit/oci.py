@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from armbuild.artifact.archives import BROKEN
 from armbuild.audit.archive import Archive, BrokenArchive, Member
 from armbuild.errors import CheckFailed
-from armbuild.image import reader
+from armbuild.image import reader, unpack
 
 if TYPE_CHECKING:
     import tarfile
     from collections.abc import Iterator
     from pathlib import Path
+
+    from armbuild.artifact.archives import Budget
 
 
 def open_oci(path: Path, number: int = 0) -> Archive:
@@ -36,7 +38,7 @@ def open_oci(path: Path, number: int = 0) -> Archive:
     return Archive(
         path=path,
         kind="oci",
-        members=_members(image, manifests[number], problems),
+        members=_members(image, manifests[number], image.budget(images=len(manifests)), problems),
         problems=problems,
         size=image.size,
         images=len(manifests),
@@ -62,9 +64,11 @@ class _Above:
         return "" in self.emptied
 
 
-def _members(image: reader.ImageFile, manifest: reader.Manifest, problems: list[str]) -> Iterator[Member]:
+def _members(
+    image: reader.ImageFile, manifest: reader.Manifest, budget: Budget, problems: list[str]
+) -> Iterator[Member]:
     """Yield the files of the highest layer first: what hides a file is known when that is met."""
-    above, budget = _Above(), image.budget()
+    above = _Above()
     try:
         for layer in reversed(manifest.layers):
             own = _Above()
@@ -85,7 +89,8 @@ def _members(image: reader.ImageFile, manifest: reader.Manifest, problems: list[
 
 def _leads_out(entry: tarfile.TarInfo) -> str:
     """Return why an unpacker could lay an entry outside of the image, empty when none could."""
-    if ".." in entry.name.split("/"):
+    parts = entry.name.rstrip("/").split("/")
+    if ".." in parts or parts[-1] in unpack.OF_NO_FILE:
         return f"{entry.name!r}: the name leads out of the image"
     if entry.islnk() and ".." in entry.linkname.split("/"):
         return f"{entry.name!r}: a hard link that leads out of the image, to {entry.linkname!r}"

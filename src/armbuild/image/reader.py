@@ -148,9 +148,9 @@ class ImageFile:
         files = walk(self.path) if self._tar is None else [self.path]
         return sum(path.stat().st_size for path in files)
 
-    def budget(self) -> Budget:
-        """Return what reading all layers of one image may come to."""
-        return Budget(self.path, self.size)
+    def budget(self, images: int = 1) -> Budget:
+        """Return what reading all layers of one image may come to, of so many that are read one by one."""
+        return Budget(self.path, self.size, images=images)
 
     def entries(self, layer: LayerBlob, budget: Budget) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
         """Yield what a layer holds; an entry's content can be had of its tar before the next is asked for.

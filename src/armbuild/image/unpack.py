@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 OPAQUE = ".wh..wh..opq"
 WHITEOUT = ".wh."
+OF_NO_FILE = (".wh.", ".wh..", ".wh...")
+"""Whiteouts of a folder itself, and of the one above it."""
 
 
 def into_folder(image: ImageFile, manifest: Manifest, root: Path) -> None:
@@ -51,7 +53,7 @@ def apply(image: ImageFile, layer: LayerBlob, root: Path, budget: Budget) -> Non
 def _lay_entry(tar: tarfile.TarFile, entry: tarfile.TarInfo, root: Path, written: set[str]) -> None:
     """Lay one entry; ``written`` are the paths that this layer has brought so far."""
     name = PurePosixPath("/", entry.name)
-    if ".." in name.parts:
+    if ".." in name.parts or name.name in OF_NO_FILE:
         raise CheckFailed(f"a layer writes outside of the image: {entry.name!r}")
     if name == PurePosixPath("/"):
         return

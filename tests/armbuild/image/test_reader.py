@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.armbuild.image import small
 
+from armbuild import verify
+from armbuild.artifact import archives
 from armbuild.errors import CheckFailed, UsageError
 from armbuild.image import archive, reader, unpack
 
@@ -269,6 +271,20 @@ def test_no_image_hides_behind_manifests_that_nobody_reads(tmp_path):
     path.write_text(json.dumps({"manifests": [manifest, *nothings, manifest]}))
     with reader.open_image(tmp_path) as image, pytest.raises(CheckFailed, match="more than 100 manifests"):
         image.manifests()
+
+
+def test_images_of_the_same_layers_cost_no_more_than_one_may(tmp_path, monkeypatch):
+    """An archive of a few bytes would be unpacked once for each image that it names."""
+    path = small.write(tmp_path, {"zeros": bytes(1 << 20)})
+    with tarfile.open(path) as tar:
+        tar.extractall(tmp_path / "layout", filter="data")
+    index = tmp_path / "layout/index.json"
+    document = json.loads(index.read_text())
+    monkeypatch.setattr(archives, "_RATIO_MATTERS_ABOVE", 4 << 20)
+    for count, refused in ((2, False), (10, True)):
+        index.write_text(json.dumps({**document, "manifests": document["manifests"] * count}))
+        checks = verify.check(tmp_path / "layout")
+        assert any("like a bomb" in check.text for check in checks) is refused
 
 
 def test_a_saved_archive_of_many_images_is_refused(tmp_path):

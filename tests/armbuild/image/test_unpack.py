@@ -103,6 +103,31 @@ def test_a_name_leads_nowhere_outside(tmp_path):
     assert not list(tmp_path.rglob("escaped"))
 
 
+@pytest.mark.parametrize("name", [".wh...", "a/.wh...", "a/.wh..", "a/.wh."])
+def test_a_whiteout_removes_nothing_outside(tmp_path, name):
+    (tmp_path / "beside").write_text("of the machine")
+    lower, upper = small.layer(tmp_path, {"a/b": "1"}), raw_layer(tmp_path, (name, b"", {}))
+    path = written(tmp_path, lower, upper)
+    with pytest.raises(CheckFailed, match="outside"):
+        laid(path, tmp_path)
+    assert (tmp_path / "beside").read_text() == "of the machine"
+    assert (tmp_path / "root/a/b").read_text() == "1"
+    assert any("leads out of the image" in error for error in audit.audit_path(path).errors)
+
+
+def test_links_make_no_folder_deeper_than_names_may(tmp_path):
+    """A tree that nobody could remove again: each layer goes on where the last one's link leads."""
+    deep = "/".join("d" * 90)
+    entries = [("top", None, {"type": tarfile.DIRTYPE})]
+    for above, link in (("top", "1"), ("1", "2"), ("2", "3")):
+        entries += [
+            (f"{above}/{deep}", None, {"type": tarfile.DIRTYPE}),
+            (link, None, {"type": tarfile.SYMTYPE, "linkname": f"{above}/{deep}"}),
+        ]
+    with pytest.raises(CheckFailed, match="more than 100 folders"):
+        laid(written(tmp_path, raw_layer(tmp_path, *entries)), tmp_path)
+
+
 def test_a_hard_link_to_nothing_is_refused(tmp_path):
     made = raw_layer(tmp_path, ("a", None, {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}))
     with pytest.raises(CheckFailed, match="hard link"):
