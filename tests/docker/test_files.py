@@ -17,6 +17,7 @@ from armbuild.image.base import Foundation
 
 DOCKER = Path(__file__).parents[2] / "docker"
 CHART = DOCKER / "helm/armllm"
+KUBERAY = DOCKER / "kubernetes/ray/kuberay.yaml"
 KINDS = {"deployment": "Deployment", "service": "Service", "hpa": "HorizontalPodAutoscaler"}
 
 
@@ -58,7 +59,8 @@ def test_compose_serves_the_model_that_the_variables_name(variables, served):
 
 
 def test_kubernetes_takes_the_manifests(tmp_path):
-    passes(linter("kubernetes-validate", "--strict", *sorted((DOCKER / "kubernetes").rglob("*.yaml"))))
+    manifests = set((DOCKER / "kubernetes").rglob("*.yaml")) - {KUBERAY}
+    passes(linter("kubernetes-validate", "--strict", *sorted(manifests)))
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         (DOCKER / "kubernetes/deployment.yaml").read_text().replace("replicas: 1", "replicas: one")
@@ -108,8 +110,112 @@ def test_the_chart_renders_to_what_kubernetes_takes(tmp_path, values):
     passes(linter("kubernetes-validate", "--strict", *sorted(tmp_path.glob("*.yaml"))))
 
 
+# of the types in KubeRay's ray-operator/apis/ray/v1/raycluster_types.go
+RAY_FIELDS = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+GROUP_FIELDS = {"rayStartParams", "template"}
+WORKER_FIELDS = GROUP_FIELDS | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+
+
+def check_ray(text, folder):
+    """Whether the operator and Kubernetes take a RayCluster and what comes with it; returns all documents.
+
+    The validator knows no RayCluster, whose pods it sees as those of Deployments.
+    """
+    documents = list(yaml.safe_load_all(text))
+    (cluster,) = [one for one in documents if one["kind"] == "RayCluster"]
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec = cluster["spec"]
+    assert set(spec) == RAY_FIELDS
+    assert set(spec["headGroupSpec"]) == GROUP_FIELDS
+    (workers,) = spec["workerGroupSpecs"]
+    assert set(workers) == WORKER_FIELDS
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    checked = [one for one in documents if one is not cluster]
+    for group in (spec["headGroupSpec"], workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        labels = {"app": "a"}
+        metadata = group["template"].get("metadata", {}) | {"labels": labels}
+        checked.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": "a"},
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "template": group["template"] | {"metadata": metadata},
+                },
+            }
+        )
+    (folder / "checked.yaml").write_text(yaml.safe_dump_all(checked))
+    passes(linter("kubernetes-validate", "--strict", folder / "checked.yaml"))
+    return documents
+
+
+RAY = {"ray": {"enabled": True}}
+
+
 @pytest.mark.parametrize(
-    "values", [{"threadsBind": "some"}, {"numa": "yes"}, {"replicas": 2}, {"kvCacheSpace": 0}]
+    "values",
+    [
+        {},
+        {"numa": False, "kvCacheSpace": 2.5, "args": ["-pp", "2"], "resources": {}, "replicaCount": 0},
+        {"model": {"path": "org/name", "name": "", "existingClaim": ""}, "hub": {"existingClaim": "cache"}},
+        {"tolerations": [{"key": "arm", "operator": "Exists"}], "imagePullSecrets": [{"name": "s"}]},
+    ],
+)
+def test_the_chart_renders_a_ray_cluster(tmp_path, values):
+    report = helm_python.lint(CHART, values | RAY, strict=True)
+    assert not report["errors"], report
+    found = rendered(values | RAY)
+    assert set(found) == {"NOTES", "ray", "service"}
+    cluster = check_ray(f"{found['ray']}\n---\n{found['service']}", tmp_path)[0]
+    (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    flags = ["--distributed-executor-backend", "ray", *values.get("args", [])]
+    assert head["args"][-len(flags) :] == flags
+
+
+def test_the_ray_cluster_is_the_chart_s_and_its_service_finds_the_head(tmp_path):
+    image = {"repository": "localhost/armllm-ray", "tag": "latest"}
+    with helm_python.Chart.load(CHART) as chart:
+        found = chart.render(RAY | {"replicaCount": 2, "image": image}, name="armllm")
+    documents = [
+        document
+        for name in ("ray", "service")
+        for document in yaml.safe_load_all(found[f"armllm/templates/{name}.yaml"])
+    ]
+    plain = check_ray(KUBERAY.read_text(), tmp_path)
+    for one in (*documents, *plain):
+        del one["metadata"]["labels"]
+    del documents[-1]["spec"]["type"]  # the default
+    assert plain == documents
+    # what the operator calls pods and the head's service, from which the names above follow
+    cluster, name = plain[0], plain[0]["metadata"]["name"]
+    assert plain[-1]["spec"]["selector"] == {"ray.io/cluster": name, "ray.io/node-type": "head"}
+    worker = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    assert f"--address={name}-head-svc:6379" in worker["args"][0]
+    assert cluster["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+
+
+def test_ray_start_knows_the_flags_of_the_manifests():
+    help_ = linter("ray", "start", "--help").stdout
+    for path in (KUBERAY, KUBERAY.with_name("cluster.yaml")):
+        for command in re.findall(r"ray start ([^&\"\]]+)", path.read_text().replace("\n", " ")):
+            flags = re.findall(r"--([a-z-]+)", command.partition(" ports:")[0])
+            assert flags
+            assert not [flag for flag in flags if f"--{flag} " not in help_.replace("\n", " ")]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"threadsBind": "some"},
+        {"numa": "yes"},
+        {"replicas": 2},
+        {"kvCacheSpace": 0},
+        {"ray": {"enabled": "yes"}},
+        {"ray": {"version": "latest"}},
+        RAY | {"autoscaling": {"enabled": True}},
+    ],
 )
 def test_values_that_the_chart_does_not_know_are_refused(values):
     with pytest.raises(helm_python.HelmError):
