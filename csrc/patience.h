@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <time.h>
 
+#include <algorithm>
+
 namespace armllm {
 
 inline int64_t nanoseconds(clockid_t clock) {
@@ -31,8 +33,13 @@ class Patience {
   }
   // The thread slept, of its own will.
   void slept(int64_t since) { asleep_ += nanoseconds(CLOCK_MONOTONIC) - since; }
-  // Whether others used the thread's core when it wanted it.
-  bool is_crowded() { return !has_core(nanoseconds(CLOCK_MONOTONIC)); }
+  // Whether others lately used the thread's core for so long that a team of `threads` is faster without it.
+  // All wait while it has no core, but it does one part of their work: two threads lose more by going on
+  // alone than eight by going on with seven.
+  bool is_crowded(int threads) {
+    look(nanoseconds(CLOCK_MONOTONIC));
+    return lost_lately_ * std::min(2 * threads, kParts) > awake_lately_;
+  }
 
  private:
   static constexpr int64_t kShort = 20000, kLong = 300000, kWindow = 5000000;
@@ -54,17 +61,28 @@ class Patience {
 
   // Whether the thread had its core whenever it wanted it: for all but an eighth of the last window's time.
   bool has_core(int64_t now) {
-    const int64_t awake = now - since_ - asleep_;
-    if (now - since_ < kWindow) return has_core_;
-    const int64_t used = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
-    if (since_ != 0) has_core_ = awake - (used - used_) <= awake / 8;
-    since_ = now;
-    used_ = used;
-    asleep_ = 0;
+    look(now);
     return has_core_;
   }
 
+  // Closes the window, when it is over.
+  void look(int64_t now) {
+    if (now - since_ < kWindow) return;
+    const int64_t used = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    if (since_ != 0) {
+      const int64_t awake = now - since_ - asleep_, lost = awake - (used - used_);
+      has_core_ = lost <= awake / kParts;
+      lost_lately_ += lost - lost_lately_ / kLately;
+      awake_lately_ += awake - awake_lately_ / kLately;
+    }
+    since_ = now;
+    used_ = used;
+    asleep_ = 0;
+  }
+
+  static constexpr int kParts = 8, kLately = 4;
   int64_t since_ = 0, used_ = 0, asleep_ = 0;
+  int64_t awake_lately_ = 0, lost_lately_ = 0;  // of some windows, the older the less
   bool has_core_ = true;
 };
 

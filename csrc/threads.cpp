@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "atomics.h"
+#include "cores.h"
 #include "openmp.h"
 #include "patience.h"
 #include "ranges.h"
@@ -201,6 +202,7 @@ class Pool final : private Latecomers {
     const uint64_t number = news_.number.load(std::memory_order_relaxed) / kNumbers + 1;
     const uint64_t now = number * kNumbers + static_cast<uint64_t>(helpers);
     news_.region = &region;
+    cores_.note(0, number);
     // Release: who acquires the number finds the region, and what its bodies will read.
     news_.number.store(now, std::memory_order_release);
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -289,7 +291,12 @@ class Pool final : private Latecomers {
       seen = news_.number.load(std::memory_order_acquire);
       // A helper's region waits for it; others may be behind already.
       const uint64_t helpers = seen % kNumbers;
-      if (static_cast<uint64_t>(number) > helpers || !self.claim(seen)) continue;
+      if (static_cast<uint64_t>(number) > helpers) continue;
+      if (!self.claim(seen)) {  // too late
+        cores_.leave_shared(number, static_cast<int>(helpers) + 1);
+        continue;
+      }
+      cores_.note(number, seen / kNumbers);
       news_.region->work(number, static_cast<int>(helpers) + 1);
       self.finished.store(seen, std::memory_order_release);
       std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -297,16 +304,16 @@ class Pool final : private Latecomers {
         const std::lock_guard<std::mutex> lock(mutex_);
         done_.notify_one();
       }
-      sit_out();
+      make_room(number, static_cast<int>(helpers) + 1);
     }
   }
 
   // Where other programs want this thread's core, it would sooner or later lose it in the middle of an item,
   // for as long as a time slice, and all others would wait. Without it they don't.
-  static void sit_out() {
+  void make_room(int thread, int team) {
     thread_local int64_t pause = kLeastPause;
     thread_local int64_t returned = 0;
-    if (!patience.is_crowded()) return;
+    if (!patience.is_crowded(team) || cores_.leave_shared(thread, team)) return;
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     pause = since - returned < pause ? std::min(2 * pause, kLongestPause) : kLeastPause;
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
@@ -315,6 +322,7 @@ class Pool final : private Latecomers {
   }
   static constexpr int64_t kLeastPause = 10000000, kLongestPause = 160000000;
 
+  Cores cores_;
   std::mutex use_;
   std::vector<std::unique_ptr<Worker>> workers_;
   // What every helper reads of a region, on one line.

@@ -1,6 +1,7 @@
 // What threads may do and callers rely on: every item once, stages in order, and a number of threads that
 // changes while something is computed.
 
+#include <sched.h>
 #include <string.h>
 
 #include <algorithm>
@@ -9,11 +10,33 @@
 #include <thread>
 
 #include "armllm/threads.h"
+#include "cores.h"
 #include "problem.h"
 
 namespace conformance {
 
 namespace {
+
+// A thread leaves the core of another one, only that, and may return.
+void test_cores(Result& result) {
+  cpu_set_t before, after;
+  if (sched_getaffinity(0, sizeof before, &before) != 0) return;
+  const bool has_two = CPU_COUNT(&before) > 1;
+  bool left = false, is_elsewhere = false;
+  for (int i = 0; i < 20 && !is_elsewhere; ++i) {  // the system may move the thread meanwhile
+    armllm::Cores cores;
+    if (cores.leave_shared(0, 2)) result.fail("a thread left a core that no other had");
+    const int core = sched_getcpu();
+    cores.note(1, 16);
+    left = cores.leave_shared(0, 2);
+    is_elsewhere = left && sched_getcpu() != core;
+  }
+  if (is_elsewhere != has_two)
+    result.fail(left ? "a thread stayed on a shared core" : "a thread did not leave");
+  sched_getaffinity(0, sizeof after, &after);
+  if (!CPU_EQUAL(&before, &after)) result.fail("a thread that left a core may not return");
+  ++result.cases;
+}
 
 // Every item once, whatever the number of threads; nested regions too.
 void test_items(Result& result) {
@@ -178,6 +201,7 @@ void test_count_changes(Result& result, uint64_t seed) {
 
 Result test_threads(uint64_t seed) {
   Result result;
+  test_cores(result);
   test_items(result);
   test_stages(result);
   test_latecomers(result);
