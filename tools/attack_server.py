@@ -8,6 +8,7 @@ before, during and after the attack, with the CPUs that each part used. Every ho
 and takes CPU time of this machine as the server does. `--nice 19` gives them the lowest priority, as if each
 were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on. `--each` lets all
 clients attack in one way, then in the next one, and prints a table. An idle rate is measured before each.
+`--data-parallel-size N` measures a router in front of N replicas.
 """
 
 from __future__ import annotations
@@ -258,12 +259,35 @@ def cpu_seconds(pids: list[int], fields: int = 2) -> float:
     return total
 
 
-def cpu_of_parts(server: int, clients: list[int]) -> dict[str, float]:
-    """What each part has used until now."""
-    engine, *helpers = sorted(children(server))
-    parts = {"engine": cpu_seconds([engine]), "server": cpu_seconds([server])}
-    whole = cpu_seconds([server, engine, *helpers], 4)
-    return {**parts, "helpers": whole - sum(parts.values()), "hostile": cpu_seconds(clients)}
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A server: its port, its process, and how many replicas are behind it; 0: it has the engine itself."""
+
+    port: int
+    pid: int
+    replicas: int
+
+    def parts(self) -> dict[str, list[int]]:
+        """The processes of each part."""
+        below = psutil.Process(self.pid)
+        servers = sorted(one.pid for one in below.children()) if self.replicas else [self.pid]
+        engines = [min(found) for one in servers if (found := children(one))]
+        known = {self.pid, *servers, *engines}
+        helpers = sorted(one.pid for one in below.children(recursive=True) if one.pid not in known)
+        router = {"router": [self.pid]} if self.replicas else {}
+        return {"engine": engines, "server": servers, **router, "helpers": helpers}
+
+    def cpu_seconds(self, clients: list[int]) -> dict[str, float]:
+        """What each part has used until now; helpers that have ended are counted."""
+        parts = self.parts()
+        used = {name: cpu_seconds(pids) for name, pids in parts.items() if name != "helpers"}
+        whole = cpu_seconds([pid for pids in parts.values() for pid in pids], 4)
+        return {**used, "helpers": whole - sum(used.values()), "hostile": cpu_seconds(clients)}
+
+    def memory(self) -> int:
+        """Bytes of the process that clients talk to."""
+        rss: int = psutil.Process(self.pid).memory_info().rss
+        return rss
 
 
 def children(pid: int) -> list[int]:
@@ -273,39 +297,42 @@ def children(pid: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-    """Tokens per second, the seconds that /health took, the CPUs that each part used, hostile requests."""
+    """Tokens per second, the seconds that /health took, and what each part used."""
 
     rate: float
     health: list[float]
     cpus: dict[str, float]
-    requests: float  # per second
+    requests: float  # hostile ones per second
+    memory: int  # bytes of the process that clients talk to
 
 
 def measure(
-    port: int, tokens: int, server: int, clients: list[int] | None = None, hostile: Hostile | None = None
+    served: Served, tokens: int, clients: list[int] | None = None, hostile: Hostile | None = None
 ) -> Figures:
     """What a well-behaved client gets now."""
     sent = hostile.sent.value if hostile else 0
-    before, began = cpu_of_parts(server, clients or []), time.monotonic()
+    before, began = served.cpu_seconds(clients or []), time.monotonic()
     seconds: list[float] = []
     stop = threading.Event()
-    watcher = threading.Thread(target=watch_health, args=(port, stop, seconds))
+    watcher = threading.Thread(target=watch_health, args=(served.port, stop, seconds))
     watcher.start()
     try:
-        rate = stream(port, tokens)
+        rate = stream(served.port, tokens)
     finally:
         stop.set()
         watcher.join()
     elapsed = time.monotonic() - began
-    after = cpu_of_parts(server, clients or [])
+    after = served.cpu_seconds(clients or [])
     cpus = {name: (after[name] - before[name]) / elapsed for name in after}
-    return Figures(rate, seconds, cpus, ((hostile.sent.value - sent) / elapsed) if hostile else 0.0)
+    requests = ((hostile.sent.value - sent) / elapsed) if hostile else 0.0
+    return Figures(rate, seconds, cpus, requests, served.memory())
 
 
 @contextlib.contextmanager
-def serving(model: str) -> Iterator[tuple[int, int]]:
-    """The port and the process of a server on a model."""
+def serving(model: str, replicas: int = 0) -> Iterator[Served]:
+    """A server on a model, or a router in front of ``replicas``."""
     command = [sys.executable, "-m", "armllm", "serve", model, "--port", "0", "--disable-uvicorn-access-log"]
+    command += ["--data-parallel-size", str(replicas)] if replicas else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None  # noqa: S101 - a pipe
     lines = []
@@ -318,7 +345,7 @@ def serving(model: str) -> Iterator[tuple[int, int]]:
     rest = threading.Thread(target=process.stderr.read)
     rest.start()
     try:
-        yield int(found.group(1)), process.pid
+        yield Served(int(found.group(1)), process.pid, replicas)
         if process.poll() is not None:
             raise SystemExit(f"the server has ended with status {process.returncode}")
     finally:
@@ -334,29 +361,28 @@ def show(name: str, figures: Figures) -> None:
         f"{name:10} {figures.rate:7.1f} tokens/s   /health: median {median:.3f} s, slowest {slowest:.3f} s\n"
         f"{'':10} CPUs: {', '.join(f'{part} {used:.2f}' for part, used in figures.cpus.items())};"
         f" {figures.requests:.0f} hostile requests/s;"
-        f" engine {1000 * figures.cpus['engine'] / figures.rate:.1f} ms of CPU per token",
+        f" engine {1000 * figures.cpus['engine'] / figures.rate:.1f} ms of CPU per token;"
+        f" {figures.memory >> 20} MiB",
         flush=True,
     )
 
 
-def in_turn(port: int, server: int, kinds: list[str], arguments: argparse.Namespace) -> None:
+def in_turn(served: Served, kinds: list[str], arguments: argparse.Namespace) -> None:
     """One kind after the other, and the idle rate before each."""
-    print(
-        "| kind | of the idle rate | slowest /health"
-        " | CPUs of engine, server, helpers, clients | requests/s |"
-    )
+    parts = ", ".join([*served.parts(), "clients"])
+    print(f"| kind | of the idle rate | slowest /health | CPUs of {parts} | requests/s | MiB |")
     for kind in kinds:
-        idle = measure(port, arguments.tokens, server)
+        idle = measure(served, arguments.tokens)
         attack = under_attack(
-            port, [kind], arguments.clients or CLIENTS, arguments.nice, addresses=arguments.addresses
+            served.port, [kind], arguments.clients or CLIENTS, arguments.nice, addresses=arguments.addresses
         )
         with attack as (processes, hostile):
             time.sleep(2)
-            busy = measure(port, arguments.tokens, server, processes, hostile)
+            busy = measure(served, arguments.tokens, processes, hostile)
         cpus = ", ".join(f"{used:.2f}" for used in busy.cpus.values())
         print(
             f"| {kind} | {busy.rate / idle.rate:.0%} | {max(busy.health):.2f} s"
-            f" | {cpus} | {busy.requests:.0f} |",
+            f" | {cpus} | {busy.requests:.0f} | {busy.memory >> 20} |",
             flush=True,
         )
         time.sleep(1)
@@ -375,22 +401,23 @@ def main() -> None:
     parser.add_argument("--addresses", action="store_true", help="each hostile client has its own")
     parser.add_argument("--attack", choices=KINDS, action="append", help="only these")
     parser.add_argument("--each", action="store_true", help="one kind after the other, by 20 clients")
+    parser.add_argument("--data-parallel-size", type=int, default=0, help="replicas behind a router")
     arguments = parser.parse_args()
     kinds = arguments.attack or (KINDS if arguments.each else [*BODIES, *STREAMS])
-    with serving(arguments.model) as (port, server):
-        stream(port, 20)
+    with serving(arguments.model, arguments.data_parallel_size) as served:
+        stream(served.port, 20)
         if arguments.each:
-            in_turn(port, server, kinds, arguments)
+            in_turn(served, kinds, arguments)
             return
-        idle = measure(port, arguments.tokens, server)
+        idle = measure(served, arguments.tokens)
         show("idle", idle)
         clients = arguments.clients or len(kinds)
-        attack = under_attack(port, kinds, clients, arguments.nice, addresses=arguments.addresses)
+        attack = under_attack(served.port, kinds, clients, arguments.nice, addresses=arguments.addresses)
         with attack as (processes, hostile):
             time.sleep(2)
-            busy = measure(port, arguments.tokens, server, processes, hostile)
+            busy = measure(served, arguments.tokens, processes, hostile)
         show("attacked", busy)
-        show("after", measure(port, arguments.tokens, server))
+        show("after", measure(served, arguments.tokens))
     print(f"attacked / idle: {busy.rate / idle.rate:.2f}")
 
 

@@ -6,19 +6,21 @@
 Prints the resident memory of each process, twenty times. Good and refused requests, streams, clients that
 leave, grammars, several choices, log-probabilities, embeddings and cached prefixes take turns. The variable
 makes a KV cache that is full at once, and the grammars are 50: both are kept up to a limit.
+`--data-parallel-size N` puts a router in front of N replicas.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import socket
 from typing import Any
 
 import psutil
 
-from attack_server import children, connect, request, serving
+from attack_server import connect, request, serving
 
 CLIENTS = 8
 ROWS = 20
@@ -66,18 +68,24 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--data-parallel-size", type=int, default=0, help="replicas behind a router")
     arguments = parser.parse_args()
     each = arguments.requests // ROWS
-    with serving(arguments.model) as (port, server), concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+    with (
+        serving(arguments.model, arguments.data_parallel_size) as served,
+        concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool,
+    ):
         for row in range(ROWS):
-            answers = list(pool.map(lambda index: send(port, index), range(row * each, (row + 1) * each)))
+            numbers = range(row * each, (row + 1) * each)
+            answers = list(pool.map(functools.partial(send, served.port), numbers))
             bad = [first for first in answers if not first.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400"))]
             if bad:
                 raise SystemExit(f"{len(bad)} answers are neither 200 nor 400: {bad[0][:200]!r}")
-            sizes = [
-                psutil.Process(pid).memory_info().rss >> 20 for pid in (server, *sorted(children(server)))
-            ]
-            print(f"{(row + 1) * each:6} requests: {', '.join(map(str, sizes))} MiB", flush=True)
+            sizes = ", ".join(
+                f"{name} {', '.join(str(psutil.Process(pid).memory_info().rss >> 20) for pid in pids)}"
+                for name, pids in served.parts().items()
+            )
+            print(f"{(row + 1) * each:6} requests: {sizes} MiB", flush=True)
 
 
 if __name__ == "__main__":

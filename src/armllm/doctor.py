@@ -113,7 +113,7 @@ def _kernels() -> Finding:
 def _threads() -> Finding:
     import torch  # noqa: PLC0415
 
-    from armllm.engine.placement import decide  # noqa: PLC0415 - needs torch
+    from armllm.engine.placement import decide  # noqa: PLC0415
 
     allowed = frozenset(os.sched_getaffinity(0))
     try:

@@ -16,8 +16,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from armisa import host, tables
 from armllm import environment
 from armllm.engine.memory import available_on_node
@@ -52,6 +50,8 @@ def place(rank: int = 0, size: int = 1) -> Placement:
     RequestError names a variable that makes no sense here. Where the system does not let itself be asked or
     told, that is logged once and the engine runs unconfined.
     """
+    import torch  # noqa: PLC0415 - a router divides CPUs without it
+
     allowed = _allowed()
     placement = decide(allowed, torch.get_num_threads(), rank=rank, size=size)
     if placement.cpus is not None:
@@ -81,6 +81,8 @@ def torch_threads(*, few: bool, elements: int = 0) -> Iterator[None]:
     It has few where all products are the kernels' own, on threads of their own: after each operation OpenMP's
     threads look for the next one, for milliseconds, on the cores that the kernels' threads want.
     """
+    import torch  # noqa: PLC0415 - as above
+
     before = torch.get_num_threads()
     if few and elements < LARGE:
         torch.set_num_threads(1)

@@ -60,10 +60,10 @@ class Arrival(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let it through, or hold it."""
+        """Let it through, or hold it; on a Unix socket it is a proxy's, for any of its clients."""
         self._transport = cast("asyncio.Transport", transport)
         self._address = _address(transport)
-        seconds = min(self._limits.refusals.owed(self._address), HELD_SECONDS)
+        seconds = min(self._limits.refusals.owed(self._address), HELD_SECONDS) if self._address else 0.0
         if seconds <= 0:
             self._let_through()
             return

@@ -66,10 +66,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.accept(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it, but not how often its address leaves before it is answered."""
+        """Forget it, but not how often its address leaves before it is answered.
+
+        On a Unix socket it is a proxy that leaves, as each of its clients does.
+        """
         answered = self.cycle is not None and self.cycle.response_complete and not self._in_body
-        if not answered and self._refusing is None:
-            self._refusals.delay(self.client[0] if self.client else "")
+        if self.client and not answered and self._refusing is None:
+            self._refusals.delay(self.client[0])
         self.leave()
         self.resume_writing()
         super().connection_lost(exc)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
+import uvicorn
 from tests.armllm.server.conftest import wait_until
 
 from armllm.server import arrivals, connection, run
@@ -50,8 +52,9 @@ def rest(one):
 
 
 @pytest.mark.parametrize("sent", [HALF, b"", HALF[:20], KEPT + HALF])
-def test_who_leaves_before_the_answer_is_counted(served, refusals, sent):
+def test_who_leaves_before_the_answer_is_counted(served, refusals, monkeypatch, sent):
     """It would catch a storm of half requests that costs its sender nothing."""
+    monkeypatch.setattr("armllm.server.refusals.PER_SECOND", 1.0)  # else a slow machine forgets in time
     for _ in range(AT_ONCE + 20):
         with connect(served, sent) as one:
             if sent.startswith(HEALTH[:12]):
@@ -114,6 +117,36 @@ def test_who_has_left_before_it_is_accepted_costs_nothing_more(monkeypatch):
             with found:
                 assert found.recv(100) == HEALTH
     assert left == ["127.0.0.1"] * 10
+
+
+def test_who_leaves_a_proxy_holds_up_no_other_client_of_it(served, refusals, monkeypatch, tmp_path):
+    """It would catch clients that leave their streams, for which a router would be held."""
+    config = uvicorn.Config(
+        served.server.config.app, lifespan="off", log_level="warning", ws="none", loop="asyncio",
+        http=connection.protocol(served.service.limits), uds=str(tmp_path / "socket"),
+    )  # fmt: skip
+    monkeypatch.setattr(arrivals, "HELD_SECONDS", 30.0)
+
+    def connect_to_socket(sent):
+        one = socket.socket(socket.AF_UNIX)
+        one.settimeout(2)
+        one.connect(config.uds)
+        one.sendall(sent)
+        return one
+
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        for _ in range(AT_ONCE + 20):
+            connect_to_socket(HALF).close()
+        wait_until(lambda: not served.service.limits.open)
+        refusals.delay("", 100 << 20)
+        assert rest(connect_to_socket(HEALTH)).startswith(b"HTTP/1.1 200")
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 def test_a_server_on_a_unix_socket_accepts(tmp_path):

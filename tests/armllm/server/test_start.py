@@ -56,6 +56,17 @@ print(*sys.modules, sep="\\n")
 """
 
 
+# what `armllm serve --data-parallel-size` imports, and `--distributed-executor-backend ray`
+ROUTER = """
+import sys
+from armllm.cli import app
+from armllm.server.router import local
+from armllm.server.cluster import run
+local.serve_replicas = lambda *_: print(*sys.modules, sep="\\n") or 0
+app(["serve", sys.argv[1], "--host", "127.0.0.1", "--port", "0", "--data-parallel-size", "2"])
+"""
+
+
 def imported(program, folder):
     """What a program has imported when it is ready."""
     command = [sys.executable, "-c", program, folder]
@@ -81,3 +92,9 @@ def test_the_first_answer_does_not_import_a_compiler(folder):
     modules = imported(ANSWER, folder)
     assert {"torch", "armllm.engine.recording"} <= modules
     assert not modules & LATER
+
+
+def test_a_router_of_replicas_needs_no_torch(folder):
+    modules = imported(ROUTER, folder)
+    assert {"starlette", "armllm.server.router.forward"} <= modules
+    assert not modules & {*LATER, "torch"}

@@ -233,16 +233,15 @@ def cut_event(path: str) -> bytes:
 
 
 def request_headers(request: Request) -> Headers:
-    """What a replica gets: no fields of one connection only, and who the client is."""
+    """What a replica gets: no fields of one connection only, and who the client is.
+
+    The replica believes the router, so what a client says of itself must not pass.
+    """
     fields: Sequence[tuple[bytes, bytes]] = request.scope["headers"]
     dropped = HOP_BY_HOP | OWN | _named_by_connection(fields)
     headers = [field for field in fields if field[0] not in dropped]
-    hops = [one.strip() for name, value in fields if name == b"x-forwarded-for" for one in value.split(b",")]
-    client = request.client.host.encode() if request.client else b""
-    if client and client not in hops:
-        hops.append(client)
-    if hops:
-        headers.append((b"x-forwarded-for", b", ".join(hops)))
+    if request.client is not None:
+        headers.append((b"x-forwarded-for", request.client.host.encode()))
     headers.append((b"x-forwarded-proto", request.scope["scheme"].encode()))
     if not any(name == b"x-request-id" for name, _ in headers):
         headers.append((b"x-request-id", uuid.uuid4().hex.encode()))

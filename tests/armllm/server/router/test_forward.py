@@ -81,10 +81,22 @@ async def test_fields_of_one_connection_stay_on_it(cluster):
         got = await one.client.get("/v1/models", headers=sent)
         arrived = {name for name, _ in one.fakes[0].requests[0][2]}
         assert not arrived & {"x-mine", "te", "connection"}
-        assert dict(one.fakes[0].requests[0][2])["x-forwarded-for"].startswith("1.2.3.4")
+        assert dict(one.fakes[0].requests[0][2])["x-forwarded-for"] == "1.2.3.4"  # a proxy's word
         assert "x-secret" not in got.headers
         assert got.headers["x-kept"] == "2"
         assert got.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("said", ["192.0.2.7", "127.0.0.2, 192.0.2.7"])
+@in_loop
+async def test_who_is_no_proxy_is_not_believed_who_it_is(cluster, said):
+    """It would catch a stranger with an address of choice, whom no limit of an address would stop."""
+    async with cluster(Replica()) as one:
+        transport = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+        async with httpx2.AsyncClient(transport=transport, base_url=one.url) as stranger:
+            await stranger.get("/v1/models", headers={"x-forwarded-for": said})
+        (request,) = one.fakes[0].requests
+        assert [value for name, value in request[2] if name == "x-forwarded-for"] == ["127.0.0.2"]
 
 
 @in_loop
