@@ -29,7 +29,7 @@ FLOORS = (
     ),
     ("checkpoint",),
     ("quant", "tokenizer", "chat"),
-    ("rendering",),
+    ("rendering", "pictures"),
     ("layers",),
     ("models", "vllm_plugin"),
     ("engine",),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 
+PICTURE = {"type": "image"}  # a part of a message, as `pictures.take_pictures` leaves it
 # What a variable of chat_template_kwargs can't be called.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self"})
 LONGEST_TEMPLATE = 1 << 20  # bytes; those of today have up to 20,000
@@ -191,7 +192,7 @@ def find_template(folder: Path, settings: dict[str, Any], *, tools: bool) -> str
 
 
 def _plain(message: Message) -> Message:
-    """The message with its content as one text; parts that are not text are refused."""
+    """The message with its content as one text, unless pictures are marked in it; other parts are refused."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages: each must be a dict with a role, not {message!r:.80}")
     if message.get("tool_calls"):
@@ -203,9 +204,11 @@ def _plain(message: Message) -> Message:
                 not isinstance(part, dict)
                 or part.get("type") != "text"
                 or not isinstance(part.get("text"), str)
-            ):
+            ) and part != PICTURE:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise RequestError(f"messages: content of type {kind!r} is not supported, only text")
+        if PICTURE in content:  # its template says where they are
+            return dict(message)
         return message | {"content": "\n".join(part["text"] for part in content)}
     if content is not None and not isinstance(content, str):
         raise RequestError(f"messages: content must be text or a list of parts, not {type(content).__name__}")
@@ -232,8 +235,10 @@ def _line(error: Exception) -> str:
     return printable(str(error).strip().split("\n", 1)[0][:1000]) or type(error).__name__
 
 
-def _cut(text: str, final: str | None) -> str:
+def _cut(text: str, final: Any) -> str:
     """The text up to the end of the final message's content, with its trailing space if that was kept."""
+    if isinstance(final, list):
+        final = final[-1].get("text")
     ending_text = (final or "").lstrip()
     for ending in (ending_text, ending_text.rstrip()):
         at = text.rfind(ending)

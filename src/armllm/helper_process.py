@@ -44,9 +44,11 @@ class HelperProcess:
     """A process of a module that calls `answer_questions`, started when needed, and again after it was ended.
 
     ``setup`` is the first question of each. Questions and answers are JSON. May be used by several threads.
+    ``seconds``: the most that an answer may take.
     """
 
-    def __init__(self, module: str, setup: Any) -> None:
+    def __init__(self, module: str, setup: Any, seconds: float = WALL_SECONDS) -> None:
+        self._seconds = seconds
         self._module = module
         self._setup = setup
         self._lock = threading.Lock()
@@ -61,13 +63,13 @@ class HelperProcess:
                     python_module(self._module), stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
                 weakref.finalize(self, _end, self._process)
-                self.setup_answer = _exchange(self._process, self._setup)
+                self.setup_answer = _exchange(self._process, self._setup, self._seconds)
                 if self.setup_answer is None:
                     return None
-            return _exchange(self._process, question)
+            return _exchange(self._process, question, self._seconds)
 
 
-def _exchange(process: subprocess.Popen[bytes], question: Any) -> Any:
+def _exchange(process: subprocess.Popen[bytes], question: Any, seconds: float) -> Any:
     assert process.stdin is not None  # noqa: S101 - both are pipes
     assert process.stdout is not None  # noqa: S101
     line = json.dumps(question).encode() + b"\n"
@@ -78,7 +80,7 @@ def _exchange(process: subprocess.Popen[bytes], question: Any) -> Any:
             process.stdin.flush()
             waiting = select.poll()  # select() takes no descriptor above 1023
             waiting.register(process.stdout, select.POLLIN)
-            if waiting.poll(1000 * WALL_SECONDS):
+            if waiting.poll(1000 * seconds):
                 answer = process.stdout.readline()
     finally:
         if not answer.endswith(b"\n"):  # else the next question would get this answer

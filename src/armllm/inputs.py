@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+
+class MultiModalData(TypedDict, total=False):
+    """What comes with a prompt: a picture or several, in the order of their places in it.
+
+    A picture is a PIL image, an array ``[height, width, 3]`` of uint8, or the bytes of a file.
+    """
+
+    image: Any
 
 
 class TextPrompt(TypedDict):
     """A prompt as text."""
 
     prompt: str
+    multi_modal_data: NotRequired[MultiModalData]
 
 
 class _Text(TypedDict, total=False):
     prompt: str
+    multi_modal_data: MultiModalData
 
 
 class TokensPrompt(_Text):

@@ -13,10 +13,12 @@ from armllm.api.missing import WithReasons, only_these
 from armllm.engine.beam_search import search
 from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
+from armllm.engine.pictures import PicturePrompt
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_classes, as_embedding, as_pooled, as_score
 from armllm.errors import RequestError
 from armllm.outputs import ScoringOutput, ScoringRequestOutput
+from armllm.pictures import take_pictures
 from armllm.sampling_params import (
     PoolingParams,
     RequestOutputKind,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from armllm.engine.arg_utils import EngineArgs
     from armllm.engine.beam_search import BeamSearchOutput
     from armllm.engine.metrics import Metric
-    from armllm.engine.prompts import Prompt
+    from armllm.engine.prompts import EnginePrompt, Prompt
     from armllm.engine.stats import EngineStats
     from armllm.lora.request import LoRARequest
     from armllm.outputs import (
@@ -272,8 +274,8 @@ class LLM(WithReasons):
 
     def _score_pairs(
         self,
-        first: Sequence[str | list[int]],
-        second: Sequence[str | list[int]],
+        first: Sequence[EnginePrompt],
+        second: Sequence[EnginePrompt],
         params: PoolingParams,
         use_tqdm: bool | Callable[..., Any],
     ) -> list[ScoringRequestOutput]:
@@ -303,28 +305,20 @@ class LLM(WithReasons):
     ) -> list[RequestOutput]:
         """Answer one conversation or several. The checkpoint's chat template makes the prompts.
 
-        - ``messages``: dicts with ``role`` and ``content``.
+        - ``messages``: dicts with ``role`` and ``content``: a text, or a list of parts. A part of the type
+          ``text`` has a text, one of the type ``image_url`` a data URL, and ``image_pil`` a PIL image.
         - ``chat_template``: another template, or the path of its file.
         - ``chat_template_kwargs``: further variables for the template.
         - ``lora_request``, ``priority``: as in `generate`.
         - ``neutral``: vLLM's other arguments, such as ``mm_processor_kwargs=None``.
         """
         only_these(neutral, {**NEUTRAL, "chat_template_content_format": ("auto", "string")})
-        from armllm.chat import find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
-        from armllm.rendering import Renderer  # noqa: PLC0415
-
         tokenizer = self.get_tokenizer()
-        source = chat_template or self._chat_template
-        source = (
-            read_template(source)
-            if source
-            else find_template(tokenizer.folder, tokenizer.settings, tools=bool(tools))
-        )
-        if source not in self._renderers:
-            longest = self.llm_engine.runner.max_model_len * tokenizer.longest_token
-            self._renderers = {source: Renderer(source, tokenizer.special_texts(), longest)}
-        template = self._renderers[source]
+        template = self._template(chat_template, tools=bool(tools))
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        taken = [take_pictures(one) for one in cast("Sequence[Sequence[Message]]", conversations)]
+        for _, pictures in taken:
+            self.llm_engine.processor.check_pictures(len(pictures))
         prompts = [
             template.render(
                 conversation,
@@ -333,10 +327,13 @@ class LLM(WithReasons):
                 tools=tools,
                 variables=chat_template_kwargs,
             )
-            for conversation in cast("Sequence[Sequence[Message]]", conversations)
+            for conversation, _ in taken
         ]
         # a template writes the begin token itself
-        token_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        token_ids: list[Any] = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        for index, (_, pictures) in enumerate(taken):
+            if pictures:
+                token_ids[index] = PicturePrompt(token_ids[index], tuple(pictures))
         outputs = self.generate(
             token_ids, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority
         )
@@ -344,9 +341,26 @@ class LLM(WithReasons):
             output.prompt = prompt
         return outputs
 
+    def _template(self, chat_template: str | None, *, tools: bool) -> Renderer:
+        """What renders conversations with or without tools."""
+        from armllm.chat import find_template, read_template  # noqa: PLC0415 - only chat needs jinja2
+        from armllm.rendering import Renderer  # noqa: PLC0415
+
+        tokenizer = self.get_tokenizer()
+        source = chat_template or self._chat_template
+        source = (
+            read_template(source)
+            if source
+            else find_template(tokenizer.folder, tokenizer.settings, tools=tools)
+        )
+        if source not in self._renderers:
+            longest = self.llm_engine.runner.max_model_len * tokenizer.longest_token
+            self._renderers = {source: Renderer(source, tokenizer.special_texts(), longest)}
+        return self._renderers[source]
+
     def _run(
         self,
-        batch: Sequence[str | list[int]],
+        batch: Sequence[EnginePrompt],
         params: Sequence[SamplingParams | PoolingParams],
         priority: int | Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],

@@ -87,10 +87,9 @@ class LLMEngine(WithReasons):
         self.adapters = AdapterCache(config, {} if slots is None else slots.shapes())
         self.processor = Processor(
             self.tokenizer,
-            vocab_size=model_config.vocab_size,
+            model_config=model_config,
             max_model_len=self.runner.max_model_len,
             pooling=Pooling.of(config.model_folder, model_config, self.runner.model, self.runner.dtype),
-            is_encoder=model_config.is_encoder,
             end_token_ids=read_end_token_ids(config.model_folder, model_config, self.tokenizer),
             config=config,
             adapters=self.adapters,

@@ -53,6 +53,20 @@ class Classes:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureConfig:
+    """Of a model that takes pictures, which are cut into square patches of ``patch_size`` pixels a side.
+
+    token_id: stands for a picture in a prompt; each square of ``merge_size`` patches a side is one token.
+    """
+
+    token_id: int
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    channels: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """What the engine needs to know of every model; families add their own.
 
@@ -62,7 +76,7 @@ class ModelConfig:
     for most models. quantization: how the checkpoint stores its matrices; None: in floating point.
     is_encoder: each token sees those after it, too: sequences are computed whole and nothing is cached.
     default_model_len: a shorter length that the checkpoint asks for. classes: of a classification head.
-    is_recurrent: some layers keep a state per sequence.
+    is_recurrent: some layers keep a state per sequence. pictures: of a model that takes them.
     """
 
     architecture: str
@@ -83,6 +97,7 @@ class ModelConfig:
     default_model_len: int | None = None
     classes: Classes | None = None
     is_recurrent: bool = False
+    pictures: PictureConfig | None = None
 
 
 class ConfigReader:

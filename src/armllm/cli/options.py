@@ -158,6 +158,12 @@ class _EngineOptions:
             metavar="JSON",
         ),
     ] = None
+    limit_mm_per_prompt: Annotated[
+        Any,
+        model_option(
+            help='Most pictures in a prompt: {"image": 4}; default: 16.', parser=json_object, metavar="JSON"
+        ),
+    ] = None
     skip_tokenizer_init: Annotated[
         bool, model_option("--skip-tokenizer-init/--no-skip-tokenizer-init", hidden=True)
     ] = False

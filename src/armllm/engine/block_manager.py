@@ -3,7 +3,7 @@
 A full block is known by what it holds: the key (prefix before it, its tokens). The first block registered
 under a key gets a fresh *prefix id*, which is the "prefix before it" of the next block. A dict over these
 keys is a chain of hashes whose hits are always compared token by token, so two prompts never share a block by
-accident.
+accident. The tokens of all pictures are the same: a hash of what is to be seen is part of the key.
 
 Blocks nobody refers to stay in the dict until they are needed for something else, least recently used first
 and the end of a prompt before its beginning.
@@ -225,4 +225,8 @@ class BlockManager:
 
     def _key(self, sequence: Sequence, index: int, prefix: int) -> Key:
         start = index * self.block_size
-        return prefix, tuple(sequence.token_ids[start : start + self.block_size])
+        end = start + self.block_size
+        tokens = tuple(sequence.token_ids[start:end])
+        if sequence.pictures is None:
+            return prefix, tokens
+        return prefix, tokens + tuple(one.digest for one in sequence.pictures.within(start, end))

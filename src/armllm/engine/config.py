@@ -37,6 +37,7 @@ USAGES = {
     "server": {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_logprobs": 20},
     "engine": {"max_num_seqs": 128, "max_num_batched_tokens": 2048},  # `LLMEngine` without `LLM`
 }
+MOST_PICTURES = 16  # of a prompt
 MOST_RANKS = 64  # kMostRanks of the kernels
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size")
 OPENVINO_BLOCK_SIZE = 32  # of its paged attention on CPUs
@@ -63,6 +64,7 @@ class EngineConfig:
     - hf_overrides: values above those of config.json, such as ``{"rope_theta": 1e6}``. With
       ``{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"],
       "is_original_qwen3_reranker": True}`` a reranker that was published as a decoder makes scores.
+    - limit_mm_per_prompt: the most pictures in a prompt, such as ``{"image": 4}``; default: 16.
     - skip_tokenizer_init: prompts and outputs are token ids only, without text.
     - dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's 16-bit type where the CPU has
       products in it, else bfloat16 where it has those, else float32. A log line says which, and why.
@@ -105,6 +107,7 @@ class EngineConfig:
     load_format: str = "auto"
     hf_token: str | bool | None = dataclasses.field(default=None, repr=False)
     hf_overrides: dict[str, Any] | None = None
+    limit_mm_per_prompt: dict[str, Any] | None = None
     skip_tokenizer_init: bool = False
     dtype: str | torch.dtype = "auto"
     quantization: str | None = None
@@ -165,6 +168,7 @@ class EngineConfig:
             self._check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.hf_overrides, dict | None):
             raise RequestError(f"hf_overrides must be a dict of values, not {self.hf_overrides!r:.100}")
+        self._check_pictures()
         if self.quantization is not None and self.quantization not in METHODS:
             check_scheme("quantization", self.quantization)
         if self.calibration is not None:
@@ -174,6 +178,14 @@ class EngineConfig:
         if self.backend == "openvino":
             self._check_openvino()
         self._check_dtype()
+
+    def _check_pictures(self) -> None:
+        limits = {} if self.limit_mm_per_prompt is None else self.limit_mm_per_prompt
+        count = limits.get("image", MOST_PICTURES) if isinstance(limits, dict) else None
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise RequestError(
+                f'limit_mm_per_prompt must be a dict such as {{"image": 4}}, not {limits!r:.100}'
+            )
 
     def _check_calibration(self) -> None:
         if self.quantization not in SCHEMES:
@@ -291,6 +303,12 @@ class EngineConfig:
 
     def _hub(self, revision: str | None) -> HubOptions:
         return HubOptions(revision=revision, cache_dir=self.download_dir, token=self.hf_token)
+
+    @property
+    def most_pictures(self) -> int:
+        """In a prompt."""
+        found: int = (self.limit_mm_per_prompt or {}).get("image", MOST_PICTURES)
+        return found
 
     @property
     def _dtype_name(self) -> str:

@@ -62,6 +62,9 @@ class DecodeInputs:
             lens[:size] = positions[:size]
             lens[:size] += 1
         for row, sequence in enumerate(sequences):
+            if sequence.pictures is not None:
+                positions[row] += sequence.pictures.shift
+        for row, sequence in enumerate(sequences):
             self._tables[row, : len(sequence.block_table)] = sequence.block_table
 
     def copy(self, x: StepInput) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from armllm.engine.pipeline import StageEnd
     from armllm.engine.sequence import Sequence
     from armllm.kernels import KVCacheLayout
-    from armllm.models import Model, StagedModel
+    from armllm.models import Model, Seeing, StagedModel
 
 logger = logging.getLogger(__name__)
 
@@ -268,6 +268,11 @@ class ModelRunner(Runner):
         if not isinstance(x, Tensor):
             with self._threads():
                 places = self.model.places(x.positions, x.total_lens)
+                if x.pictures:
+                    model = cast("Seeing", self.model)
+                    embedded = _embed(model, x)  # a branch, with nothing in the sum yet
+                    states = embedded, torch.zeros_like(embedded)
+                    return model.advance(states, x.token_ids, places, x.metadata, x.rows)[0]
                 return self.model(x.token_ids, places, x.metadata, x.rows)
         with self._threads(len(x) * self.model_config.vocab_size):
             return self.model.logits(x)
@@ -284,6 +289,18 @@ class ModelRunner(Runner):
     def _threads(self, elements: int = 0) -> AbstractContextManager[None]:
         few = self.own_products and not self.model_config.is_encoder  # whose attention is torch's
         return torch_threads(few=few, elements=elements)
+
+
+def _embed(model: Seeing, x: StepInput) -> Tensor:
+    """What the first layer sees of a step with pictures; each picture is computed as a whole, once."""
+    embedded = model.embed(x.token_ids)
+    for row, picture, part in x.pictures:
+        if picture.states is None:
+            assert picture.pixels is not None  # noqa: S101 - one of both is there
+            picture.states = model.embed_picture(picture.pixels, picture.height, picture.width)
+            picture.pixels = None
+        embedded[row : row + part.stop - part.start] = picture.states[part]
+    return embedded
 
 
 OF_SEQUENCES = ("block_tables", "query_start_loc", "seq_lens")

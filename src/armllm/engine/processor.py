@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.engine.detokenizer import Detokenizer
 from armllm.engine.logit_rules import LogitRules
+from armllm.engine.pictures import PicturePrompt, place_pictures
 from armllm.engine.pooling import Pooler
 from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence
 from armllm.engine.stop_strings import StopStrings
 from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
+from armllm.pictures import PictureReader
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from armllm.checkpoint.config import ModelConfig
     from armllm.engine.adapters import AdapterCache
     from armllm.engine.config import EngineConfig
+    from armllm.engine.pictures import Pictures
     from armllm.engine.pooling import Pooling
+    from armllm.engine.prompts import EnginePrompt
     from armllm.engine.structured import Matcher
     from armllm.lora.request import LoRARequest
     from armllm.sampling_params import PoolingParams
@@ -53,26 +58,32 @@ class Processor:
         self,
         tokenizer: Tokenizer | None,
         *,
-        vocab_size: int,
+        model_config: ModelConfig,
         max_model_len: int,
         pooling: Pooling,
-        is_encoder: bool,
         end_token_ids: frozenset[int],
         config: EngineConfig,
         adapters: AdapterCache,
     ) -> None:
         self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
+        self.vocab_size = model_config.vocab_size
         self.max_model_len = max_model_len
         self.pooling = pooling
-        self.is_encoder = is_encoder
+        self.is_encoder = model_config.is_encoder
         self.end_token_ids = end_token_ids
         self.priorities = config.scheduling_policy == "priority"
         self.max_logprobs = config.max_logprobs
         self.grammars = (
-            GrammarCompiler(tokenizer, vocab_size, end_token_ids) if tokenizer is not None else None
+            GrammarCompiler(tokenizer, self.vocab_size, end_token_ids) if tokenizer is not None else None
         )
         self._adapters = adapters
+        self._picture_config = model_config.pictures
+        self.most_pictures = config.most_pictures
+        self.reader = (
+            PictureReader(config.model_folder, self._picture_config)
+            if self._picture_config is not None and config.num_processes == 1
+            else None
+        )
         self._lock = threading.Lock()
         self._prepared: dict[Any, _Prepared] = {}
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrecy
@@ -80,7 +91,7 @@ class Processor:
     def make_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: EnginePrompt,
         params: SamplingParams,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
@@ -89,7 +100,7 @@ class Processor:
         if self.is_encoder or self.pooling.classes is not None:
             raise RequestError("this model generates no text: it is for embeddings, classes or scores")
         self._check_priority(priority)
-        token_ids = self.tokenize(prompt)
+        token_ids, pictures = self._tokenize_with_pictures(prompt)
         self._check_length(token_ids)
         self._check_params(params)
         prepared = self._prepare(params)
@@ -114,18 +125,20 @@ class Processor:
                 priority=priority,
                 matcher=matcher.copy() if matcher is not None else None,
                 adapter=adapter,
+                pictures=pictures,
             )
             for index in range(params.n)
         ]
         if params.prompt_logprobs is not None:
             sequences[0].prompt_logprobs = PromptLogprobs(token_ids, params.prompt_logprobs, self.tokenizer)
-        text = prompt if isinstance(prompt, str) else None
+        written = prompt.prompt if isinstance(prompt, PicturePrompt) else prompt
+        text = written if isinstance(written, str) else None
         return Request(request_id, text, token_ids, sequences, lora_request=lora_request)
 
     def make_pooling_request(
         self,
         request_id: str,
-        prompt: str | list[int],
+        prompt: EnginePrompt,
         params: PoolingParams,
         priority: int = 0,
         lora_request: LoRARequest | None = None,
@@ -166,8 +179,34 @@ class Processor:
             raise RequestError("skip_tokenizer_init=True: structured_outputs needs a tokenizer")
         return self.grammars.matcher(params.structured_outputs)
 
-    def tokenize(self, prompt: str | list[int]) -> list[int]:
+    def _tokenize_with_pictures(self, prompt: EnginePrompt) -> tuple[list[int], Pictures | None]:
+        """The same, with all tokens of pictures, and what these show."""
+        if not isinstance(prompt, PicturePrompt):
+            return self.tokenize(prompt), None
+        token_ids = self.tokenize(prompt.prompt)
+        self.check_pictures(len(prompt.pictures))
+        assert self.reader is not None  # noqa: S101 - checked with the others
+        assert self._picture_config is not None  # noqa: S101
+        found = [self.reader.read(picture) for picture in prompt.pictures]
+        return place_pictures(token_ids, found, self._picture_config, self.max_model_len)
+
+    def check_pictures(self, count: int) -> None:
+        """RequestError unless a prompt may have so many pictures."""
+        if not count:
+            return
+        if self._picture_config is None:
+            raise RequestError("this model takes no pictures")
+        if self.reader is None:
+            raise RequestError("pictures are not supported where several processes compute the model")
+        if count > self.most_pictures:
+            raise RequestError(
+                f"a prompt has {count} pictures; limit_mm_per_prompt allows at most {self.most_pictures}"
+            )
+
+    def tokenize(self, prompt: EnginePrompt) -> list[int]:
         """The token ids of a prompt; RequestError for ids that are none of the vocabulary's."""
+        if isinstance(prompt, PicturePrompt):
+            raise RequestError("pictures are only taken for the generation of text, by generate and chat")
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("skip_tokenizer_init=True: prompts must be token ids")

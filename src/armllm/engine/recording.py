@@ -237,7 +237,10 @@ class RecordedDecode:
             self.refused is None
             and len(sequences) <= self.most_sequences
             and all(
-                sequence.num_scheduled_tokens == 1 and sequence.samples_next and sequence.reader is None
+                sequence.num_scheduled_tokens == 1
+                and sequence.samples_next
+                and sequence.reader is None
+                and not sequence.in_pictures
                 for sequence in sequences
             )
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ModelConfig
     from armllm.engine.config import EngineConfig
+    from armllm.engine.pictures import Picture
     from armllm.engine.sequence import Sequence
     from armllm.engine.stats import LoadReport
     from armllm.layers.lora import AdapterSlots
@@ -39,7 +40,8 @@ class StepInput:
     """The scheduled tokens of all sequences in a row.
 
     ``rows``: those whose final state is looked at; None: all. ``total_lens`` int64 [T]: all tokens of each
-    token's sequence, those of later steps included.
+    token's sequence, those of later steps included. positions int64 [T], or [3, T] where pictures are among
+    them, of which ``pictures`` holds the first row, the picture, and which of its tokens.
     """
 
     token_ids: Tensor
@@ -47,6 +49,7 @@ class StepInput:
     total_lens: Tensor
     rows: Tensor | None
     metadata: AttentionMetadata
+    pictures: Sequences[tuple[int, Picture, slice]] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +245,7 @@ class Runner(abc.ABC):
         query_start_loc = np.zeros(len(sequences) + 1, dtype=np.int32)
         query_start_loc[1:] = ends
         of_sequence = np.repeat(np.arange(len(sequences)), counts)
-        positions = np.arange(ends[-1]) + (starts - query_start_loc[:-1])[of_sequence]
+        positions = np.arange(ends[-1]) + (starts - query_start_loc[:-1])[of_sequence].astype(np.int64)
         block_tables = np.zeros((len(sequences), max(len(s.block_table) for s in sequences)), dtype=np.int32)
         token_ids = np.empty(ends[-1], dtype=np.int64)
         for row, sequence in enumerate(sequences):
@@ -255,6 +258,8 @@ class Runner(abc.ABC):
         slots = np.array([sequence.state_slot for sequence in sequences])
         token_types = positions >= seconds[of_sequence]
         blocks = block_tables[of_sequence, positions // self.block_size].astype(np.int64)
+        slot_mapping = blocks * self.block_size + positions % self.block_size
+        positions, pictures = _with_pictures(positions, sequences, query_start_loc)
         return StepInput(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
@@ -263,14 +268,38 @@ class Runner(abc.ABC):
             if sum(num_rows) == ends[-1]
             else torch.from_numpy(_last_rows(ends, np.array(num_rows))),
             metadata=AttentionMetadata(
-                slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
+                slot_mapping=torch.from_numpy(slot_mapping),
                 block_tables=torch.from_numpy(block_tables),
                 query_start_loc=torch.from_numpy(query_start_loc),
                 seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
                 state_slots=torch.from_numpy(slots) if self.num_states else None,
                 token_types=torch.from_numpy(token_types.astype(np.int64)) if token_types.any() else None,
             ),
+            pictures=pictures,
         )
+
+
+def _with_pictures(
+    positions: npt.NDArray[np.int64], sequences: Sequences[Sequence], starts: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], list[tuple[int, Picture, slice]]]:
+    """Positions as pictures change them, of three axes if one is in this step, and what there is of each."""
+    found: list[tuple[int, Picture, slice]] = []
+    if not any(sequence.pictures is not None for sequence in sequences):
+        return positions, found
+    if any(sequence.in_pictures for sequence in sequences):
+        positions = np.tile(positions, (3, 1))
+    for start, sequence in zip(starts.tolist(), sequences, strict=False):
+        if sequence.pictures is None:
+            continue
+        first = sequence.num_computed_tokens
+        end = first + sequence.num_scheduled_tokens
+        places = sequence.pictures.places(first, end)
+        positions[..., start : start + end - first] = places if positions.ndim == 2 else places[0]
+        for picture in sequence.pictures.within(first, end):
+            own = slice(max(first, picture.first), min(end, picture.end))
+            part = slice(own.start - picture.first, own.stop - picture.first)
+            found.append((start + own.start - first, picture, part))
+    return positions, found
 
 
 def _num_rows(sequence: Sequence) -> int:

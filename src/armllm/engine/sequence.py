@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from armllm.engine.caller import Rank
     from armllm.engine.detokenizer import Detokenizer
     from armllm.engine.logit_rules import LogitRules
+    from armllm.engine.pictures import Pictures
     from armllm.engine.pooling import Pooler
     from armllm.engine.prompt_logprobs import PromptLogprobs
     from armllm.engine.structured import Matcher
@@ -68,6 +69,7 @@ class Sequence:
     pooler: Pooler | None = None
     prompt_logprobs: PromptLogprobs | None = None
     adapter: Adapter | None = None
+    pictures: Pictures | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: array.array[int] = dataclasses.field(default_factory=lambda: array.array("i"))
     prefix_ids: list[int] = dataclasses.field(default_factory=list)
@@ -114,6 +116,11 @@ class Sequence:
     def decodes(self) -> bool:
         """Whether all but its last token are computed."""
         return 0 < self.num_computed_tokens == len(self.token_ids) - 1
+
+    @property
+    def in_pictures(self) -> bool:
+        """Whether a picture, or what stands before one, is still to be computed."""
+        return self.pictures is not None and self.num_computed_tokens < self.pictures.end
 
     @property
     def samples_next(self) -> bool:

@@ -26,6 +26,7 @@ class RopeParameters:
     attention_factor multiplies both cosines and sines, long_attention_factor in its place those of sequences
     beyond the switch.
     interleaved: pairs are neighbours, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
+    sections: how many pairs turn with each axis of a position that has several (Bai et al. 2025).
     """
 
     rotary_dim: int
@@ -44,6 +45,7 @@ class RopeParameters:
     long_attention_factor: float | None = None
     interleaved: bool = False
     share: float = 1.0
+    sections: tuple[int, ...] = ()
 
     @property
     def switch_length(self) -> int | None:
@@ -120,17 +122,32 @@ class RotaryEmbedding:
         """Table rows int64 ``[T]``, which `__call__` wants, of tokens at ``positions[T]``.
 
         ``total_lens`` int64 ``[T]``: all tokens of each one's sequence, those of later steps included.
+        Of ``positions[axes, T]`` it is a table of its own, fp32 ``[T, rotary_dim]``.
         """
         if self.short_rows:
             positions = positions + self.short_rows * (total_lens > self.short_rows)
-        needed = int(positions.max()) + 1 if len(positions) else 0
+        needed = int(positions.max()) + 1 if positions.numel() else 0
         if needed > len(self.cos_sin_cache):
             self._grow(max(needed, ROWS_AT_FIRST, 2 * len(self.cos_sin_cache)))
-        return positions
+        return positions if positions.dim() == 1 else self._of_axes(positions)
 
     def __call__(self, rows: Tensor, query: Tensor, key: Tensor) -> None:
         """In place on ``query[T, num_heads, head_dim]`` and ``key[T, num_kv_heads, head_dim]``."""
-        kernels.rotary_embedding(rows, query, key, self.cos_sin_cache, interleaved=self.rope.interleaved)
+        table = self.cos_sin_cache
+        if rows.is_floating_point():
+            rows, table = torch.arange(len(rows)), rows
+        kernels.rotary_embedding(rows, query, key, table, interleaved=self.rope.interleaved)
+
+    def _of_axes(self, positions: Tensor) -> Tensor:
+        """The table of tokens at ``positions[axes, T]``: each section of the pairs is from its axis."""
+        halves = [
+            torch.cat(
+                [part[axis] for axis, part in enumerate(torch.split(half, list(self.rope.sections), dim=-1))],
+                dim=-1,
+            )
+            for half in self.cos_sin_cache[positions].chunk(2, dim=-1)
+        ]
+        return torch.cat(halves, dim=-1)
 
     def _grow(self, num_rows: int) -> None:
         parts = [self._table(self.short_rows, long=False)] if self.short_rows else []

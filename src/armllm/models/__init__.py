@@ -80,6 +80,7 @@ FAMILIES = {
     "PhimoeForCausalLM": Family("phimoe", "phimoe"),
     "Qwen2ForCausalLM": Family("qwen2", "qwen2"),
     "Qwen2MoeForCausalLM": Family("qwen2_moe", "qwen2_moe"),
+    "Qwen2_5_VLForConditionalGeneration": Family("qwen2_5_vl", "qwen2_5_vl"),
     "Qwen3ForCausalLM": Family("qwen3", "qwen3"),
     "Qwen3_5ForCausalLM": Family("qwen3_5", "qwen3_5_text"),
     "Qwen3_5ForConditionalGeneration": Family("qwen3_5", "qwen3_5"),
@@ -171,6 +172,16 @@ class StagedModel(Model, Protocol):
 
         The first stage gets none. The last one returns the hidden states that `__call__` of the whole does.
         """
+
+
+class Seeing(StagedModel, Protocol):
+    """A model whose configuration has ``pictures``."""
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer sees of text."""
+
+    def embed_picture(self, pixels: Tensor, height: int, width: int) -> Tensor:
+        """What it sees of a picture of ``height * width`` patches: ``pixels`` as its processor has them."""
 
 
 class Classifier(Model, Protocol):

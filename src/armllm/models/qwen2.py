@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from armllm.checkpoint.config import ConfigReader
 
 
-def qwen_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+def qwen_windows(reader: ConfigReader, num_layers: int, default_first: int = 28) -> tuple[int | None, ...]:
     """Layers from max_window_layers on have the window, if it is in use and layer_types does not say else."""
     in_use = reader.boolean("use_sliding_window", default=False)
     window = reader.optional_integer("sliding_window", 4096) if in_use else None
-    first = reader.get("max_window_layers", 28)
+    first = reader.get("max_window_layers", default_first)
     if not isinstance(first, int) or isinstance(first, bool) or first < 0:
         raise reader.error(f"max_window_layers must be a number of layers, not {first!r}")
     default = [FULL if window is None or layer < first else SLIDING for layer in range(num_layers)]

@@ -1,0 +1,258 @@
+"""Pictures, read and cut into patches in a process with limits.
+
+A picture comes from a client: a file of a few bytes can ask for all memory, and readers of image formats have
+had holes. The process is `python -m armllm.pictures`. Pillow reads the file there, and the image processor of
+transformers makes what the model sees.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import io
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from armllm.checkpoint.json_file import read_object
+from armllm.errors import CheckpointError, RequestError
+from armllm.helper_process import HelperProcess, answer_questions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import numpy.typing as npt
+
+    from armllm.checkpoint.config import PictureConfig
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+MOST_BYTES = 20 << 20  # of a file
+MOST_PIXELS = 64_000_000  # of a picture, before it is made smaller
+CPU_SECONDS = 30
+WALL_SECONDS = 300.0  # it has the lowest priority, and imports transformers first
+MEMORY = 4 << 30  # beside what Python and transformers take
+PROCESSORS = (
+    "Qwen2VLImageProcessor",
+    "Qwen2VLImageProcessorFast",
+    "Qwen2VLImageProcessorPil",
+    "Qwen2_5_VLImageProcessor",
+)
+SETTINGS = (
+    *("size", "min_pixels", "max_pixels", "image_mean", "image_std", "rescale_factor", "resample"),
+    *("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"),
+)
+LARGEST_SIDES = 1 << 26  # pixels that a checkpoint may ask for
+
+
+class Patches(NamedTuple):
+    """A picture as the model sees it: fp32 ``pixels[height * width, ...]``, and a hash of all of it."""
+
+    pixels: npt.NDArray[np.float32]
+    height: int
+    width: int
+    digest: int
+
+
+class PictureReader:
+    """Reads pictures as the image processor of a checkpoint does; may be used by several threads.
+
+    CheckpointError if the processor is none that is known.
+    """
+
+    def __init__(self, folder: Path, config: PictureConfig) -> None:
+        self._process = HelperProcess("armllm.pictures", _settings(folder, config), WALL_SECONDS)
+        self._shape = config.channels * config.temporal_patch_size * config.patch_size**2
+
+    def read(self, picture: Any) -> Patches:
+        """A file's bytes, a PIL image or an array ``[height, width, 3]`` of uint8.
+
+        RequestError says why it is refused.
+        """
+        answer = self._process.ask(_question(picture))
+        refusal = self._process.setup_answer
+        if refusal or refusal is None:
+            raise RequestError(
+                refusal or "pictures can't be read: their process takes too much time or memory"
+            )
+        if answer is None:
+            raise RequestError("a picture takes too much time or memory to read")
+        if "error" in answer:
+            raise RequestError(answer["error"])
+        data = base64.b64decode(answer["pixels"])
+        pixels = np.frombuffer(bytearray(data), np.float32).reshape(-1, self._shape)
+        digest = hashlib.sha256(f"{answer['height']} {answer['width']} ".encode() + data)
+        return Patches(pixels, answer["height"], answer["width"], int.from_bytes(digest.digest(), "little"))
+
+
+def take_pictures(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """A conversation whose pictures are only marked, and the pictures, for `PictureReader.read`.
+
+    A part of a message has one as ``{"type": "image_url", "image_url": {"url": "data:…"}}``
+    or ``{"type": "image_pil", "image_pil": image}``. RequestError says why one is refused.
+    """
+    pictures: list[Any] = []
+    taken = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list):
+            taken.append(message)
+            continue
+        parts: list[Any] = []
+        for part in content:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("image_url", "image_pil"):
+                parts.append(part)
+                continue
+            picture = part.get(kind)
+            pictures.append(_from_url(picture) if kind == "image_url" else picture)
+            parts.append({"type": "image"})
+        taken.append(message | {"content": parts})
+    return taken, pictures
+
+
+def _from_url(value: Any) -> bytes:
+    """The file in a data URL."""
+    url = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(url, str):
+        raise RequestError('image_url must be an object such as {"url": "data:image/png;base64,…"}')
+    if not url.startswith("data:"):
+        raise RequestError(
+            f"image_url: {url[:40]!r} is not a data URL (data:image/png;base64,…), and others are not fetched"
+        )
+    head, comma, data = url[:100].partition(",")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise RequestError(
+            f"image_url: a data URL of a picture begins as data:image/png;base64, not {head!r:.60}"
+        )
+    if len(url) * 3 > 4 * MOST_BYTES:
+        raise RequestError(f"image_url: a picture may have at most {MOST_BYTES} bytes")
+    data = url[len(head) + 1 :]
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise RequestError(f"image_url: its data is not base64: {error}") from None
+
+
+def _settings(folder: Path, config: PictureConfig) -> dict[str, Any]:
+    """What the image processor is made with, from preprocessor_config.json."""
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no preprocessor_config.json: the model can't take pictures")
+    values = read_object(path)
+    kind = values.get("image_processor_type", PROCESSORS[0])
+    if kind not in PROCESSORS:
+        raise CheckpointError(
+            f"{path}: image_processor_type {kind!r} is not supported, only {', '.join(PROCESSORS)}"
+        )
+    sizes = {
+        "patch_size": config.patch_size,
+        "merge_size": config.merge_size,
+        "temporal_patch_size": config.temporal_patch_size,
+    }
+    for name, wanted in sizes.items():
+        if values.get(name, wanted) != wanted:
+            raise CheckpointError(f"{path}: {name} is {values[name]!r}, and {wanted} in config.json")
+    size = values.get("size")
+    numbers = [values.get("max_pixels"), *(size.values() if isinstance(size, dict) else [])]
+    if any(isinstance(one, int) and one > LARGEST_SIDES for one in numbers):
+        raise CheckpointError(f"{path}: pictures of more than {LARGEST_SIDES} pixels are not supported")
+    return {name: values[name] for name in SETTINGS if values.get(name) is not None} | sizes
+
+
+def _question(picture: Any) -> dict[str, Any]:
+    if isinstance(picture, (bytes, bytearray, memoryview)):
+        if len(picture) > MOST_BYTES:
+            raise RequestError(f"a picture has {len(picture)} bytes; at most {MOST_BYTES} are allowed")
+        return {"file": base64.b64encode(picture).decode()}
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+            raise RequestError("a picture as an array must be uint8 of the shape [height, width, 3]")
+        height, width = picture.shape[:2]
+        data = np.ascontiguousarray(picture).tobytes()
+    elif hasattr(picture, "convert") and hasattr(picture, "size"):
+        width, height = picture.size
+        _check_pixels(width, height)
+        data = picture.convert("RGB").tobytes()
+    else:
+        raise RequestError(
+            "a picture must be a PIL image, an array [height, width, 3] of uint8, or the bytes of a file, not"
+            f" {type(picture).__name__}"
+        )
+    _check_pixels(width, height)
+    return {"raw": base64.b64encode(data).decode(), "size": [width, height]}
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise RequestError(f"a picture has {width} x {height} pixels; at most {MOST_PIXELS} are allowed")
+
+
+def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Why no picture can be read, empty if they can, and what reads one."""
+    for module, package in (("PIL", "Pillow"), ("transformers", "transformers")):
+        if importlib.util.find_spec(module) is None:
+            return (
+                f"pictures need {package}, which is not installed: pip install 'armllm[vision]'",
+                lambda _: {},
+            )
+    # not needed for pixels, and it takes more time and memory than all the rest; None: as if not installed
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn of that
+    try:
+        family = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    except ImportError as error:
+        return (
+            f"pictures need a newer transformers (pip install 'armllm[vision]'): {_line(error)}",
+            lambda _: {},
+        )
+    try:
+        processor = family.Qwen2VLImageProcessorPil(**setup)
+    except Exception as error:  # noqa: BLE001 - of values that come from a checkpoint
+        return f"the image processor can't be made: {_line(error)}", lambda _: {}
+
+    def read(question: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = processor(_open(question), return_tensors="np")
+        except RequestError as error:
+            return {"error": str(error)}
+        except MemoryError:
+            return {"error": "a picture takes too much memory to read"}
+        except Exception as error:  # noqa: BLE001 - whatever a broken file causes
+            return {"error": f"a picture can't be read: {_line(error)}"}
+        _, height, width = (int(size) for size in result["image_grid_thw"][0])
+        pixels = np.ascontiguousarray(result["pixel_values"], np.float32)
+        return {"pixels": base64.b64encode(pixels.tobytes()).decode(), "height": height, "width": width}
+
+    return "", read
+
+
+def _open(question: dict[str, Any]) -> Any:
+    """The picture in RGB. What is transparent in a file lies on white."""
+    from PIL import Image, ImageOps  # noqa: PLC0415 - an extra
+
+    if "raw" in question:
+        return Image.frombytes("RGB", tuple(question["size"]), base64.b64decode(question["raw"]))
+    Image.MAX_IMAGE_PIXELS = None  # ours is a hard limit
+    image: Any = Image.open(io.BytesIO(base64.b64decode(question["file"])), formats=FORMATS)
+    _check_pixels(*image.size)
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().split("\n", 1)[0] or type(error).__name__)[:200]
+
+
+if __name__ == "__main__":
+    answer_questions(_prepare, cpu_seconds=CPU_SECONDS, most_bytes=MEMORY)
