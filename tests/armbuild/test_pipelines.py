@@ -82,6 +82,22 @@ def test_actionlint_finds_no_fault_in_the_workflow(tmp_path):
     assert any("nobody" in message for message in lint(text.replace("needs.plan.outputs", "needs.nobody")))
 
 
+def test_what_a_pipeline_fetches_is_named_by_its_content():
+    """It would catch a tag, which can be moved, in place of a commit or a digest."""
+    for name in ("wheels.yml", "action.yml"):
+        fetched = re.findall(r"(?m)^ *(?:- )?uses: (?!\$/)(.*)", (CI / "github" / name).read_text())
+        assert fetched
+        for action in fetched:
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[0-9.]+", action), action
+    image = yaml.safe_load((CI / "gitlab.yml").read_text())["variables"]["ARMBUILD_IMAGE"]
+    assert re.fullmatch(r"python:3\.\d+\.\d+-bookworm@sha256:[0-9a-f]{64}", image), image
+    assert image == matrix.IMAGE
+    for path in (CI / "gitlab-publish.yml", CI / "buildkite.yml", CI / "Jenkinsfile"):
+        text = path.read_text()
+        assert "image:" not in text
+        assert re.findall(r"install --quiet (uv\S*?)[\s']", text) == ["uv==0.13.9"], path
+
+
 def test_every_job_has_a_time_limit_and_says_what_it_may_do():
     jobs = yaml.safe_load((CI / "github/wheels.yml").read_text())["jobs"]
     assert all({"timeout-minutes", "permissions"} <= set(job) for job in jobs.values())

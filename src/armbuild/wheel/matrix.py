@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install --quiet --config-settings=wheel.cmake=false "${ARMBUILD:?a checkout or a release}"'
 """From a place that the pipeline names: no package of an index is ours until somebody says so."""
+IMAGE = "python:3.13.15-bookworm@sha256:933b46a028fd786c9c3d426ebabc237e29a15912231ea8de576e95f0e4f41a4c"
+"""What GitLab's jobs run in, unless the pipeline above them names another: Debian with Python and git."""
 MINUTES = 120
 
 
@@ -96,7 +98,7 @@ def _gitlab(found: Sequence[Job]) -> Any:
     # the whole history: back ends compute versions from its tags
     variables = {
         "ARMBUILD_CACHE_DIR": "$CI_PROJECT_DIR/.cache/armbuild",
-        "ARMBUILD_IMAGE": "python:3.13",  # unless the pipeline above it names one, by digest for instance
+        "ARMBUILD_IMAGE": IMAGE,
         "GIT_DEPTH": "0",
     }
     return {"default": default, "variables": variables} | {

@@ -47,6 +47,9 @@ class Listening:
     ssl_keyfile: Annotated[
         str | None, frontend_option(help="File of its private key; default: the file of the certificate.")
     ] = None
+    root_path: Annotated[
+        str, frontend_option(help="Prefix of a proxy, such as /llm: all paths are there with and without it.")
+    ] = ""
     uvicorn_log_level: Annotated[str, frontend_option(help=f"Log level: {', '.join(LOG_LEVELS)}.")] = "info"
     disable_uvicorn_access_log: Annotated[
         bool,
@@ -87,6 +90,7 @@ class Listening:
             allowed_origins=self.origins,
             allowed_hosts=self.hosts,
             tls=tls,
+            root_path=self.root_path,
             log_level=self.uvicorn_log_level,
             access_log=not self.disable_uvicorn_access_log,
         )

@@ -104,9 +104,6 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     headless: Annotated[
         bool, parallelism_option("--headless", help="Be a stage of the model for machine 0, without a port.")
     ] = False,
-    root_path: Annotated[
-        str, frontend_option(help="Prefix of a proxy, such as /llm: all paths are there with and without it.")
-    ] = "",
     ssl_ca_certs: Annotated[
         str | None, frontend_option(help="File of the authorities that sign the clients' certificates.")
     ] = None,
@@ -154,7 +151,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         api_keys=listening.keys,
         log_requests=enable_log_requests,
         log_stats=not disable_log_stats,
-        root_path=root_path,
+        root_path=listening.root_path,
         tls=tls_context(
             ssl_certfile=listening.ssl_certfile,
             ssl_keyfile=listening.ssl_keyfile,

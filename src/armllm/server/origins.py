@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from armllm.errors import RequestError
 from armllm.server.errors import ApiError, answer_error
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 # RFC 6761, RFC 6762, RFC 8375, ICANN's .internal, and Kubernetes' services
 PRIVATE_SUFFIXES = (".localhost", ".local", ".home.arpa", ".internal", ".svc", ".test")
+
+
+def check_root_path(root_path: str) -> None:
+    """Refuse what is no prefix of paths; empty is none."""
+    if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
+        raise RequestError(f"--root-path must be like /prefix, not {root_path!r}")
 
 
 class OriginGuard:

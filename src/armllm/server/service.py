@@ -18,6 +18,7 @@ from armllm.server.clients import current_caller
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
 from armllm.server.metrics import Metrics
+from armllm.server.origins import check_root_path
 from armllm.server.protocol.base import MAX_PROMPTS
 from armllm.server.reasoning import REASONING_PARSERS
 from armllm.server.tools import TOOL_PARSERS
@@ -93,8 +94,7 @@ class ServerOptions:
         for adapter in self.adapters:
             if adapter.lora_name in self.served_model_names:
                 raise RequestError(f"--lora-modules: {adapter.lora_name!r} is the name of the model, too")
-        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
-            raise RequestError(f"--root-path must be like /prefix, not {self.root_path!r}")
+        check_root_path(self.root_path)
 
     @property
     def reads_harmony(self) -> bool:

@@ -112,6 +112,9 @@ class Forwarder:
 
     async def _begin(self, replica: Replica, request: Request, headers: Headers, body: bytes) -> Answer:
         target = request.scope["raw_path"]
+        prefix = request.scope["root_path"].encode()  # the router's; the replicas need not know it
+        if target.startswith(prefix + b"/"):
+            target = target[len(prefix) :]
         if request.scope["query_string"]:
             target += b"?" + request.scope["query_string"]
         head = replica.head(request.method, target, headers, len(body))

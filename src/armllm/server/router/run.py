@@ -13,11 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from armllm.server.app import KeyGuard
+from armllm.server.app import KeyGuard, Prefix
 from armllm.server.draining import DrainingServer, audience, configured, say
 from armllm.server.errors import ApiError, error_handlers
 from armllm.server.limits import Limits
-from armllm.server.origins import OriginGuard
+from armllm.server.origins import OriginGuard, check_root_path
 from armllm.server.router.forward import Forwarder
 from armllm.server.router.metrics import RouterMetrics
 from armllm.server.run import SIGNALS, address_of, allow_many_connections, bound, stop_now
@@ -48,8 +48,12 @@ class RouterOptions:
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     tls: ssl.SSLContext | None = None
+    root_path: str = ""
     log_level: str = "info"
     access_log: bool = True
+
+    def __post_init__(self) -> None:
+        check_root_path(self.root_path)
 
 
 class Router:
@@ -71,6 +75,8 @@ class Router:
         else:
             hosts, origins = options.allowed_hosts, options.allowed_origins
             middleware.insert(0, Middleware(OriginGuard, allowed_hosts=hosts, allowed_origins=origins))
+        if options.root_path:
+            middleware.insert(0, Middleware(Prefix, root_path=options.root_path))
         self.app = Starlette(
             routes=[
                 Route("/health", self.health),

@@ -308,3 +308,22 @@ async def test_draining_finishes_streams_and_accepts_nothing_more(cluster):
         await one.task
         with pytest.raises(httpx2.ConnectError):
             await one.client.get("/health")
+
+
+@in_loop
+async def test_a_proxys_prefix_ends_at_the_router(cluster):
+    """It would catch metrics of one replica under the prefix, and replicas that must know it."""
+    replica = Replica()
+    async with cluster(replica, root_path="/llm") as one:
+        assert "armllm:router_retries_total" in (await one.client.get("/llm/metrics")).text
+        assert (await one.client.get("/llm/health")).status_code == 200
+        assert (await one.client.get("/llm")).headers["location"] == "/llm/"
+        for path in ("/llm/v1/models?a=b", "/v1/models?a=b", "/llm/llm/x", "/llmx", "/llm/"):
+            assert (await one.client.get(path)).status_code == 200
+    assert [path for _, path, _, _ in replica.requests] == [
+        "/v1/models?a=b",
+        "/v1/models?a=b",
+        "/llm/x",
+        "/llmx",
+        "/",
+    ]
