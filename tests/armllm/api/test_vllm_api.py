@@ -66,7 +66,7 @@ def test_what_a_model_cannot_do_is_said(llm):
         PoolingParams(task="token_embed")
     with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
         llm.generate("Hello", lora_request=object())
-    with pytest.raises(RequestError, match="prompt dict"):
+    with pytest.raises(RequestError, match="takes no pictures"):
         llm.generate({"prompt": "x", "multi_modal_data": {"image": 1}})
 
 

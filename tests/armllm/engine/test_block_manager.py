@@ -20,6 +20,7 @@ def sequence(tokens):
         block_table=array.array("i"),
         prefix_ids=[],
         adapter=None,
+        pictures=None,
     )
 
 
