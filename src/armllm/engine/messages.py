@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from armllm.checkpoint.adapter import Adapter, LowRank
 from armllm.errors import EngineError
 
 if TYPE_CHECKING:
@@ -106,6 +107,25 @@ def read_bytes(data: bytes) -> Message:
     """The same of bytes."""
     stream = io.BytesIO(data)
     return read(lambda memory: _fill(stream, memory))
+
+
+def as_message(adapter: Adapter) -> Message:
+    """An adapter for `adapter_of` in another process."""
+    message: Message = {"adapter": adapter.name, "scalings": {}}
+    for name, change in adapter.matrices.items():
+        message["scalings"][name] = change.scaling
+        factors = {"a": change.a, "b": change.b, "magnitude": change.magnitude}
+        message |= {f"{name}:{factor}": value for factor, value in factors.items() if value is not None}
+    return message
+
+
+def adapter_of(message: Message) -> Adapter:
+    """What `as_message` wrote."""
+    matrices = {
+        name: LowRank(message[f"{name}:a"], message[f"{name}:b"], scaling, message.get(f"{name}:magnitude"))
+        for name, scaling in message["scalings"].items()
+    }
+    return Adapter(message["adapter"], max(len(change.a) for change in matrices.values()), matrices)
 
 
 class Link:

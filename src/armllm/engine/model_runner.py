@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -12,7 +13,7 @@ from armllm import environment, kernels
 from armllm.checkpoint.mapping import mapped_spans, release
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
-from armllm.engine.messages import Message, read_bytes, written
+from armllm.engine.messages import Message, adapter_of, as_message, read_bytes, written
 from armllm.engine.pipeline import Pipeline, Room
 from armllm.engine.placement import torch_threads
 from armllm.engine.recording import RecordedDecode
@@ -121,6 +122,8 @@ class ModelRunner(Runner):
                 block_size=self.block_size,
                 slots=self.slots,
             )
+        if self.slots is not None and self._ranks is not None and not self._ranks.rank:
+            self.slots.on_fill = lambda slot, adapter: self._tell({"slot": slot} | as_message(adapter))
         release(mapped_spans(source.checkpoint.files()))
 
     def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:
@@ -250,19 +253,40 @@ class ModelRunner(Runner):
         """The final hidden states of a step, or the logits of hidden states, by all ranks."""
         if self._ranks is None:
             return self._compute_own(x)
+        rows = {} if self.slots is None else self.slots.rows
+        message = {"hidden": x} if isinstance(x, Tensor) else _message(x)
+        self._tell(message | {f"{ADAPTERS}{count}": slots for count, slots in rows.items()})
         try:
-            message = {"hidden": x} if isinstance(x, Tensor) else _message(x)
-            self._ranks.send(b"".join(written(message)))
             return self._compute_own(x)
         except BaseException:
             self._ranks.fail(INTERRUPTED)  # the others wait for this one within the step
             raise
 
+    def _tell(self, message: Message) -> None:
+        """Send the other ranks what is next."""
+        assert self._ranks is not None  # noqa: S101 - else there is nobody
+        try:
+            self._ranks.send(b"".join(written(message)))
+        except BaseException:
+            self._ranks.fail(INTERRUPTED)
+            raise
+
     @torch.inference_mode()
     def follow(self, data: bytes) -> None:
-        """Do this rank's part of what rank 0 computes."""
+        """Do this rank's part of what rank 0 computes, or let a slot hold an adapter as rank 0 does."""
         message = read_bytes(data)
-        self._compute_own(message["hidden"] if "hidden" in message else _step(message))
+        if "slot" in message:
+            assert self.slots is not None  # noqa: S101 - rank 0 has them
+            self.slots.fill(message["slot"], adapter_of(message))
+            return
+        own = message["hidden"] if "hidden" in message else _step(message)
+        rows = {
+            int(name.removeprefix(ADAPTERS)): slots
+            for name, slots in message.items()
+            if name.startswith(ADAPTERS)
+        }
+        with nullcontext() if self.slots is None or not rows else self.slots.applied_rows(rows):
+            self._compute_own(own)
 
     def _compute_own(self, x: StepInput | Tensor) -> Tensor:
         if not isinstance(x, Tensor):
@@ -303,6 +327,7 @@ def _embed(model: Seeing, x: StepInput) -> Tensor:
     return embedded
 
 
+ADAPTERS = "adapters."  # and a number of rows: the slot of each
 OF_SEQUENCES = ("block_tables", "query_start_loc", "seq_lens")
 
 

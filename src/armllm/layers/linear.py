@@ -263,16 +263,16 @@ def load_linear(
     Where several ranks compute the model, each loads its rows of every part, or of each of the ``blocks`` in
     a part. The result has the columns of all ranks; those of this one only if it is not ``gathered``.
     """
-    ranks = current_ranks()
-    if ranks is not None and (not gathered or min(parts.values()) >= ranks.size):
-        cut = Cut(ranks, blocks)
-        product = _load(weights.cut(cut), parts, in_features, bias=bias)
-        return Gathered(product, cut.gatherer(list(parts.values()))) if gathered else product
-    product = _load(weights, parts, in_features, bias=bias)
-    slots = current_slots()
+    ranks, slots = current_ranks(), current_slots()
+    is_cut = ranks is not None and (not gathered or min(parts.values()) >= ranks.size)
+    cut = Cut(ranks, blocks) if ranks is not None and is_cut else None
+    product = _load(weights if cut is None else weights.cut(cut), parts, in_features, bias=bias)
     if slots is not None:
-        return slots.join(product, {weights.prefix + name: rows for name, rows in parts.items()}, in_features)
-    if weights.watch is None:
+        names = {weights.prefix + name: rows for name, rows in parts.items()}
+        product = slots.join(product, names, in_features, cut)
+    if cut is not None and gathered:
+        return Gathered(product, cut.gatherer(list(parts.values())))
+    if cut is not None or slots is not None or weights.watch is None:
         return product
     return Watched(product, [weights.prefix + name for name in parts], weights.watch)
 

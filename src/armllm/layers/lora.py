@@ -7,6 +7,7 @@ adds to every token what the adapter in its slot adds. Tokens without an adapter
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
@@ -18,12 +19,13 @@ from armllm import kernels
 from armllm.checkpoint.adapter import plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
 
     from armllm.checkpoint.adapter import Adapter, LowRank
+    from armllm.layers.ranks import Cut
 
 CHUNK = 256  # columns of a weight that are looked at at once
 HEAD = "lm_head"
@@ -41,6 +43,8 @@ class AdapterLinear:
 
     With DoRA a row is ``f (W x + s B A x) + bias``, where f is the magnitude over the norm of ``W + s B A``.
     Its f is in ``held.b`` already, and ``held.norms`` has ``f - 1`` for the rest.
+
+    ``cut``: which rows of each part the product has, and so of what adapters change.
     """
 
     def __init__(
@@ -49,15 +53,19 @@ class AdapterLinear:
         parts: Mapping[str, int],
         in_features: int,
         slots: AdapterSlots,
+        cut: Cut | None,
     ) -> None:
         self.product = product
         self.in_features = in_features
-        self.out_features = sum(parts.values())
+        self.whole = dict(parts)
+        self._cut = cut
         self.parts: dict[str, slice] = {}  # columns of the result
         first = 0
-        for name, rows in parts.items():
+        for name, whole in parts.items():
+            rows = whole if cut is None else cut.num_rows(whole)
             self.parts[name] = slice(first, first + rows)
             first += rows
+        self.out_features = first
         self.held: kernels.LoraSlots | None = None  # once some adapter has changed it
         self._bias: Tensor | None = None
         self._slots = slots
@@ -73,7 +81,7 @@ class AdapterLinear:
 
     def fill(self, slot: int, adapter: Adapter) -> None:
         """Let a slot hold what an adapter changes here."""
-        changes = {name: adapter.matrices[name] for name in self.parts if name in adapter.matrices}
+        changes = {name: self._own(adapter.matrices[name]) for name in self.parts if name in adapter.matrices}
         if changes and self.held is None:
             self.held = self._slots.matrix([part.stop for part in self.parts.values()], self.in_features)
         if self.held is None:
@@ -97,6 +105,13 @@ class AdapterLinear:
             a[slot, part * most : part * most + rank] = change.a
             of_part = b[slot, most * columns.start : most * columns.stop]
             of_part.view(most, -1)[:rank] = scaled.T
+
+    def _own(self, change: LowRank) -> LowRank:
+        """The rows of a change that this product has."""
+        if self._cut is None:
+            return change
+        magnitude = None if change.magnitude is None else self._cut.take(change.magnitude)
+        return dataclasses.replace(change, b=self._cut.take(change.b), magnitude=magnitude)
 
     def _norms(self, adapter: Adapter, changes: Mapping[str, LowRank]) -> Tensor | None:
         """DoRA's f ``[out_features]`` in fp32, 1 for parts that stay as they are; None without DoRA."""
@@ -147,6 +162,7 @@ class AdapterSlots:
     """``count`` adapters, of rank ``max_rank`` at most, that one step may use.
 
     dtype: of the model and the factors. version: rises when tensors are made that later steps use.
+    on_fill: is told of an adapter before a slot holds it.
     """
 
     def __init__(self, count: int, max_rank: int, dtype: torch.dtype) -> None:
@@ -155,6 +171,7 @@ class AdapterSlots:
         self.dtype = dtype
         self.version = 0
         self.products: list[AdapterLinear] = []
+        self.on_fill: Callable[[int, Adapter], None] = lambda _slot, _adapter: None
         self._adapters: list[Adapter | None] = [None] * count
         self._used = [0] * count  # when, in steps
         self._step = 0
@@ -169,17 +186,22 @@ class AdapterSlots:
     def shapes(self) -> dict[str, tuple[int, int]]:
         """The matrices that adapters can change: (out, in) by `plain_name`."""
         return {
-            name: (columns.stop - columns.start, product.in_features)
+            name: (rows, product.in_features)
             for product in self.products
-            for name, columns in product.parts.items()
+            for name, rows in product.whole.items()
         }
 
-    def join(self, product: MatrixProduct, parts: Mapping[str, int], in_features: int) -> MatrixProduct:
-        """The product of ``parts`` (full name to out_features) with what adapters add; the head as it is."""
+    def join(
+        self, product: MatrixProduct, parts: Mapping[str, int], in_features: int, cut: Cut | None = None
+    ) -> MatrixProduct:
+        """The product of ``parts`` (full name to out_features) with what adapters add; the head as it is.
+
+        ``cut``: the product has these rows of each part.
+        """
         plain = {plain_name(name): rows for name, rows in parts.items()}
         if HEAD in plain:
             return product
-        self.products.append(AdapterLinear(product, plain, in_features, self))
+        self.products.append(AdapterLinear(product, plain, in_features, self, cut))
         return self.products[-1]
 
     def matrix(self, part_ends: Sequence[int], in_features: int) -> kernels.LoraSlots:
@@ -229,6 +251,16 @@ class AdapterSlots:
         finally:
             self._rows = None
 
+    @property
+    def rows(self) -> Mapping[int, Tensor]:
+        """The slots of the rows of the step that is computed, by how many rows there are."""
+        return self._rows or {}
+
+    def fill(self, slot: int, adapter: Adapter) -> None:
+        """Let a slot hold an adapter."""
+        for product in self.products:
+            product.fill(slot, adapter)
+
     def hold(self, adapters: Sequence[Adapter | None]) -> npt.NDArray[np.int64]:
         """The slot of each, which holds it until the next step; -1 for None."""
         held = self._hold([adapter for adapter in dict.fromkeys(adapters) if adapter is not None])
@@ -245,8 +277,8 @@ class AdapterSlots:
             if adapter not in held:
                 slot = min(range(self.count), key=self._used.__getitem__)
                 self._adapters[slot] = None  # until it is whole
-                for product in self.products:
-                    product.fill(slot, adapter)
+                self.on_fill(slot, adapter)
+                self.fill(slot, adapter)
                 self._adapters[slot] = adapter
                 self._used[slot] = self._step
                 held[adapter] = slot

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.armllm.adapters import ALL, ATTENTION, merge, write_adapter
+from tests.armllm.engine.test_ranks import in_threads, loaded  # noqa: F401
 
 from armllm import LLM, LoRARequest, SamplingParams
 from armllm.errors import RequestError
@@ -235,6 +236,38 @@ def test_recorded_steps_with_adapters_have_the_bits_of_computed_ones(three, dtyp
     assert list(recorded.llm_engine.runner.decode.with_adapters) == [len(prompts)]
 
 
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "most"),
+    [("float32", None, 1), ("bfloat16", None, 3), ("float16", None, 2), ("bfloat16", "int8", 2)],
+)
+def test_ranks_give_one_process_s_bits(three, dtype, quantization, most):
+    """Catches rows of another rank, an adapter that a follower lacks, and slots of another step."""
+    checkpoint, expected = three
+    prompts, requests, _ = mixed(expected)
+    prompts = [list(prompt) for prompt in prompts]
+    options = {"dtype": dtype, "quantization": quantization, "enable_lora": True, "max_loras": most}
+    found = []
+    for size in (1, 2):
+        with loaded(str(checkpoint.folder), size, max_cpu_loras=3, **options) as llm:
+            turns = (requests, requests[1:] + requests[:1])
+            found.append([log_probabilities(llm, prompts, turn) for turn in turns])
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("in_threads")
+@pytest.mark.parametrize("name", ["DoRA of some parts, with biases", "fused matrices", "OPT", "tied head"])
+def test_ranks_cut_adapters_of_all_kinds_of_matrices(make_checkpoint, tmp_path, name):
+    changes, targets, config = CASES[name]
+    checkpoint = make_checkpoint(**changes)
+    folder = write_adapter(tmp_path / "adapter", checkpoint.model, targets, **config)
+    expected = Merged(checkpoint, folder).prompts((1, 33))
+    options = {"dtype": "float32", "enable_lora": True, "max_lora_rank": 8}
+    with loaded(str(checkpoint.folder), 2, **options) as llm:
+        found = generate(llm, expected, LoRARequest("one", 1, str(folder)))
+    assert found == [[tokens] for tokens in expected.values()]
+
+
 def test_other_adapters_in_the_slots_need_no_other_recording(three):
     """Once every matrix has been changed, recordings stay, whatever the slots hold later."""
     checkpoint, expected = three
@@ -269,7 +302,7 @@ def test_requests_that_are_refused(three):
         {"max_loras": 0},
         {"max_lora_rank": 0},
         {"max_loras": 3, "max_cpu_loras": 2},
-        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
         {"quantization": "int8", "calibration": "some text"},
     ):
         with pytest.raises(RequestError, match=r"max_lora|max_cpu_loras|enable_lora"):
