@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import json
@@ -116,10 +117,12 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
                 raise UsageError(f"--channel {channel}: no wheel with a known commit: use --commit")
             state.channels[channel] = entries[-1].commit
         _variants([*state.entries, *entries])
-        for path, entry in zip(paths, entries, strict=True):
-            if entry.filename not in known:
-                _store(folder, path, entry)
-                known[entry.filename] = entry
+        with contextlib.ExitStack() as undo:
+            for path, entry in zip(paths, entries, strict=True):
+                if entry.filename not in known:
+                    _store(folder, path, entry, undo)
+                    known[entry.filename] = entry
+            undo.pop_all()  # all are there: pages may name them
         state.entries[:] = sorted(known.values(), key=lambda entry: (entry.name, entry.filename))
         _write_pages(folder, state)
         _write(folder / STATE, _dump(state))
@@ -195,12 +198,15 @@ def _commit_of(path: Path) -> str:
     return commit if isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{7,64}", commit) else ""
 
 
-def _store(folder: Path, path: Path, entry: Entry) -> None:
+def _store(folder: Path, path: Path, entry: Entry, undo: contextlib.ExitStack) -> None:
     place = folder / "files" / entry.name
     place.mkdir(parents=True, exist_ok=True)
-    _write(place / f"{entry.filename}.metadata", _metadata(path))
+    metadata = place / f"{entry.filename}.metadata"
+    undo.callback(metadata.unlink, missing_ok=True)
+    _write(metadata, _metadata(path))
     for source in (provenance.beside(path), path):
         if source.is_file():
+            undo.callback((place / source.name).unlink, missing_ok=True)
             _copy(source, place / source.name)
 
 

@@ -1,3 +1,4 @@
+import errno
 import functools
 import hashlib
 import http.server
@@ -72,6 +73,26 @@ def test_commits_and_variants_have_indexes_of_their_own_and_channels_point_to_on
         assert (ix / view / "simple/thing" / links[0].replace("%2B", "+")).resolve().is_file()
     assert len(re.findall(r"\.whl#", page(ix / "simple/thing"))) == 2
     assert "nightly" in page(ix)
+
+
+def test_a_full_disk_leaves_no_file_that_no_page_names(tmp_path, monkeypatch):
+    ix = tmp_path / "ix"
+    index.add(ix, [wheel(tmp_path / "in")])
+    before = {path: path.read_bytes() for path in ix.rglob("*") if path.is_file()}
+    new = [wheel(tmp_path / "in", version, commit=COMMIT) for version in ("1.1", "1.2")]
+
+    def full(source, sink, size):
+        if "thing-1.2" in source.name and source.name.endswith(".whl"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sink.write(source.read())
+
+    monkeypatch.setattr(index.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        index.add(ix, new)
+    assert caught.value.filename.endswith("thing-1.2-py3-none-any.whl")
+    assert {path: path.read_bytes() for path in ix.rglob("*") if path.is_file()} == before
+    monkeypatch.undo()
+    assert index.add(ix, new).total == 3
 
 
 def test_a_file_name_keeps_its_bytes(tmp_path):

@@ -340,7 +340,8 @@ _outputs: list[tuple[int, int]] = []
 
 def _write_header(sink: BinaryIO, arguments: list[str]) -> int:
     start = sink.seek(0, os.SEEK_END)
-    sink.write(f"$ {shlex.join(arguments)}\n".encode())
+    words = " ".join(shlex.join(arguments).splitlines())  # readers take what follows the line as said
+    sink.write(os.fsencode(f"$ {words}\n"))
     sink.flush()
     return start
 

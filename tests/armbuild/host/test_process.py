@@ -110,6 +110,12 @@ def test_a_failure_names_what_failed_the_reason_and_the_log(tmp_path):
         process.run(python("raise ValueError('wrong')"), log=log, what="the step")
 
 
+def test_a_script_of_many_lines_is_not_taken_for_what_it_said(tmp_path):
+    script = "exit 3  # error: a word of the script\n# error: and another, of a file \udcff"
+    with pytest.raises(BuildError, match="it failed: exit status 3\n"):
+        process.run(["sh", "-c", script], log=tmp_path / "x.log", what="it")
+
+
 def test_where_nothing_stands_out_the_last_word_is_that_of_standard_error(tmp_path):
     code = "print('compiling a.c'); import sys; sys.exit('the licence server said no')"
     with pytest.raises(BuildError, match="failed: the licence server said no"):
