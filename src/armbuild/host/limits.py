@@ -35,6 +35,11 @@ class Limits:
     left: float = 0.0
     """The part of the machine's memory that must stay available."""
 
+    @property
+    def too_large(self) -> str:
+        """Say that a file became larger than ``file_bytes``."""
+        return f"it wrote a file of more than {_size(self.file_bytes)}"
+
     def wait(self, child: subprocess.Popen[bytes]) -> str:
         """Wait for the end of ``child``; return why it must not go on, empty when it has ended by itself."""
         # It has ended by now, or is in a sandbox already, which limits its files itself.
@@ -44,8 +49,7 @@ class Limits:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = child.wait(timeout=LOOK_EVERY)
-                too_large = status == -signal.SIGXFSZ
-                return f"a file of more than {_size(self.file_bytes)}" if too_large else ""
+                return self.too_large if status == -signal.SIGXFSZ else ""
             if time.monotonic() > deadline:
                 return f"it took more than {self.seconds:.0f} s"
             if reason := self._excess(child.pid):

@@ -55,6 +55,8 @@ FULL_PLACE = re.compile(
     re.IGNORECASE,
 )
 """What a program could not write, where it says so: it may have a folder of its own."""
+TOO_LARGE = re.compile(r"received signal 25\b|file size limit exceeded", re.IGNORECASE)
+"""What apt and shells say of a child that wrote a larger file than it may (SIGXFSZ)."""
 OFFLINE = re.compile(
     r"request failed after|error sending request|max retries exceeded"
     r"|(?:could not|cannot|failed to) resolve host|name resolution|dns error"
@@ -116,12 +118,14 @@ def run(
         finally:
             _outputs.remove(outputs)
             _ended(child)
+        sink.seek(start)
+        heard = sink.read(MOST).decode(errors="replace").partition("\n")[2]  # the first line is our own
+        if limits and child.returncode and TOO_LARGE.search(heard):
+            excess = limits.too_large
         if excess:
             raise MissingError(f"{what}: ended, because {excess}\n  log: {log}")
         stdout.seek(0)
         output = stdout.read(MOST)
-        sink.seek(start)
-        heard = sink.read(MOST).decode(errors="replace").partition("\n")[2]  # the first line is our own
         sink.write(output)
         if child.returncode:
             sink.flush()
@@ -340,8 +344,8 @@ _outputs: list[tuple[int, int]] = []
 
 def _write_header(sink: BinaryIO, arguments: list[str]) -> int:
     start = sink.seek(0, os.SEEK_END)
-    words = " ".join(shlex.join(arguments).splitlines())  # readers take what follows the line as said
-    sink.write(os.fsencode(f"$ {words}\n"))
+    command = " ".join(shlex.join(arguments).splitlines())  # readers take what follows the line as said
+    sink.write(os.fsencode(f"$ {command}\n"))
     sink.flush()
     return start
 

@@ -11,6 +11,8 @@ from armbuild.host import limits, process
 from armbuild.target import target_packages
 
 ENDLESS = "while :; do head -c 100000 /dev/zero > part$((n += 1)); sleep 0.01; done"
+ONE_FILE = "sleep 1; head -c 4M /dev/zero > file"
+"""After a second, in which the limit of the process is set from outside."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def run(tmp_path, script, **values):
         ("sleep 600 & wait", {"seconds": 0.1}, "it took more than 0 s"),
         (ENDLESS, {"written_bytes": 1 << 20}, "it wrote more than 1048576 bytes"),
         (f"({ENDLESS}) & wait", {"written_bytes": 1 << 20}, "it wrote more than 1048576 bytes"),
-        ("exec head -c 4M /dev/zero > file", {"file_bytes": 1 << 20}, "a file of more than 1048576 bytes"),
+        (ONE_FILE, {"file_bytes": 1 << 20}, "it wrote a file of more than 1048576 bytes"),
     ],
     ids=["time", "files", "children", "one file"],
 )  # fmt: skip
@@ -62,7 +64,7 @@ def test_uv_does_not_unpack_more_than_a_download_may_have(tmp_path, monkeypatch)
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
     (tmp_path / "packed").replace(wheel)
-    with pytest.raises(MissingError, match="a file of more than 20971520 bytes"):
+    with pytest.raises(MissingError, match="it wrote a file of more than 20971520 bytes"):
         target_packages.install([wheel], "3.11", tmp_path / "site", log=tmp_path / "log")
 
 

@@ -1,9 +1,15 @@
+import hashlib
+import http.server
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from email.utils import formatdate
 
 import pytest
 
 from armbuild.errors import MissingError, UsageError
+from armbuild.host import limits
 from armbuild.target import debian
 
 DEB822 = """\
@@ -187,6 +193,76 @@ def test_sources_cannot_be_read_without_the_extra_and_the_way_out_is_named(monke
     monkeypatch.setitem(sys.modules, "debian.deb822", None)
     with pytest.raises(MissingError, match=r"debian\S* is not installed: pip install 'armllm\[build\]'"):
         debian.parse_sources(DEB822, ".sources")
+
+
+@contextmanager
+def served(files, *, without_end=()):
+    """Serve files by the end of their address; an answer ``without_end`` goes on with zeros."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.rpartition("/")[2]
+            endless = name in without_end
+            self.send_response(200 if name in files or endless else 404)
+            if not endless:
+                self.send_header("Content-Length", str(len(files.get(name, b""))))
+            self.end_headers()
+            try:
+                self.wfile.write(files.get(name, b""))
+                while endless:
+                    self.wfile.write(bytes(1 << 20))
+            except OSError:
+                self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/debian"
+        server.shutdown()
+
+
+def archive_of(package):
+    """An archive without a signature that lists one package: its files by name."""
+    digest = hashlib.sha256(package).hexdigest()
+    packages = (
+        "Package: thing\nVersion: 1\nArchitecture: arm64\nFilename: pool/thing_1_arm64.deb\n"
+        f"Size: {len(package)}\nSHA256: {digest}\n\n"
+    ).encode()
+    release = (
+        f"Suite: bookworm\nCodename: bookworm\nDate: {formatdate(usegmt=True)}\nArchitectures: arm64\n"
+        f"Components: main\nSHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)}"
+        " main/binary-arm64/Packages\n"
+    ).encode()
+    return {"Release": release, "Packages": packages, "thing_1_arm64.deb": package}
+
+
+@pytest.mark.parametrize(
+    ("most", "without_end", "reason"),
+    [
+        ({}, ["InRelease", "Release"], "failed: "),
+        ({"file_bytes": 1 << 20}, [], "ended, because it wrote a file of more than 1048576 bytes"),
+        ({"written_bytes": 1 << 20}, [], "ended, because it wrote more than 1048576 bytes"),
+    ],
+    ids=["index", "one file", "all files"],
+)
+def test_an_archive_of_too_much_is_left(tmp_path, monkeypatch, most, without_end, reason):
+    """apt itself limits the index; a package may be as large as a signed index says."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(limits, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(limits, "DOWNLOAD", limits.Limits(seconds=60, **most))
+    (into := tmp_path / "debs").mkdir()
+    with (
+        served(archive_of(bytes(20 << 20)), without_end=without_end) as address,
+        pytest.raises(MissingError, match=reason),
+    ):
+        debian.download(
+            ("thing",), suite="bookworm", architecture="arm64", into=into, dependencies=False,
+            source=debian.Archive(uri=address, trusted=True), log=tmp_path / "log",
+        )  # fmt: skip
+    assert list(into.iterdir()) == []
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 25 << 20
 
 
 @pytest.mark.network
