@@ -104,7 +104,11 @@ def page(entries: list[Entry]) -> str:
 def note(arguments: list[str], document: dict[str, Any], stderr: str) -> Entry:
     """Return what came of `armbuild wheel ARGUMENTS`, given what it printed."""
     project = Requirement(arguments[0]).name
-    options = [word for word in arguments[1:] if not word.startswith(LIKE_ALL)]
+    options = [
+        re.sub(r"(--source=[\w.-]+=)\S*/", r"\1", word)  # the file's name is enough
+        for word in _joined(arguments[1:])
+        if not word.startswith(LIKE_ALL)
+    ]
     (wheel,) = document.get("wheels") or [{}]
     if not wheel.get("ok"):
         error = str(wheel.get("error") or document.get("error") or stderr)
@@ -120,6 +124,17 @@ def note(arguments: list[str], document: dict[str, Any], stderr: str) -> Entry:
         cpu_seconds=wheel["cpu_seconds"],
         proven_on=", ".join(result["cpu"] for result in (wheel["smoke"] or {}).get("results", ())),
     )
+
+
+def _joined(arguments: list[str]) -> list[str]:
+    """Return the arguments with each option's value joined to it: `--with NAME` becomes `--with=NAME`."""
+    joined: list[str] = []
+    for word in arguments:
+        if joined and "=" not in joined[-1] and not word.startswith("-"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _cell(text: str) -> str:
@@ -161,16 +176,15 @@ def build(arguments: list[str]) -> Entry:
 
 def main() -> int:
     arguments = sys.argv[1:]
-    entries = read()
     if arguments == ["--page"]:
-        write(entries)
+        write(read())
         return 0
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
     found = replace(build(arguments), date=dt.datetime.now(dt.timezone.utc).date().isoformat())
-    write(
-        [entry for entry in entries if canonicalize_name(entry.project) != canonicalize_name(found.project)]
+    write(  # read now: another may have ended meanwhile
+        [entry for entry in read() if canonicalize_name(entry.project) != canonicalize_name(found.project)]
         + [found]
     )
     print(found)

@@ -13,6 +13,17 @@ def test_the_page_shows_what_is_noted():
     assert build_published.PAGE.read_text() == build_published.page(build_published.read())
 
 
+def test_options_are_noted_as_one_word_each_and_without_places_of_this_machine(tmp_path):
+    provenance = {"predicate": {"buildDefinition": {"internalParameters": {"backend": "mesonpy"}}}}
+    (tmp_path / "p.json").write_text(json.dumps(provenance))
+    wheel = {"ok": True, "provenance": tmp_path / "p.json", "path": "thing-1.0-py3-none-any.whl"}
+    wheel |= {"compiler": "zig", "cpu_seconds": 1.0, "smoke": {"results": [{"cpu": "max"}]}}
+    asked = ["thing", "--import", "thing", "--with", "a-dev,b-dev", "--source=x=/here/x.tar", "--env=A=/usr"]
+    found = build_published.note(asked, {"wheels": [wheel]}, "")
+    assert found.options == "--with=a-dev,b-dev --source=x=x.tar --env=A=/usr"
+    assert (found.version, found.backend, found.proven_on) == ("1.0", "meson-python", "max")
+
+
 def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
     document = {"wheels": [{"ok": False, "error": "no wheel: a | b\n  say --with x (log: /y/z)\n  z"}]}
     found = build_published.note(["thing>=1", "--import=thing"], document, "")
