@@ -128,6 +128,14 @@ class _EngineOptions:
     block_size: Annotated[
         int | None, cache_option(help="Tokens per block of the KV cache; default: 16, with OpenVINO 32.")
     ] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None,
+        cache_option(
+            help="Size of the KV cache, such as 4G; default: a share of the free memory.",
+            parser=count,
+            metavar="N",
+        ),
+    ] = None
     num_gpu_blocks_override: Annotated[
         int | None,
         cache_option(help="Blocks of the KV cache; default: by VLLM_CPU_KVCACHE_SPACE (GiB) or free memory."),

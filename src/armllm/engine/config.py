@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm import environment
 from armllm.checkpoint.folder import open_checkpoint
 from armllm.checkpoint.hub import WITHOUT_WEIGHTS, HubOptions, resolve_model
 from armllm.checkpoint.scheme import SCHEMES, check_scheme
@@ -78,7 +79,8 @@ class EngineConfig:
     - kv_cache_dtype: "auto" stores keys and values in ``dtype``, "int8" in half of the memory or a quarter.
     - block_size: tokens per block of the KV cache.
       Default: 16, and 32 with OpenVINO, which has no other.
-    - num_gpu_blocks_override: the number of blocks.
+    - kv_cache_memory_bytes: the size of the KV cache of each process; VLLM_CPU_KVCACHE_SPACE stands above it.
+    - num_gpu_blocks_override: the number of blocks, above both.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens in a step; default: 256 and 4096
       for `LLM`, 128 and 2048 for `AsyncLLM` and the server, times the number of processes.
     - enable_prefix_caching: shares blocks between prompts that begin with the same tokens.
@@ -116,6 +118,7 @@ class EngineConfig:
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -228,6 +231,12 @@ class EngineConfig:
                 " int4-g128 and int4-channelwise"
             )
 
+    def kv_cache_space(self) -> tuple[int | None, str]:
+        """Bytes that were asked for the KV cache, and what asked: the variable stands above the option."""
+        if (space := environment.kv_cache_bytes()) is not None:
+            return space, "VLLM_CPU_KVCACHE_SPACE"
+        return self.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+
     def _check_numbers(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "nnodes", *PARALLEL):
             self._check_positive(name, getattr(self, name))
@@ -235,6 +244,7 @@ class EngineConfig:
             self._check_positive(name, getattr(self, name))
         unlimited: dict[str, tuple[int | None, ...]]
         unlimited = {"num_gpu_blocks_override": (None,), "max_cpu_loras": (None,)}
+        unlimited |= {"kv_cache_memory_bytes": (None,)}
         unlimited |= {"max_model_len": (None, -1), "max_logprobs": (-1, 0)}
         for name, values in unlimited.items():
             if getattr(self, name) not in values:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from armllm import environment, kernels
+from armllm import kernels
 from armllm.checkpoint.mapping import mapped_spans, release
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
@@ -189,7 +189,7 @@ class ModelRunner(Runner):
         if not parts:
             return 0
         state_bytes = sum(part.num_bytes for part in parts)
-        space = environment.kv_cache_bytes()
+        space, _ = config.kv_cache_space()
         budget = (int(left * SHARE_FOR_KV_CACHE) if space is None else min(space, left)) // 2
         wanted = config.max_num_seqs * (2 if config.enable_prefix_caching else 1)
         self.num_states = min(wanted, budget // state_bytes)

@@ -151,12 +151,13 @@ class Runner(abc.ABC):
     def _count_blocks(self, config: EngineConfig, block_bytes: int, left: int) -> int:
         """How many blocks of ``block_bytes`` (all layers together) the KV cache gets of ``left`` bytes."""
         needed = -(-self.max_model_len // self.block_size)
+        space, asked = config.kv_cache_space()
         if config.num_gpu_blocks_override is not None:
             num_blocks, origin = config.num_gpu_blocks_override, "num_gpu_blocks_override"
         elif not block_bytes:  # no layer has attention: blocks only count tokens
             return needed * config.max_num_seqs
-        elif (space := environment.kv_cache_bytes()) is not None:
-            num_blocks, origin = space // block_bytes, "VLLM_CPU_KVCACHE_SPACE"
+        elif space is not None:
+            num_blocks, origin = space // block_bytes, asked
         else:
             # No more than max_num_seqs sequences can use: a small model need not take all memory.
             affordable = int(left * SHARE_FOR_KV_CACHE) // block_bytes

@@ -222,13 +222,15 @@ def test_few_blocks_limit_the_length_unless_it_is_asked_for(folder):
     llm.llm_engine.check_integrity()
 
 
-@pytest.mark.parametrize("origin", ["num_gpu_blocks_override", "VLLM_CPU_KVCACHE_SPACE"])
+@pytest.mark.parametrize(
+    "origin", ["num_gpu_blocks_override", "kv_cache_memory_bytes", "VLLM_CPU_KVCACHE_SPACE"]
+)
 def test_a_cache_larger_than_memory_is_refused(folder, monkeypatch, origin):
     options = {}
-    if origin == "num_gpu_blocks_override":
-        options[origin] = 1 << 40
-    else:
+    if origin.startswith("VLLM"):
         monkeypatch.setenv(origin, "1000000")
+    else:
+        options[origin] = 1 << 50
     with pytest.raises(MemoryLimitError, match=f"{origin} asks for takes .* of memory are left"):
         LLM(folder, dtype="float32", **options)
 
@@ -237,7 +239,10 @@ def test_kv_cache_space_is_honoured(folder, monkeypatch):
     block_bytes = (
         LLM(folder, dtype="float32").llm_engine.runner.model.attention_layers[0].layout.block_bytes * 2
     )
+    of_option = {"dtype": "float32", "kv_cache_memory_bytes": int(70.5 * block_bytes)}
+    assert LLM(folder, **of_option).llm_engine.blocks.num_blocks == 70
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", str(100.5 * block_bytes / 2**30))
+    assert LLM(folder, **of_option).llm_engine.blocks.num_blocks == 100
     assert LLM(folder, dtype="float32").llm_engine.blocks.num_blocks == 100
     monkeypatch.setenv("ARMLLM_KVCACHE_SPACE", str(50.5 * block_bytes / 2**30))
     assert LLM(folder, dtype="float32").llm_engine.blocks.num_blocks == 50
