@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -38,3 +38,10 @@ class TokensPrompt(_Text):
 
 # text, token ids, {"prompt": text} or {"prompt_token_ids": token ids}
 PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt | dict[str, Any]
+
+
+class PicturePrompt(NamedTuple):
+    """A prompt with pictures, in the order of their places in it."""
+
+    prompt: str | list[int]
+    pictures: tuple[Any, ...]

@@ -13,7 +13,9 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,7 @@ SETTINGS = (
     *("size", "min_pixels", "max_pixels", "image_mean", "image_std", "rescale_factor", "resample"),
     *("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"),
 )
+MOST_WAITING = 2 << 30  # bytes of pixels of all requests
 LARGEST_SIDES = 1 << 26  # pixels that a checkpoint may ask for
 
 
@@ -66,6 +69,8 @@ class PictureReader:
 
     def __init__(self, folder: Path, config: PictureConfig) -> None:
         self._process = HelperProcess("armllm.pictures", _settings(folder, config), WALL_SECONDS)
+        self._bytes = 0  # of pixels that are still to be computed
+        self._lock = threading.Lock()
         self._shape = config.channels * config.temporal_patch_size * config.patch_size**2
 
     def read(self, picture: Any) -> Patches:
@@ -73,6 +78,8 @@ class PictureReader:
 
         RequestError says why it is refused.
         """
+        if self._bytes > MOST_WAITING:
+            raise RequestError("too many pictures wait to be computed: try again later")
         answer = self._process.ask(_question(picture))
         refusal = self._process.setup_answer
         if refusal or refusal is None:
@@ -85,15 +92,24 @@ class PictureReader:
             raise RequestError(answer["error"])
         data = base64.b64decode(answer["pixels"])
         pixels = np.frombuffer(bytearray(data), np.float32).reshape(-1, self._shape)
+        self._count(pixels.nbytes)
+        weakref.finalize(pixels, self._count, -pixels.nbytes)
         digest = hashlib.sha256(f"{answer['height']} {answer['width']} ".encode() + data)
         return Patches(pixels, answer["height"], answer["width"], int.from_bytes(digest.digest(), "little"))
 
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
 
-def take_pictures(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+
+def take_pictures(
+    messages: Sequence[Any], fetch: Callable[[str], bytes] | None = None
+) -> tuple[list[Any], list[Any]]:
     """A conversation whose pictures are only marked, and the pictures, for `PictureReader.read`.
 
     A part of a message has one as ``{"type": "image_url", "image_url": {"url": "data:…"}}``
     or ``{"type": "image_pil", "image_pil": image}``. RequestError says why one is refused.
+    ``fetch`` gets the file at an address of http or https; None: there are no such pictures.
     """
     pictures: list[Any] = []
     taken = []
@@ -109,17 +125,19 @@ def take_pictures(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 parts.append(part)
                 continue
             picture = part.get(kind)
-            pictures.append(_from_url(picture) if kind == "image_url" else picture)
+            pictures.append(_from_url(picture, fetch) if kind == "image_url" else picture)
             parts.append({"type": "image"})
         taken.append(message | {"content": parts})
     return taken, pictures
 
 
-def _from_url(value: Any) -> bytes:
-    """The file in a data URL."""
+def _from_url(value: Any, fetch: Callable[[str], bytes] | None) -> bytes:
+    """The file in a data URL, or at an address."""
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str):
         raise RequestError('image_url must be an object such as {"url": "data:image/png;base64,…"}')
+    if fetch is not None and url.lower().startswith(("http://", "https://")):
+        return fetch(url)
     if not url.startswith("data:"):
         raise RequestError(
             f"image_url: {url[:40]!r} is not a data URL (data:image/png;base64,…), and others are not fetched"

@@ -30,6 +30,7 @@ from armllm.engine.shares import Shares
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
 from armllm.helper_process import LOWEST_PRIORITY
+from armllm.inputs import PicturePrompt
 from armllm.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class AsyncLLM(WithReasons):
             has_priorities=engine.processor.priorities,
             is_encoder=engine.processor.is_encoder,
             labels=None if classes is None else classes.labels,
+            most_pictures=0 if engine.processor.reader is None else engine.processor.most_pictures,
         )
 
     def get_tokenizer(self) -> Tokenizer:
@@ -183,6 +185,7 @@ class AsyncLLM(WithReasons):
         # grammars may take seconds: nobody else shall wait for a thread because of them
         executor = self._grammars if sampling_params.structured_outputs is not None else None
         slow = slow or executor is not None or lora_request is not None  # its adapter may have to be read
+        slow = slow or isinstance(engine_prompt, PicturePrompt)
         kind = sampling_params.output_kind
         outputs = self._run(request_id, kind, make, caller=caller, slow=slow, executor=executor)
         async with contextlib.aclosing(outputs):

@@ -13,10 +13,10 @@ from armllm.api.missing import WithReasons, only_these
 from armllm.engine.beam_search import search
 from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
-from armllm.engine.pictures import PicturePrompt
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_classes, as_embedding, as_pooled, as_score
 from armllm.errors import RequestError
+from armllm.inputs import PicturePrompt
 from armllm.outputs import ScoringOutput, ScoringRequestOutput
 from armllm.pictures import take_pictures
 from armllm.sampling_params import (

@@ -111,6 +111,10 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         int, frontend_option(help="Certificates of clients: 0 none, 1 optional, 2 required.")
     ] = 0,
     ssl_ciphers: Annotated[str | None, frontend_option(help="Ciphers of TLS, in OpenSSL's form.")] = None,
+    allowed_media_domains: Annotated[
+        list[str] | None,
+        frontend_option(help="Hosts from which pictures are fetched; default: none. May be repeated."),
+    ] = None,
     enable_log_requests: Annotated[
         bool,
         frontend_option(
@@ -161,6 +165,7 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         ),
         allowed_origins=listening.origins,
         allowed_hosts=listening.hosts,
+        allowed_media_domains=tuple(allowed_media_domains or ()),
     )
     if on_cluster or (data_parallel_size or 1) > 1:
         if options.may_change_adapters:

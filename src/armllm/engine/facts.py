@@ -17,7 +17,8 @@ class EngineFacts:
     model: the option's value. default_sampling: the
     checkpoint's generation_config.json over vLLM's defaults. max_model_len: prompt and output tokens of a
     request. has_priorities: whether requests may bring a priority. is_encoder: whether prompts are computed
-    whole, and cut at their end. labels: of the classification head; None: there is none.
+    whole, and cut at their end. labels: of the classification head; None: there is none. most_pictures: in a
+    prompt; 0: the model takes none.
     """
 
     model: str
@@ -28,3 +29,4 @@ class EngineFacts:
     has_priorities: bool
     is_encoder: bool = False
     labels: tuple[str, ...] | None = None
+    most_pictures: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import PictureConfig
     from armllm.pictures import Patches
-
-
-class PicturePrompt(NamedTuple):
-    """A prompt with pictures, in the order of their places in it."""
-
-    prompt: str | list[int]
-    pictures: tuple[Any, ...]
 
 
 @dataclasses.dataclass(eq=False, slots=True)

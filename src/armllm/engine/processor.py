@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.engine.detokenizer import Detokenizer
 from armllm.engine.logit_rules import LogitRules
-from armllm.engine.pictures import PicturePrompt, place_pictures
+from armllm.engine.pictures import place_pictures
 from armllm.engine.pooling import Pooler
 from armllm.engine.prompt_logprobs import PromptLogprobs
 from armllm.engine.sequence import Request, Sequence
 from armllm.engine.stop_strings import StopStrings
 from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
+from armllm.inputs import PicturePrompt
 from armllm.pictures import PictureReader
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 

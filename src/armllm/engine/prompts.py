@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, cast
 
-from armllm.engine.pictures import PicturePrompt
 from armllm.errors import RequestError
-from armllm.inputs import PromptType
+from armllm.inputs import PicturePrompt, PromptType
 
 __all__ = ["EnginePrompt", "Prompt", "as_batch", "as_prompt"]
 

@@ -104,6 +104,7 @@ class Run:
         self._answers: defaultdict[int, Answer] = defaultdict(lambda: Answer(self))
         self._completion_tokens = 0
         self._cached = 0
+        self._prompt_tokens = len(conversation.prompt.token_ids)
 
     def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Start the engine on the prompt."""
@@ -228,9 +229,10 @@ class Run:
     def _count(self, output: RequestOutput) -> None:
         self._completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         self._cached = output.num_cached_tokens
+        self._prompt_tokens = len(output.prompt_token_ids)  # with those of pictures
 
     def _usage(self) -> Usage:
-        prompt = len(self.conversation.prompt.token_ids)
+        prompt = self._prompt_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion_tokens,

@@ -61,10 +61,12 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
     service = service.of(body.model)
     mode, forced = _tool_choice(service, body)
     tools = body.tools or []
-    text = await render_prompt(service, body, body.messages, tools if mode != "none" else None)
+    text, pictures = await render_prompt(service, body, body.messages, tools if mode != "none" else None)
     prompt = await service.encode(
         text, add_special_tokens=bool(body.add_special_tokens), truncate_to=body.truncate_prompt_tokens
     )
+    if pictures:
+        prompt = dataclasses.replace(prompt, pictures=pictures)
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     changes: dict[str, Any] = {}
     harmony = service.options.reads_harmony
@@ -99,8 +101,8 @@ async def prepare(service: Service, body: ChatRequest) -> Conversation:
 
 async def render_prompt(
     service: Service, options: TemplateOptions, messages: list[Message], tools: list[Tool] | None
-) -> str:
-    """A conversation in the words of the chat template."""
+) -> tuple[str, tuple[bytes, ...]]:
+    """A conversation in the words of the chat template, and the pictures in it."""
     going_on = bool(options.continue_final_message)
     begins = not going_on if options.add_generation_prompt is None else options.add_generation_prompt
     variables = dict(options.chat_template_kwargs or {})
@@ -108,13 +110,17 @@ async def render_prompt(
         variables["reasoning_effort"] = options.reasoning_effort
     if options.documents is not None:
         variables["documents"] = options.documents
-    return await service.render(
-        [_message(message.model_dump(exclude_unset=True)) for message in messages],
+    taken, pictures = await service.take_pictures(
+        [_message(message.model_dump(exclude_unset=True)) for message in messages]
+    )
+    text = await service.render(
+        taken,
         tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
         add_generation_prompt=begins,
         continue_final_message=going_on,
         variables=variables,
     )
+    return text, pictures
 
 
 def _tool_choice(service: Service, body: ChatRequest) -> tuple[str, str | None]:

@@ -18,6 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from armllm.errors import ArmllmError, EngineError
+from armllm.inputs import PicturePrompt
 from armllm.outputs import RequestOutput
 from armllm.progress import progress
 from armllm.sampling_params import PoolingParams
@@ -87,7 +88,8 @@ class EngineHost:
             first = True
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
-                    output.prompt_token_ids = []  # who asked knows them
+                    if not (first and isinstance(question.prompt, PicturePrompt)):
+                        output.prompt_token_ids = []  # who asked knows them
                     if not first:
                         output.prompt_logprobs = None
                     first = False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from armllm.engine.facts import EngineFacts
     from armllm.engine.stats import EngineStats
     from armllm.errors import ArmllmError
+    from armllm.inputs import PicturePrompt
     from armllm.lora.request import LoRARequest
     from armllm.sampling_params import PoolingParams, SamplingParams
 
@@ -58,7 +59,7 @@ class Question:
 
     key: int
     request_id: str
-    prompt: list[int]
+    prompt: list[int] | PicturePrompt
     params: SamplingParams | PoolingParams
     priority: int
     lora_request: LoRARequest | None

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from armllm.engine.caller import Caller
     from armllm.engine.stats import EngineStats
+    from armllm.inputs import PicturePrompt
     from armllm.lora.request import LoRARequest
     from armllm.outputs import EmbeddingRequestOutput, Logprob, RequestOutput
     from armllm.sampling_params import PoolingParams
@@ -50,6 +51,7 @@ class EngineProcess:
         self.dead_error: Exception | None = None
         self._streams: dict[int, Stream] = {}
         self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        self._prompts: dict[int, list[int]] = {}
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._keys = itertools.count()
         self._reading: asyncio.Task[None] | None = None
@@ -88,7 +90,7 @@ class EngineProcess:
 
     async def generate(
         self,
-        prompt: list[int],
+        prompt: list[int] | PicturePrompt,
         sampling_params: SamplingParams,
         request_id: str,
         priority: int = 0,
@@ -142,7 +144,8 @@ class EngineProcess:
             del self._changes[key]
 
     async def _ask(self, question: Question) -> AsyncGenerator[RequestOutput, None]:
-        key, params, prompt = question.key, question.params, question.prompt
+        key, params = question.key, question.params
+        prompt = question.prompt if isinstance(question.prompt, list) else []
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
         stream = self._streams[key] = Stream(question.request_id, kind)
         if self.dead_error is not None:
@@ -153,11 +156,12 @@ class EngineProcess:
             while not finished:
                 output = await stream.get()
                 finished = output.finished
-                output.prompt_token_ids = prompt
+                output.prompt_token_ids = self._prompts.get(key, prompt)
                 yield output
         finally:
             del self._streams[key]
             self._prompt_logprobs.pop(key, None)
+            self._prompts.pop(key, None)
             if not finished:
                 self._tell(key)
 
@@ -211,6 +215,8 @@ class EngineProcess:
         if result.prompt_logprobs is not None:  # they come once
             self._prompt_logprobs[key] = result.prompt_logprobs
         result.prompt_logprobs = self._prompt_logprobs.get(key)
+        if result.prompt_token_ids:  # with the tokens of pictures; they come once, too
+            self._prompts[key] = result.prompt_token_ids
         stream.put(result)
 
     def _ended(self) -> str:

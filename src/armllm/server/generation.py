@@ -39,7 +39,7 @@ async def generate(
         logger.info("%s: prompts of %s tokens, %s", request_id, sizes, _shown(params))
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{index}" for index in range(len(prompts))]
     streams = [
-        service.metrics.observed(service.start(request_id, prompt.token_ids, params, priority), params)
+        service.metrics.observed(service.start(request_id, prompt, params, priority), params)
         for request_id, prompt in zip(ids, prompts, strict=True)
     ]
     if len(streams) == 1:

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 # A token takes up to 64 bytes, as an id or as escaped text; the rest is for lists of short prompts.
 BASE_BODY_BYTES, BODY_BYTES_PER_TOKEN, MOST_BODY_BYTES = 4 << 20, 64, 64 << 20
+PICTURE_BYTES = 28 << 20  # the largest picture in base64
 # Every value becomes a Python object, which may take 30 times the bytes that it has in JSON.
 BASE_VALUES, VALUES_PER_TOKEN = 1 << 18, 8
 # Of large bodies; small ones are bounded by the number of connections.
@@ -38,8 +39,9 @@ RESTS = 3  # as long as the work that they follow
 class Limits:
     """The limits of one server, and the memory that bodies take until they are read."""
 
-    def __init__(self, max_model_len: int) -> None:
-        self.body_bytes = min(BASE_BODY_BYTES + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
+    def __init__(self, max_model_len: int, most_pictures: int = 0) -> None:
+        base = BASE_BODY_BYTES + (PICTURE_BYTES if most_pictures else 0)
+        self.body_bytes = min(base + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
         self.offload = Offload()
         self.refusals = Refusals()

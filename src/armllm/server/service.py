@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from armllm.chat import find_template
 from armllm.errors import RequestError
+from armllm.inputs import PicturePrompt
+from armllm.pictures import take_pictures
 from armllm.rendering import Renderer
 from armllm.server.adapters import ServedAdapters
 from armllm.server.clients import current_caller
 from armllm.server.errors import ApiError
 from armllm.server.limits import HEAVY_BYTES, HEAVY_TEXT, Limits, weight
+from armllm.server.media import Fetcher
 from armllm.server.metrics import Metrics
 from armllm.server.origins import check_root_path
 from armllm.server.protocol.base import MAX_PROMPTS
@@ -48,6 +51,12 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     second_segment: int | None = None  # where the second text of a pair begins
+    pictures: tuple[bytes, ...] = ()
+
+    @property
+    def for_engine(self) -> list[int] | PicturePrompt:
+        """What the engine takes."""
+        return PicturePrompt(self.token_ids, self.pictures) if self.pictures else self.token_ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +69,8 @@ class ServerOptions:
     enable_auto_tool_choice: whether the model may decide to call tools. log_requests: a line per
     request, without its text. log_stats: a line every ten seconds while the engine works.
     allowed_origins: web pages that may use the server. allowed_hosts: public host names that it may be asked
-    under where it needs no key. root_path: the prefix under which a proxy offers it. tls: what `tls_context`
-    returns, for HTTPS.
+    under where it needs no key. allowed_media_domains: hosts whose pictures are fetched.
+    root_path: the prefix under which a proxy offers it. tls: what `tls_context` returns, for HTTPS.
     adapters: served by their names. may_change_adapters: clients may load and unload others.
 
     Raises RequestError for a parser that does not exist.
@@ -77,6 +86,7 @@ class ServerOptions:
     log_stats: bool = True
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    allowed_media_domains: tuple[str, ...] = ()
     root_path: str = ""
     tls: ssl.SSLContext | None = None
     adapters: tuple[LoRARequest, ...] = ()
@@ -112,7 +122,8 @@ class Service:
         self.tokenizer = self.facts.tokenizer
         self.default_sampling = self.facts.default_sampling
         self.max_model_len = self.facts.max_model_len
-        self.limits = Limits(self.max_model_len)
+        self.limits = Limits(self.max_model_len, most_pictures=self.facts.most_pictures)
+        self.fetcher = Fetcher(options.allowed_media_domains)
         self.num_requests = 0  # that are being answered
         self.longest_text = self.max_model_len * self.tokenizer.longest_token
         self.vocab_size = self.facts.vocab_size
@@ -146,12 +157,14 @@ class Service:
             raise ApiError("priority needs a server with --scheduling-policy priority", param="priority")
 
     def start(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int | None
+        self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int | None
     ) -> AsyncIterator[RequestOutput]:
         """The engine's outputs for one prompt."""
         self.check_priority(priority)
         caller = current_caller.get()
-        return self.engine.generate(token_ids, params, request_id, priority or 0, self.adapter, caller=caller)
+        return self.engine.generate(
+            prompt.for_engine, params, request_id, priority or 0, self.adapter, caller=caller
+        )
 
     def template(self, *, tools: bool, heavy: bool = False) -> Renderer:
         """The chat template for conversations with or without tools; RequestError if there is none."""
@@ -270,6 +283,22 @@ class Service:
             for left, right in zip(first, second, strict=True)
         )
         return [Prompt(token_ids, None, segment) for token_ids, segment in encoded]
+
+    async def take_pictures(self, messages: list[dict[str, Any]]) -> tuple[list[Any], tuple[bytes, ...]]:
+        """A conversation whose pictures are only marked, and their files, fetched where that is allowed."""
+        parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
+        count = sum(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
+        if not count:
+            return messages, ()
+        if count > self.facts.most_pictures:
+            most = self.facts.most_pictures
+            reason = f"limit_mm_per_prompt allows at most {most}" if most else "this model takes none"
+            raise ApiError(f"messages: there are {count} pictures, and {reason}", param="messages")
+        if any(isinstance(part, dict) and part.get("type") == "image_pil" for part in parts):
+            raise ApiError("messages: image_pil is for Python: send an image_url", param="messages")
+        work = functools.partial(take_pictures, messages, self.fetcher.fetch if self.fetcher.hosts else None)
+        taken, pictures = await asyncio.get_running_loop().run_in_executor(self.fetcher.executor, work)
+        return taken, tuple(pictures)
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Put a conversation into the model's words."""

@@ -35,7 +35,9 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> Tokenized:
         text = body.prompt
     else:
         special = bool(body.add_special_tokens)
-        text = await render_prompt(service, body, body.messages or [], body.tools)
+        text, pictures = await render_prompt(service, body, body.messages or [], body.tools)
+        if pictures:
+            raise ApiError("pictures are only taken by /v1/chat/completions", param="messages")
     ids = (await service.encode(text, add_special_tokens=special)).token_ids
 
     def spell() -> list[str]:

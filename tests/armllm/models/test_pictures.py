@@ -2,108 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
-import random
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
-from tests.armllm.models.random_configs import VOCAB_SIZE
+from tests.armllm.models.picture_models import (
+    END,
+    PAD,
+    SIZES,
+    START,
+    config_of,
+    data_url,
+    picture,
+    save,
+    save_tokenizer,
+)
 
 from armllm import LLM, SamplingParams
 from armllm.errors import CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.pictures import PictureReader
 
-PAD, START, END = 390, 392, 393
-SIZES = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 64, "max_pixels": 4096}
 OPTIONS = {"dtype": "float32", "skip_tokenizer_init": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-
-
-def text_config(rng):
-    heads, head_dim = rng.choice([(2, 16), (4, 16), (4, 24)])
-    halves = head_dim // 2
-    rope = {"rope_theta": 10000.0, "mrope_section": [halves - 6, 2, 4]}
-    rope |= rng.choice([{"type": "mrope"}, {"rope_type": "yarn", "factor": 4.0}])
-    return {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": heads * head_dim,
-        "intermediate_size": 48,
-        "num_hidden_layers": rng.choice([1, 3]),
-        "num_attention_heads": heads,
-        "num_key_value_heads": rng.choice([1, 2]),
-        "max_position_embeddings": 512,
-        "rms_norm_eps": rng.choice([1e-6, 1e-3]),
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "rope_scaling": rope,
-        "use_sliding_window": (sliding := rng.random() < 0.5),
-        "sliding_window": 60,
-        "max_window_layers": 1 if sliding else 80,
-    }
-
-
-def config_of(seed):
-    """A small config.json, flat as on the hub or nested."""
-    rng = random.Random(seed)  # noqa: S311 - test data
-    text = text_config(rng)
-    depth = rng.choice([2, 4])
-    config = {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-        "model_type": "qwen2_5_vl",
-        "image_token_id": PAD,
-        "video_token_id": PAD + 1,
-        "vision_start_token_id": START,
-        "vision_end_token_id": END,
-        "tie_word_embeddings": rng.random() < 0.5,
-        "vision_config": {
-            "model_type": "qwen2_5_vl",
-            "depth": depth,
-            "hidden_size": rng.choice([32, 48]),
-            "intermediate_size": 40,
-            "num_heads": 2,
-            "hidden_act": rng.choice(["silu", "gelu"]),
-            "out_hidden_size": text["hidden_size"],
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": rng.choice([8, 16, 32]),
-            "fullatt_block_indexes": sorted(rng.sample(range(depth), depth // 2)),
-        },
-    }
-    return config | (text if seed % 2 else {"text_config": text | {"model_type": "qwen2_5_vl_text"}})
-
-
-def save(folder, seed=0):
-    """A transformers model with random weights, saved in ``folder`` with its image processor's settings."""
-    config = config_of(seed)
-    torch.manual_seed(seed)
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    settings = transformers.AutoConfig.from_pretrained(folder)
-    model = transformers.Qwen2_5_VLForConditionalGeneration(settings).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "ln_q" in name:
-                parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias") or "embed_tokens" in name:
-                parameter.normal_(std=0.3)
-            else:
-                parameter.normal_(std=1.2 * parameter[0].numel() ** -0.5)
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"image_processor_type": "Qwen2VLImageProcessor"} | SIZES)
-    )
-    return model
-
-
-def picture(seed, height, width):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
 PICTURES = (picture(0, 40, 72), picture(1, 33, 20))
@@ -215,6 +141,23 @@ def test_text_alone_is_that_of_the_text_model(tmp_path, reader):
     assert expected[0, 5:].tolist() == list(output.outputs[0].token_ids)
 
 
+def test_pictures_that_wait_take_a_limited_memory(tmp_path, reader, monkeypatch):
+    """Pixels count until they are computed, or the request is gone."""
+    save(tmp_path)
+    llm = load(tmp_path, reader)
+    ask(llm)
+    gc.collect()
+    assert reader._bytes == 0
+    patches = reader.read(PICTURES[0])
+    assert reader._bytes == patches.pixels.nbytes
+    monkeypatch.setattr("armllm.pictures.MOST_WAITING", 1)
+    with pytest.raises(RequestError, match="too many pictures wait"):
+        ask(llm)
+    del patches
+    assert reader._bytes == 0
+    assert ask(llm, PICTURES[:1], [PAD])
+
+
 def test_pictures_are_for_the_generation_of_text(tmp_path, reader):
     save(tmp_path)
     llm = load(tmp_path, reader)
@@ -305,29 +248,11 @@ def test_settings_of_another_processor_are_refused(tmp_path):
             PictureReader(tmp_path, config)
 
 
-TEMPLATE = """{%- for message in messages %}{% if message.content is string %}{{ message.content }}
-{%- else %}{% for part in message.content %}{% if part.type == 'image' %}<|image_pad|>
-{%- else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"""
-
-
 def test_chat_takes_pictures_as_data_urls_and_from_pillow(tmp_path, reader):
-    """With a tokenizer of words, whose template marks the place of each picture."""
-    import base64  # noqa: PLC0415
-
-    import tokenizers  # noqa: PLC0415
-
     save(tmp_path)
-    words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    words["<|image_pad|>"] = words.pop(f"w{PAD}")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w2"))  # noqa: S106
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(["<|image_pad|>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    save_tokenizer(tmp_path)
     llm = load(tmp_path, reader, skip_tokenizer_init=False)
-    stored = io.BytesIO()
-    PICTURES[0].save(stored, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(stored.getvalue()).decode()
+    url = data_url(PICTURES[0])
     text = {"type": "text", "text": "w5 w6 "}
     outputs = [
         llm.chat([{"role": "user", "content": [text, part]}], GREEDY, use_tqdm=False)[0]
