@@ -1,10 +1,10 @@
 """Matrix products with the checkpoint's weights.
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
-call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, with Arm's
-BF16 instructions, and in 16 bits on a CPU for which torch's oneDNN has none of these. Otherwise they are
-torch's. On x86-64, and in bf16 on AArch64, those bring the weights into their own order again in each call:
-three times the memory traffic for the few rows of a decode. On x86-64 that can be done before.
+call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, on AArch64,
+and in 16 bits on a CPU for which torch's oneDNN has no instructions. Otherwise they are torch's. Those bring
+the weights into their own order again in each call, on AArch64 too (bf16 with any number of rows, fp32 from
+15 on): three times the memory traffic for few rows. On x86-64 that can be done before.
 """
 
 from __future__ import annotations
@@ -185,6 +185,8 @@ def has_fast_kernel(dtype: torch.dtype) -> bool:
 @functools.cache
 def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
+    if dtype is torch.float32:  # with MKL, torch's are faster
+        return platform.machine() == "aarch64"
     if dtype is not torch.bfloat16:
         return False
     target = kernels.report()["panel_matmul_bf16"]["target"]

@@ -61,7 +61,14 @@ def test_panels_replace_torch_where_it_emulates_bfloat16(monkeypatch, target, co
     assert not linear.has_fast_panels.__wrapped__(torch.float16)
 
 
-def test_float32_is_torchs_and_stays_where_it_is(cpu):
+@pytest.mark.parametrize(("machine", "panels"), [("aarch64", True), ("x86_64", False)])
+def test_float32_is_torchs_where_that_copies_no_weight(monkeypatch, machine, panels):
+    """On AArch64 it does, from 15 rows on."""
+    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
+    assert linear.has_fast_panels.__wrapped__(torch.float32) is panels
+
+
+def test_float32_of_torch_stays_where_it_is(cpu):
     cpu()
     weight = torch.randn(16, 8)
     product = linear.dense(weight)
