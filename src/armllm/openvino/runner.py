@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import resource
 import tempfile
 import time
@@ -13,6 +14,7 @@ import openvino
 import torch
 from torch import Tensor
 
+import armisa
 from armllm.checkpoint.config import ConfigReader, ModelConfig
 from armllm.checkpoint.json_file import check_size
 from armllm.checkpoint.safetensors_file import MAX_BYTES
@@ -50,12 +52,22 @@ def read_config(folder: Path) -> ModelConfig:
     return ModelConfig(**fields, windows=(None,) * fields["num_layers"])
 
 
+def check_cpu() -> None:
+    """RequestError on a CPU for which OpenVINO has no paged attention, before it reads a model."""
+    if platform.machine() == "aarch64" and "sve" not in armisa.detect().features:
+        raise RequestError(
+            f"backend openvino: OpenVINO {openvino.__version__} has paged attention only for Arm cores with"
+            " SVE, and this one has none; leave out --backend to compute by armllm's own kernels"
+        )
+
+
 class OpenVINORunner(Runner):
     """Runs steps by OpenVINO. A checkpoint without an IR is converted first, at every start."""
 
     own_products = False
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, placement: Placement) -> None:
+        check_cpu()
         self._node = placement.node
         self.model_config = model_config
         self._limit_length(config)

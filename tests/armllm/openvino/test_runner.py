@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from armllm import LLM, SamplingParams
 from armllm.errors import CheckpointError, RequestError
+from armllm.openvino.runner import check_cpu
 
 IR = Path(__file__).parent / "llama"
 CASES = json.loads((Path(__file__).parent / "expected.json").read_text())
@@ -126,3 +128,14 @@ def test_a_checkpoint_without_the_converter_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "optimum", None)
     with pytest.raises(RequestError, match=r"optimum-intel is not here .*armllm\[openvino\]"):
         LLM(str(tmp_path), **OPTIONS)
+
+
+def test_a_core_without_sve_is_refused(monkeypatch):
+    """OpenVINO would fail inside of a step: AttentionExecutor creation fails."""
+    features = {"asimd"}
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("armisa.detect", lambda: SimpleNamespace(features=features))
+    with pytest.raises(RequestError, match="only for Arm cores with SVE, and this one has none; leave out"):
+        check_cpu()
+    features.add("sve")
+    check_cpu()
