@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 KV_CACHE_GIB = 2
 
 
-def same_interface(engine: str, folder: str, _threads: int) -> Generate:
-    """Armllm and vllm; OMP_NUM_THREADS says the threads."""
+def same_interface(engine: str, folder: str, _threads: int, *, part: str = "", **options: object) -> Generate:
+    """Armllm and vllm, with the model in a ``part`` of the folder; OMP_NUM_THREADS says the threads."""
     module = importlib.import_module(engine)
-    llm = module.LLM(folder, dtype="bfloat16", max_model_len=2048)
+    llm = module.LLM(f"{folder}/{part}", dtype="bfloat16", max_model_len=2048, **options)
 
     def generate(prompts: list[list[int]], output: int) -> Any:
         params = module.SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
@@ -76,6 +76,7 @@ ENGINES: dict[str, Callable[[str, int], Generate]] = {
     "vllm": functools.partial(same_interface, "vllm"),
     "transformers": transformers,
     "openvino": openvino,
+    "armllm-openvino": functools.partial(same_interface, "armllm", part="openvino", backend="openvino"),
 }
 
 

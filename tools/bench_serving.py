@@ -229,6 +229,8 @@ def offline_engines(arguments: argparse.Namespace, usual: dict[str, str]) -> lis
     for name in ("vllm", "openvino"):
         if environment := getattr(arguments, name):
             pythons[name] = f"{environment}/bin/python"
+    if arguments.openvino:
+        pythons["armllm-openvino"] = sys.executable
     rest = [str(arguments.model), str(arguments.threads)]
     return [Program(name, [python, str(OFFLINE), name, *rest], usual) for name, python in pythons.items()]
 
