@@ -1,8 +1,9 @@
 """The kernels as operators of torch: `torch.ops.armllm.*`, which `torch.compile` and `torch.export` see.
 
-Importing this module registers them. Each returns a new tensor, and takes any dimensions before the last. The
-checks are those of the functions in `armllm.kernels`. Every operator has a fake implementation, which gives
-shape and dtype of the result (PyTorch, "Custom Python Operators").
+Importing this module registers them. They take any dimensions before the last, and return new tensors.
+`fused_add_rms_norm` and `rotary_embedding` change their arguments instead. The checks are those of the
+functions in `armllm.kernels`. Every operator has a fake implementation, which gives shape and dtype of the
+result (PyTorch, "Custom Python Operators").
 """
 
 from __future__ import annotations
@@ -37,6 +38,14 @@ def _define(signature: str, implementation: Callable[..., Tensor], fake: Callabl
     _LIBRARY.define(f"{signature} -> Tensor")
     _LIBRARY.impl(name, implementation, "CPU")
     torch.library.register_fake(f"armllm::{name}", fake, lib=_LIBRARY)
+
+
+def _define_in_place(signature: str, implementation: Callable[..., None]) -> None:
+    """An operator that changes arguments and returns nothing."""
+    name = signature.partition("(")[0]
+    _LIBRARY.define(f"{signature} -> ()")
+    _LIBRARY.impl(name, implementation, "CPU")
+    torch.library.register_fake(f"armllm::{name}", lambda *_: None, lib=_LIBRARY)
 
 
 def _define_same_shape(name: str, parameters: str, kernel: Callable[..., None]) -> None:
@@ -99,6 +108,13 @@ def _panel_linear(
     return out
 
 
+def _fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, weight_offset: float
+) -> None:
+    columns = x.shape[-1]
+    extension.fused_add_rms_norm(x.view(-1, columns), residual.view(-1, columns), weight, eps, weight_offset)
+
+
 for _name, _parameters, _kernel in (
     ("rms_norm", ", Tensor weight, float eps, float weight_offset", extension.rms_norm),
     ("layer_norm", ", Tensor weight, Tensor? bias, float eps", extension.layer_norm),
@@ -125,4 +141,13 @@ _define(
     "panel_linear(Tensor x, Tensor panels, Tensor? bias, int out_features, int in_features)",
     _panel_linear,
     lambda x, _panels, _bias, out_features, _in: _result(x, out_features),
+)
+_define_in_place(
+    "fused_add_rms_norm(Tensor(a!) x, Tensor(b!) residual, Tensor weight, float eps, float weight_offset)",
+    _fused_add_rms_norm,
+)
+_define_in_place(
+    "rotary_embedding(Tensor positions, Tensor(a!) query, Tensor(b!) key, Tensor cos_sin_cache,"
+    " bool interleaved)",
+    extension.rotary_embedding,
 )

@@ -2,7 +2,8 @@
 
 vLLM calls `register` in each of its processes (https://docs.vllm.ai/en/latest/design/plugin_system.html). The
 environment variable ``ARMLLM_VLLM`` says which parts are active: names from `PARTS` with commas between them,
-``all`` (the default) or ``none``.
+``all`` (the default) or ``none``. With ``-`` before each name it says which are not. A part that is slower
+than vLLM's own on this CPU is active only where its name is given.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import logging
 import os
 
 VARIABLE = "ARMLLM_VLLM"
-# name -> what it computes; the module of this package with that name registers it
+# name -> the module of this package that computes it
 PARTS = {
-    "int4": "linear layers with weights of 4 and 8 bits: GPTQ, AWQ, compressed-tensors",
-    "int8": "linear layers with weights and inputs of 8 bits: compressed-tensors",
+    "int4": "mixed_precision",
+    "int8": "scaled",
+    "dense": "dense",
+    "moe": "experts",
+    "attention": "attention",
+    "norm": "norms",
+    "activation": "activations",
+    "rotary": "rotary",
 }
-_MODULES = {"int4": "mixed_precision", "int8": "scaled"}
 _logger = logging.getLogger("vllm.armllm")
 
 
@@ -43,6 +49,8 @@ def wanted_parts(text: str) -> frozenset[str]:
         return frozenset()
     if "all" in names:
         return frozenset(PARTS)
+    if names <= {f"-{part}" for part in PARTS}:
+        return frozenset(part for part in PARTS if f"-{part}" not in names)
     if unknown := names - PARTS.keys():
         known = ", ".join(PARTS)
         raise ValueError(f"{VARIABLE} has {', '.join(sorted(unknown))}; it takes all, none, or of: {known}")
@@ -55,20 +63,31 @@ def activate() -> tuple[Status, ...]:
 
     ValueError says what is wrong with the variable. A vLLM with another interface keeps its own kernels.
     """
-    wanted = wanted_parts(os.environ.get(VARIABLE, "all") or "none")
+    text = os.environ.get(VARIABLE, "all") or "none"
+    wanted = wanted_parts(text)
+    named = wanted.intersection(text.lower().replace(" ", "").split(","))
     return tuple(
-        _activate(part) if part in wanted else Status(part, f"switched off by {VARIABLE}") for part in PARTS
+        _activate(part, is_named=part in named)
+        if part in wanted
+        else Status(part, f"switched off by {VARIABLE}")
+        for part in PARTS
     )
 
 
-def _activate(part: str) -> Status:
+def _activate(part: str, *, is_named: bool) -> Status:
     try:
-        reason: str = importlib.import_module(f"armllm.vllm_plugin.{_MODULES[part]}").register()
+        if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+            return Status(part, "this vLLM does not compute on the CPU")
+        module = importlib.import_module(f"armllm.vllm_plugin.{PARTS[part]}")
+        slower: str = module.why_slower()
+        if slower and not is_named:
+            return Status(part, f"{slower}; {VARIABLE}={part} takes ours nevertheless")
+        module.register()
     except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed
         return Status(
             part, f"this vLLM has another interface: {type(error).__name__}: {error}", is_problem=True
         )
-    return Status(part, reason)
+    return Status(part)
 
 
 def register() -> None:

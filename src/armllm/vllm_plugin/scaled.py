@@ -62,12 +62,14 @@ class ArmllmInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):  # type: ignore[
         return self.product(layer, x, bias)
 
 
-def register() -> str:
-    """Let vLLM choose `ArmllmInt8ScaledMMLinearKernel` before its own; return "", or why that is slower."""
+def why_slower() -> str:
+    """Why vLLM's own products are the faster ones on this CPU, or ""."""
     target = kernels.weight_target(8)
-    if target in SLOWER_TARGETS:
-        return f"vLLM's own are faster than those of the target {target}"
+    return f"vLLM's own are faster than those of the target {target}" if target in SLOWER_TARGETS else ""
+
+
+def register() -> None:
+    """Let vLLM choose `ArmllmInt8ScaledMMLinearKernel` before its own."""
     fields = ("input_symmetric", "is_static_input_scheme")
     check_interface(ArmllmInt8ScaledMMLinearKernel, Int8ScaledMMLinearLayerConfig, fields)
     prefer(ArmllmInt8ScaledMMLinearKernel, [CPUInt8ScaledMMLinearKernel], "int8")
-    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -63,9 +65,38 @@ def test_operators_compute_what_the_functions_compute(dtype):
         torch.testing.assert_close(found.reshape(6, features), expected, msg=str(operator), **bound)
 
 
+def in_place(dtype):
+    """(operator, arguments, the same function of the reference, its arguments)."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x, residual, weight = draw(6, 64), draw(6, 64), draw(64)
+    numbers = (x, residual, weight, 1e-6, 1.0)
+    yield OPS.fused_add_rms_norm, numbers, reference.fused_add_rms_norm, numbers[:4], {"weight_offset": 1.0}
+    positions = torch.tensor([3, 0, 7, 7, 1, 5])
+    heads = (positions, draw(6, 4, 16), draw(6, 2, 16), torch.randn(8, 16, generator=generator))
+    for interleaved in (False, True):
+        options = {"interleaved": interleaved}
+        yield OPS.rotary_embedding, (*heads, interleaved), reference.rotary_embedding, heads, options
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operators_in_place_change_what_the_functions_change(dtype):
+    """It would catch a residual that stays, or an option that is lost."""
+    bound = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    for operator, arguments, function, others, options in in_place(dtype):
+        expected, found = copy.deepcopy(others), copy.deepcopy(arguments)
+        function(*expected, **options)
+        operator(*found)
+        torch.testing.assert_close(found[: len(others)], expected, msg=str(operator), **bound)
+        assert any(not torch.equal(new, old) for new, old in zip(found[:2], arguments[:2], strict=True))
+
+
 def test_operators_have_the_shapes_that_they_declare():
     """It would catch a fake implementation that torch.compile would believe wrongly."""
-    for operator, arguments, *_ in cases(torch.float32):
+    for operator, arguments, *_ in (*cases(torch.float32), *in_place(torch.float32)):
         torch.library.opcheck(operator.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 

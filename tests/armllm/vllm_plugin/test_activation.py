@@ -14,8 +14,8 @@ from armllm import vllm_plugin
 def forgotten(monkeypatch):
     """Each test activates anew."""
     vllm_plugin.activate.cache_clear()
-    for name in ("armllm.vllm_plugin.mixed_precision", "armllm.vllm_plugin.scaled"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for module in vllm_plugin.PARTS.values():
+        monkeypatch.delitem(sys.modules, f"armllm.vllm_plugin.{module}", raising=False)
     monkeypatch.delenv(vllm_plugin.VARIABLE, raising=False)
     yield
     vllm_plugin.activate.cache_clear()
@@ -24,29 +24,30 @@ def forgotten(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("all", {"int4", "int8"}),
+        ("all", set(vllm_plugin.PARTS)),
         ("none", set()),
         ("", set()),
         (" INT4 ", {"int4"}),
         ("int8,int4", {"int4", "int8"}),
+        ("-int8,-moe", set(vllm_plugin.PARTS) - {"int8", "moe"}),
     ],
 )
 def test_the_variable_names_parts(text, parts):
     assert vllm_plugin.wanted_parts(text) == parts
 
 
-@pytest.mark.parametrize("text", ["int2", "none,int4", "int4;int8", "1"])
+@pytest.mark.parametrize("text", ["int2", "none,int4", "int4;int8", "1", "int4,-int8", "-all"])
 def test_what_is_no_part_is_named(text):
-    with pytest.raises(ValueError, match=r"ARMLLM_VLLM has .*; it takes all, none, or of: int4, int8"):
+    with pytest.raises(ValueError, match=r"ARMLLM_VLLM has .*; it takes all, none, or of: int4, int8,"):
         vllm_plugin.wanted_parts(text)
 
 
 def test_a_wrong_variable_leaves_vllm_as_it_is(monkeypatch, caplog):
     monkeypatch.setenv(vllm_plugin.VARIABLE, "int5")
     vllm_plugin.register()
-    assert [record.getMessage() for record in caplog.records] == [
-        "armllm: ARMLLM_VLLM has int5; it takes all, none, or of: int4, int8: vLLM keeps its own kernels"
-    ]
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("armllm: ARMLLM_VLLM has int5; it takes all, none, or of: int4, int8, dense")
+    assert line.endswith("vLLM keeps its own kernels")
 
 
 def test_parts_that_are_not_wanted_are_silent(monkeypatch, caplog):
@@ -62,8 +63,34 @@ def test_another_interface_is_one_line_each(monkeypatch, caplog):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     vllm_plugin.register()
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2
-    for part, line in zip(("int4", "int8"), lines, strict=True):
+    for part, line in zip(vllm_plugin.PARTS, lines, strict=True):
         assert line.startswith(f"armllm: {part}: this vLLM has another interface: ModuleNotFoundError")
         assert line.endswith("vLLM keeps its own kernels")
         assert "\n" not in line
+
+
+def test_a_vllm_for_gpus_keeps_all_its_kernels(monkeypatch, caplog):
+    """It would catch weights of a GPU in the hands of our kernels."""
+    platforms = types.ModuleType("vllm.platforms")
+    platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    vllm_plugin.register()
+    assert not caplog.records
+    assert {status.reason for status in vllm_plugin.activate()} == {"this vLLM does not compute on the CPU"}
+
+
+def test_a_slower_part_is_active_only_where_it_is_named(monkeypatch):
+    platforms = types.ModuleType("vllm.platforms")
+    platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)
+    part = types.ModuleType("armllm.vllm_plugin.scaled")
+    part.why_slower = lambda: "it has no dot products"
+    part.register = lambda: None
+    for module in (types.ModuleType("vllm"), platforms, part):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = {status.part: status for status in vllm_plugin.activate()}
+    assert found["int8"].reason == "it has no dot products; ARMLLM_VLLM=int8 takes ours nevertheless"
+    assert not found["int8"].is_problem
+    vllm_plugin.activate.cache_clear()
+    monkeypatch.setenv(vllm_plugin.VARIABLE, "int8")
+    assert [status.part for status in vllm_plugin.activate() if status.is_active] == ["int8"]

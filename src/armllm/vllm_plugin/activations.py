@@ -1,0 +1,52 @@
+"""vLLM's activations, where each is an operator (see `operators`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.model_executor.layers.activation import GELU, GeluAndMul, GELUTanh, QuickGELU, SiluAndMul
+
+import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.vllm_plugin.operators import replace_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+OPS = torch.ops.armllm
+
+
+def _activation(layer: type, operator: Callable[[Tensor], Tensor]) -> type:
+    def forward_cpu(self: torch.nn.Module, x: Tensor) -> Tensor:  # noqa: ARG001 - a method
+        return operator(x)
+
+    return type(f"Armllm{layer.__name__}", (layer,), {"forward_cpu": forward_cpu})
+
+
+class ArmllmGeluAndMul(GeluAndMul):  # type: ignore[misc]
+    """``gelu(x[:d]) * x[d:]``, exact or with tanh."""
+
+    def forward_cpu(self, x: Tensor) -> Tensor:
+        """``x[..., 2 d]`` to ``[..., d]``."""
+        operator = OPS.gelu_tanh_and_mul if self.approximate == "tanh" else OPS.gelu_and_mul
+        result: Tensor = operator(x)
+        return result
+
+
+def why_slower() -> str:
+    """Nowhere: vLLM's own are several operators of torch."""
+    return ""
+
+
+def register() -> None:
+    """Put our activations in the place of vLLM's."""
+    replace_operator(GeluAndMul, ArmllmGeluAndMul)
+    for layer, operator in (
+        (SiluAndMul, OPS.silu_and_mul),
+        (GELU, OPS.gelu),
+        (GELUTanh, OPS.gelu_tanh),
+        (QuickGELU, OPS.quick_gelu),
+    ):
+        replace_operator(layer, _activation(layer, operator))

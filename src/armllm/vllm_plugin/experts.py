@@ -1,0 +1,134 @@
+"""vLLM's mixtures of experts with weights in 16 or 32 bits."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+from armllm import kernels
+from armllm.layers.linear import has_fast_kernel, has_fast_panels
+from armllm.vllm_plugin.interface import check_methods
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from armllm.kernels.moe import GatedActivation
+
+ACTIVATIONS = {
+    MoEActivation.SILU: "silu",
+    MoEActivation.GELU: "gelu",
+    MoEActivation.GELU_TANH: "gelu_tanh",
+}
+OPS = {
+    torch.bfloat16: kernels.moe_bf16,
+    torch.float16: kernels.moe_f16,
+    torch.float32: kernels.moe_f32,
+}
+# The experts of each layer, by the number that the operator takes: torch's compiler sees tensors and numbers.
+LAYERS: weakref.WeakValueDictionary[int, kernels.Experts] = weakref.WeakValueDictionary()
+NUMBERS = itertools.count()
+_LIBRARY: Any = torch.library.Library("armllm_vllm", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _compute(x: Tensor, expert_ids: Tensor, expert_weights: Tensor, layer: int, activation: str) -> Tensor:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    OPS[x.dtype](
+        out,
+        x,
+        expert_ids.long(),
+        expert_weights.float(),
+        LAYERS[layer],
+        activation=cast("GatedActivation", activation),
+    )
+    return out
+
+
+_LIBRARY.define("experts(Tensor x, Tensor ids, Tensor weights, int layer, str activation) -> Tensor")
+_LIBRARY.impl("experts", _compute, "CPU")
+torch.library.register_fake(
+    "armllm_vllm::experts",
+    lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    lib=_LIBRARY,
+)
+
+
+def can_compute(moe: Any) -> bool:
+    """Whether the kernels have such experts: gated, and each on this rank."""
+    return (
+        moe.is_act_and_mul
+        and moe.activation in ACTIVATIONS
+        and moe.in_dtype in OPS
+        and not moe.moe_parallel_config.use_ep
+        and not moe.moe_parallel_config.enable_eplb
+    )
+
+
+class ArmllmExperts(CPUUnquantizedExperts):  # type: ignore[misc]
+    """The MLPs to which a router sent each token, weighted and added; vLLM's router, our products."""
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Bring the weights of each expert into the order of the kernels."""
+        gate_up = _ordered(layer.w13_weight.data)
+        down = _ordered(layer.w2_weight.data)
+        biases = [None if one is None else one.float().contiguous() for one in (self.w1_bias, self.w2_bias)]
+        self.number = next(NUMBERS)
+        self.experts = LAYERS[self.number] = kernels.join_experts(gate_up, down, *biases)
+        if isinstance(gate_up[0], kernels.PanelWeight):
+            # vLLM reads the shapes of the parameters, but not what is in them
+            for name in ("w13_weight", "w2_weight"):
+                weight = getattr(layer, name)
+                empty = weight.data.new_empty(1).expand(weight.shape)
+                setattr(layer, name, torch.nn.Parameter(empty, requires_grad=False))
+
+    def apply(  # noqa: PLR0917 - the order is vLLM's
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: MoEActivation,
+        *args: Any,
+        apply_router_weight_on_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """``hidden_states[tokens, hidden]`` to ``output`` of the same shape."""
+        del w1, w2, args, kwargs
+        if apply_router_weight_on_input:  # the inputs have the weights then
+            topk_weights = torch.ones_like(topk_weights)
+        name = ACTIVATIONS[activation]
+        output.copy_(torch.ops.armllm_vllm.experts(hidden_states, topk_ids, topk_weights, self.number, name))
+
+
+def _ordered(weights: Tensor) -> list[kernels.PanelWeight | Tensor]:
+    """The matrices of ``weights[experts, out_features, in_features]``."""
+    if has_fast_panels(weights.dtype) and not has_fast_kernel(weights.dtype):
+        return [kernels.pack_panels(one) for one in weights]
+    return [one.contiguous() for one in weights]
+
+
+class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
+    """vLLM's method with `ArmllmExperts` where the kernels have such experts."""
+
+    def __init__(self, moe: Any) -> None:
+        super().__init__(moe)
+        if can_compute(moe):
+            self.experts_cls = ArmllmExperts
+
+
+def why_slower() -> str:
+    """Nowhere that was measured."""
+    return ""
+
+
+def register() -> None:
+    """Let vLLM compute experts by our kernels."""
+    check_methods(ArmllmExperts, ("process_weights_after_loading", "apply"))
+    UnquantizedFusedMoEMethod.register_oot(ArmllmMoEMethod, name=UnquantizedFusedMoEMethod.__name__)

@@ -1,0 +1,79 @@
+"""vLLM's norms, where each is an operator (see `operators`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+
+import armllm.kernels.torch_ops  # noqa: F401 - registers the operators
+from armllm.vllm_plugin.operators import replace_operator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Result = Tensor | tuple[Tensor, Tensor]
+
+OPS = torch.ops.armllm
+
+
+class ArmllmRMSNorm(RMSNorm):  # type: ignore[misc]
+    """``x / sqrt(mean(x^2) + eps) * weight``, rounded once; with a residual, of the sum of both."""
+
+    def forward_cpu(self, x: Tensor, residual: Tensor | None = None) -> Result:
+        """The norm, and the sum where there is a residual; both take the place of the inputs then."""
+        result: Result
+        known = self.has_weight and self.variance_size_override is None and self.weight.dtype == x.dtype
+        if residual is None:
+            eps = self.variance_epsilon
+            result = OPS.rms_norm(x, self.weight, eps, 0.0) if known else self.forward_native(x)
+        elif known and residual.dtype == x.dtype and x.is_contiguous() and residual.is_contiguous():
+            OPS.fused_add_rms_norm(x, residual, self.weight, self.variance_epsilon, 0.0)
+            result = x, residual
+        else:
+            result = self.forward_native(x, residual)
+        return result
+
+
+class ArmllmGemmaRMSNorm(GemmaRMSNorm):  # type: ignore[misc]
+    """The same with ``weight + 1``; it writes over nothing."""
+
+    def forward_cpu(self, x: Tensor, residual: Tensor | None = None) -> Result:
+        """The norm, and the sum where there is a residual."""
+        result: Result
+        if self.weight.dtype != x.dtype or (residual is not None and residual.dtype != x.dtype):
+            result = self.forward_native(x, residual)
+        elif residual is None:
+            result = OPS.rms_norm(x, self.weight, self.variance_epsilon, 1.0)
+        else:
+            sums = x + residual
+            result = OPS.rms_norm(sums, self.weight, self.variance_epsilon, 1.0), sums
+        return result
+
+
+class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``, rounded once."""
+
+    def forward_cpu(self, x: Tensor) -> Tensor:
+        """The norm of each row."""
+        if self.weight is None or self.weight.dtype != x.dtype:
+            result: Tensor = self.forward_native(x)
+        else:
+            result = OPS.layer_norm(x, self.weight, self.bias, self.eps)
+        return result
+
+
+def why_slower() -> str:
+    """Nowhere: vLLM's own are several operators of torch."""
+    return ""
+
+
+def register() -> None:
+    """Put our norms in the place of vLLM's."""
+    for layer, ours in (
+        (RMSNorm, ArmllmRMSNorm),
+        (GemmaRMSNorm, ArmllmGemmaRMSNorm),
+        (LayerNorm, ArmllmLayerNorm),
+    ):
+        replace_operator(layer, ours)

@@ -1,0 +1,42 @@
+"""Another vLLM may call a method with other arguments: that is found before it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from armllm.vllm_plugin.interface import check_methods
+
+
+class Known:
+    def apply(self, layer, x, bias=None, extra=None):
+        """What vLLM has."""
+
+
+class Ours(Known):
+    def apply(self, layer, x, *args, extra=None, **kwargs):
+        """What takes its place."""
+
+
+class Renamed(Known):
+    def apply(self, layer, inputs, *args):
+        """The same in a vLLM that calls it ``x``."""
+
+
+class Fewer(Known):
+    def apply(self, layer, x, *, scale=None):
+        """A name that vLLM never gives."""
+
+
+def test_the_same_arguments_are_taken():
+    check_methods(Ours, ["apply"])
+
+
+@pytest.mark.parametrize("ours", [Renamed, Fewer])
+def test_other_arguments_are_named(ours):
+    with pytest.raises(TypeError, match=r"its Known.apply takes layer, x, bias, extra"):
+        check_methods(ours, ["apply"])
+
+
+def test_a_method_that_is_gone_is_named():
+    with pytest.raises(TypeError, match="its Known has no forward"):
+        check_methods(Ours, ["forward"])
