@@ -105,9 +105,9 @@ def picture(seed, height, width):
 
 def save_tokenizer(folder):
     """One of words, whose template marks the place of each picture."""
-    words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    words["<|image_pad|>"] = words.pop(f"w{PAD}")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w2"))  # noqa: S106
+    token_ids = {f"w{index}": index for index in range(VOCAB_SIZE)}
+    token_ids["<|image_pad|>"] = token_ids.pop(f"w{PAD}")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(token_ids, unk_token="w2"))  # noqa: S106
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<|image_pad|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
