@@ -50,6 +50,8 @@ class Fetcher:
                 if next_url is None:
                     return data
                 url = urljoin(url, next_url)
+        except RequestError:
+            raise
         except TimeoutError:
             raise RequestError(f"image_url: {_shown(url)} takes more than {SECONDS:.0f} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -64,8 +66,8 @@ class Fetcher:
         connection = http.client.HTTPConnection(host, port, timeout=_left(deadline))
         with contextlib.ExitStack() as closing:
             closing.callback(connection.close)
-            connection.sock = _connect(host, port, deadline, tls=parts.scheme == "https")
-            ending = threading.Timer(_left(deadline), _end, (connection.sock,))  # of one that trickles
+            line = connection.sock = _connect(host, port, deadline, tls=parts.scheme == "https")
+            ending = threading.Timer(_left(deadline), _end, (line,))  # of one that trickles
             ending.daemon = True
             ending.start()
             closing.callback(ending.cancel)
@@ -78,7 +80,7 @@ class Fetcher:
                 raise RequestError(f"image_url: {_shown(url)} answers with status {answer.status}")
             data = bytearray()
             while True:
-                connection.sock.settimeout(_left(deadline))
+                line.settimeout(_left(deadline))
                 chunk = answer.read1(CHUNK)
                 if not chunk:
                     _left(deadline)  # it may have been ended at the deadline
