@@ -53,6 +53,20 @@ static int owns(const char* path) {
          setxattr(path, "system.posix_acl_access", list, sizeof list, 0) == 0;
 }
 
+// An output that nobody could remove or change again.
+static int keeps_its_output(void) {
+  int flags = 0, file = open("/proc/self/fd/1", O_RDWR);
+  if (file < 0 || ioctl(file, FS_IOC_GETFLAGS, &flags)) return 0;
+  int kept = FS_IMMUTABLE_FL | FS_APPEND_FL | flags;
+  return ioctl(file, FS_IOC_SETFLAGS, &kept) == 0;
+}
+
+// Who has a write lease lets everybody else wait who opens the file.
+static int leases(const char* path) {
+  int file = open(path, O_RDONLY);
+  return file >= 0 && fcntl(file, F_SETLEASE, F_WRLCK) == 0;
+}
+
 static int devices(void) {
   static const char* const known[] = {".",      "..",      "null", "zero", "full",
                                       "random", "urandom", "shm",  "fd",   "qemu-aarch64"};
@@ -322,6 +336,15 @@ int main(int count, char** words) {
   way("a queue of the machine", msgget(key, 0) >= 0 || mq_open("/armbuild-escape", O_RDONLY) >= 0);
   way("the environment", secrets());
   way("capabilities of a file", bits_of_a_file());
+  way("flags of its output", keeps_its_output());
+  way("another name of its output",
+      linkat(AT_FDCWD, "/proc/self/fd/1", AT_FDCWD, "/tmp/x", AT_SYMLINK_FOLLOW) == 0 ||
+          linkat(1, "", AT_FDCWD, "/tmp/x", AT_EMPTY_PATH) == 0);
+  way("more users",
+      writes("/proc/self/uid_map") || writes("/proc/self/gid_map") || writes("/proc/self/setgroups"));
+  way("others' files by a lease", leases("/dev/qemu-aarch64") || leases(PROGRAM));
+  way("raw sockets",
+      socket(AF_INET, SOCK_RAW, IPPROTO_ICMP) >= 0 || socket(AF_INET6, SOCK_RAW, IPPROTO_ICMP) >= 0);
   puts("done");
   return 0;
 }

@@ -44,6 +44,15 @@ class Box:
         raise ConnectionRefusedError(port)
 
 
+@pytest.mark.parametrize("volumes", [{"/data": {}}, {"": {}}, ["/data"]])
+def test_an_image_with_volumes_goes_to_no_engine(tmp_path, monkeypatch, volumes):
+    monkeypatch.setattr("armbuild.image.smoke.contained.check", lambda *_, **__: None)
+    path = small.write(tmp_path, MODEL, Volumes=volumes)
+    (work := tmp_path / "work").mkdir()
+    with pytest.raises(CheckFailed, match="declares volumes, which podman would let it fill"):
+        smoke.smoke_test(path, ["neoverse-n1"], work, engine="podman")
+
+
 @pytest.mark.parametrize(
     "text",
     [
