@@ -167,7 +167,10 @@ def _error(param: str, message: str) -> dict[str, Any]:
 
 async def _post(app: ASGIApp, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and JSON document of an answer of the application."""
-    document = json.dumps(body).encode()
+    try:
+        document = json.dumps(body).encode()
+    except RecursionError:  # there is less room on the stack than when it was read
+        return 400, _error("body", "the body is nested too deeply")
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     headers.append((b"content-length", str(len(document)).encode()))
     scope = {

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import time
 
 import httpx2
 import pytest
 
-from armllm.server.protocol.chat import ChatRequest
+from armllm.cli import main
+from armllm.server import batch
+from armllm.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from armllm.server.protocol.chat import ChatBatchRequest, ChatRequest
 from armllm.server.protocol.completions import CompletionRequest
 from armllm.server.protocol.responses import ResponsesRequest
+from armllm.server.protocol.scoring import ClassifyRequest, PoolingRequest, RerankRequest, ScoreRequest
 from armllm.server.protocol.tokens import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 
+CPU_SECONDS = 5.0  # of the server and its engine, for one of these bodies
 HELLO = [{"role": "user", "content": "Hello"}]
+ADAPTERS = {
+    "/v1/load_lora_adapter": (LoadAdapterRequest, {"lora_name": "a", "lora_path": "/"}),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest, {"lora_name": "a"}),
+}
 ENDPOINTS = {
     "/v1/completions": (CompletionRequest, {"prompt": "Hello", "max_tokens": 3}),
     "/v1/chat/completions": (ChatRequest, {"messages": HELLO, "max_tokens": 3}),
+    "/v1/chat/completions/batch": (ChatBatchRequest, {"messages": [HELLO, HELLO], "max_tokens": 3}),
     "/v1/responses": (ResponsesRequest, {"input": "Hello", "max_output_tokens": 3}),
     "/v1/embeddings": (EmbeddingRequest, {"input": "Hello"}),
+    "/score": (ScoreRequest, {"text_1": "Hello", "text_2": ["a", "b"]}),
+    "/rerank": (RerankRequest, {"query": "Hello", "documents": ["a", "b"]}),
+    "/v1/rerank": (RerankRequest, {"query": "Hello", "documents": ["a", "b"], "top_n": 1}),
+    "/pooling": (PoolingRequest, {"input": "Hello"}),
+    "/classify": (ClassifyRequest, {"input": "Hello"}),
     "/tokenize": (TokenizeRequest, {"prompt": "Hello"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
 }
@@ -43,6 +60,23 @@ TEXTS = [
     "</s>",
     "auto",
     "none",
+]
+PLACES = [
+    "/dev/zero",
+    "/proc/self/mem",
+    "/dev/stdin",
+    "a\x00b",
+    "..",
+    "x/" * 2000,
+    "a" * 300,
+    "~",
+    "https://x/y",
+]
+BODY_TYPES = [
+    "multipart/form-data; boundary=x",
+    "multipart/mixed",
+    "application/x-www-form-urlencoded",
+    "x" * 999,
 ]
 GRAMMARS = [
     "a*",
@@ -100,6 +134,14 @@ PLAUSIBLE = {
     ("stream", "echo", "ignore_eos", "logprobs", "return_token_ids"): lambda rng: rng.choice(
         (True, False, 1)
     ),
+    ("lora_path", "lora_name"): lambda rng: rng.choice(PLACES + TEXTS),
+    ("documents", "text_1", "text_2", "text_pair", "input", "queries"): lambda rng: rng.choice(
+        (rng.sample(TEXTS, rng.randint(1, 4)), [[5, 6], [7]], [5, -1], {"content": []}, rng.choice(TEXTS))
+    ),
+    ("encoding_format",): lambda rng: rng.choice(("float", "base64", "bytes", "bytes_only", "int8")),
+    ("embed_dtype", "endianness", "task"): lambda rng: rng.choice(
+        ("float32", "bfloat16", "fp8_e4m3", "big", "native", "embed", "classify", "token_embed", "score")
+    ),
 }
 
 
@@ -123,32 +165,37 @@ def body(rng, model, base):
 
 @pytest.fixture(scope="module")
 def server(serving):
-    with serving({"max_model_len": 64, "max_num_seqs": 32}) as server:
+    options = {"max_model_len": 64, "max_num_seqs": 32, "enable_lora": True}
+    with serving(options, may_change_adapters=True) as server:
         yield server
         server.assert_idle()
 
 
 def attack(server, seeds):
-    headers = {"Content-Type": "application/json"}
     statuses = set()
-    with httpx2.Client(base_url=server.url, headers=headers, timeout=60) as client:
+    endpoints = {**ENDPOINTS, **ADAPTERS}
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
         for seed in seeds:
             rng = random.Random(seed)  # noqa: S311 - test data
-            path = rng.choice(list(ENDPOINTS))
-            content = body(rng, *ENDPOINTS[path])
-            answer = client.post(path, content=content)
+            path = rng.choice(list(endpoints))
+            content = body(rng, *endpoints[path])
+            media_type = rng.choice(BODY_TYPES) if rng.random() < 0.02 else "application/json"
+            began = time.process_time()
+            answer = client.post(path, content=content, headers={"Content-Type": media_type})
             statuses.add(answer.status_code)
             assert answer.status_code < 500, (seed, path, content, answer.text)
+            assert time.process_time() - began < CPU_SECONDS, (seed, path, content)
             if answer.status_code >= 400:
                 message = answer.json()["error"]["message"]
                 assert "\n" not in message, (seed, message)
         assert statuses >= {200, 400}
         assert client.get("/health").status_code == 200
-        assert client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 3}).status_code == 200
+        hello = {"prompt": "Hello", "max_tokens": 3}
+        assert client.post("/v1/completions", json=hello).status_code == 200
 
 
 def test_no_body_ends_in_a_server_error(server):
-    attack(server, range(120))
+    attack(server, range(200))
 
 
 @pytest.mark.slow
@@ -166,3 +213,58 @@ def test_no_stream_ends_without_its_end(server, seed):
     body = {"prompt": "Hello", "max_tokens": 9, "stream": True, "seed": seed, **fields}
     answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 400 or answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_no_line_of_a_batch_ends_the_others(folder, tmp_path, capsys):
+    """It would catch an error that ends the command, and the answers of other lines with it."""
+    rng = random.Random(5)  # noqa: S311 - test data
+    lines = []
+    for number in range(120):
+        path = rng.choice(list(ENDPOINTS))
+        model, base = ENDPOINTS[path]
+        fields = {name: plausible(rng, name) for name in rng.sample(sorted(model.model_fields), 2)}
+        odd = value(rng) if rng.random() < 0.1 else {**base, **fields, "model": "smoke"}
+        sent = odd if isinstance(odd, dict) else base
+        lines.append({"custom_id": str(number), "method": "POST", "url": path, "body": sent})
+    lines += [{**lines[0], "method": value(rng), "url": value(rng)} for _ in range(20)]
+    texts = [json.dumps(line) for line in lines]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(texts))
+    command = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(folder)]
+    assert main([*command, "--served-model-name", "smoke", "--max-model-len", "64"]) in (1, 2), (
+        capsys.readouterr()
+    )
+    answers = [json.loads(text) for text in target.read_text().splitlines()]
+    assert len(answers) == len(texts), capsys.readouterr().err
+    for line, answer in zip(texts, answers, strict=True):
+        assert answer["response"]["status_code"] < 500, (line, answer)
+
+
+def test_a_line_of_a_batch_that_is_just_not_too_deep_to_be_read_has_an_answer():
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": deep}}
+    answer = asyncio.run(batch._answer(None, line))
+    assert answer["response"]["status_code"] == 400
+    assert answer["error"]["message"] == "the body is nested too deeply"
+
+
+@pytest.mark.parametrize(
+    "line", ["[", "1", "[]", "{}", '{"body":' * 5000, "9" * 9999, "null", '"\\ud800"', "\x00"]
+)
+def test_a_line_of_a_batch_that_is_no_request_is_named(folder, tmp_path, capsys, line):
+    (tmp_path / "in.jsonl").write_text(line)
+    command = [
+        "run-batch",
+        "-i",
+        str(tmp_path / "in.jsonl"),
+        "-o",
+        str(tmp_path / "out"),
+        "--model",
+        str(folder),
+    ]
+    assert main(command) == 2
+    message = capsys.readouterr().err
+    assert "line 1" in message
+    assert len(message) < 500
