@@ -292,8 +292,9 @@ class Service:
             return messages, ()
         if count > self.facts.most_pictures:
             most = self.facts.most_pictures
-            reason = f"limit_mm_per_prompt allows at most {most}" if most else "this model takes none"
-            raise ApiError(f"messages: there are {count} pictures, and {reason}", param="messages")
+            allowed = f"limit_mm_per_prompt allows {most}, not {count}"
+            reason = allowed if most else "this model takes no pictures"
+            raise ApiError(f"messages: image_url: {reason}", param="messages")
         if any(isinstance(part, dict) and part.get("type") == "image_pil" for part in parts):
             raise ApiError("messages: image_pil is for Python: send an image_url", param="messages")
         work = functools.partial(take_pictures, messages, self.fetcher.fetch if self.fetcher.hosts else None)

@@ -48,7 +48,7 @@ def test_a_server_answers_about_pictures(start, seeing):
     with httpx2.stream("POST", url, json=body(URL, stream=True), timeout=DEADLINE) as answer:
         assert answer.read().endswith(b"data: [DONE]\n\n")
     for given, message in (
-        (body(URL, URL), "there are 2 pictures, and limit_mm_per_prompt allows at most 1"),
+        (body(URL, URL), "image_url: limit_mm_per_prompt allows 1, not 2"),
         (body("https://example.org/cat.png"), "is not a data URL"),
         (body("data:image/png;base64,aaaa"), "a picture can't be read"),
     ):
@@ -63,7 +63,7 @@ def test_a_server_answers_about_pictures(start, seeing):
 def test_a_model_of_text_refuses_pictures(served):
     answer = served.post("/v1/chat/completions", body(URL))
     assert answer.status_code == 400
-    assert "this model takes none" in answer.json()["error"]["message"]
+    assert "takes no pictures" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
