@@ -53,17 +53,17 @@ class Conversation:
 
     def __init__(self, seed: int, characters: int = 600) -> None:
         self.random = random.Random(seed)  # noqa: S311 - no secret
-        self.text = self.words(characters)
+        self.text = self.random_text(characters)
         self.lock = threading.Lock()  # one turn at a time
 
-    def words(self, characters: int) -> str:
+    def random_text(self, characters: int) -> str:
         """Random words."""
         return " ".join(self.random.randbytes(3).hex() for _ in range(characters // 7))
 
     def turn(self, url: str) -> None:
         """Ask, and go on with the answer."""
         with self.lock:
-            self.text += ask(url, self.text)[:40] + self.words(100)
+            self.text += ask(url, self.text)[:40] + self.random_text(100)
 
 
 def conversations(url: str) -> None:
