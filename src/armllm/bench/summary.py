@@ -130,13 +130,13 @@ def _line(label: str, value: float | str | None) -> str:
 
 def as_text(result: dict[str, Any]) -> str:
     """The figures for people and for scripts that read vLLM's report: its lines, in its order."""
-    limit = result["max_concurrency"]
+    limit, rate = result["max_concurrency"], result["request_rate"]
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         _line("Successful requests:", result["completed"]),
         _line("Failed requests:", result["failed"]),
         *([_line("Maximum request concurrency:", limit)] if limit is not None else []),
-        _line("Request rate configured (RPS):", result["request_rate"]),
+        *([_line("Request rate configured (RPS):", rate)] if rate != "inf" else []),
         _line("Benchmark duration (s):", result["duration"]),
         _line("Total input tokens:", result["total_input_tokens"]),
         _line("Total generated tokens:", result["total_output_tokens"]),

@@ -34,6 +34,7 @@ def test_figures_leave_failures_and_first_tokens_out():
     assert result["p99_e2el_ms"] == pytest.approx(498)
     lines = as_text(result).splitlines()
     assert "Failed requests:                         1" in lines
+    assert "Request rate configured (RPS):           4.00" in lines
     assert "Total generated tokens:                  6" in lines
     assert "P99 E2EL (ms):                           498.00" in lines
 
@@ -49,6 +50,7 @@ def test_peaks_are_of_one_second_and_of_one_moment():
     assert (result["max_output_tokens_per_s"], result["max_concurrent_requests"]) == (9, 2)
     lines = as_text(result).splitlines()
     assert "Maximum request concurrency:             3" in lines
+    assert not any("Request rate" in line for line in lines), "all at once is no rate"
     assert "Peak output token throughput (tok/s):    9.00" in lines
     assert "Peak concurrent requests:                2.00" in lines
     nothing = summarize([Outcome(1, error="status 500")], 2.0, 1.0)
