@@ -372,6 +372,7 @@ def unpack_tar(path: Path, folder: Path) -> None:
                 links.append(target)
             elif entry.islnk():
                 os.link(_free_place(folder, entry.linkname, known), target, follow_symlinks=False)
+                links += [target] * target.is_symlink()  # which leads elsewhere from here
             else:
                 raise CheckFailed(f"{entry.name!r} is a device or a pipe")
         budget.rest(tar.fileobj)  # to the end, where the check sum is compared

@@ -118,6 +118,7 @@ SHORT = [(f"{chr(96 + n)}", b"", link(f"{chr(95 + n) if n > 1 else '.'}/{LONG}")
         [("a", b"", link("../escaped", tarfile.LNKTYPE))],
         [("a", b"", link("/etc/passwd", tarfile.LNKTYPE))],
         [("a", b"", link("/etc/passwd")), ("b", b"", link("a", tarfile.LNKTYPE))],
+        [("a/b/c/in", b"", link("../../../file")), ("out", b"", link("a/b/c/in", tarfile.LNKTYPE))],
         [("a", b"", link("../target")), ("a", b"x", {})],
         [("a", b"", {"type": tarfile.CHRTYPE})],
         [("a", b"", {"type": tarfile.FIFOTYPE})],
