@@ -265,6 +265,12 @@ def _of_one_node(allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], roo
     sets = {node: allowed & frozenset(cpus) for node, cpus in nodes.items()}
     best = max(sets, key=lambda node: (len(sets[node]), available_on_node(node, root) or 0), default=None)
     if best is not None and sets[best]:
+        count = sum(map(bool, sets.values()))
+        if count > 1:
+            _say_once(
+                f"one of {count} NUMA nodes computes: --tensor-parallel-size {count} uses all for each token,"
+                f" --data-parallel-size {count} for more requests"
+            )
         return sets[best]
     if nodes and environment.visible_memory_nodes() is not None:
         raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")

@@ -66,6 +66,15 @@ def test_the_node_with_most_allowed_cpus_is_taken(machine):
     assert (found.num_threads, found.cpus, found.node) == (32, frozenset(range(32, 64)), 1)
 
 
+def test_nodes_that_do_not_compute_are_said_once(machine, caplog):
+    """Half of the memory's bandwidth would be left alone without a word."""
+    root = machine({0: "0-3", 1: "4-7"})
+    for allowed in (range(8), range(4), range(8)):
+        decide(cpus(*allowed), ALL, root)
+    (line,) = caplog.records
+    assert "one of 2 NUMA nodes computes: --tensor-parallel-size 2 uses all" in line.message
+
+
 def test_of_equal_nodes_the_one_with_more_memory_left_is_taken(machine):
     root = machine({0: "0-3", 1: "4-7"})
     for free, node in (((100, 900), 1), ((900, 100), 0), ((500, 500), 0)):
