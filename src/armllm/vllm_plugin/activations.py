@@ -36,7 +36,7 @@ class ArmllmGeluAndMul(GeluAndMul):  # type: ignore[misc]
 
 
 def why_slower() -> str:
-    """Nowhere: vLLM's own are several operators of torch."""
+    """Nowhere that was measured."""
     return ""
 
 

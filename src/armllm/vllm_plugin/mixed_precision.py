@@ -99,7 +99,7 @@ def _rows_first(parameter: torch.nn.Parameter) -> Tensor:
 
 
 def why_slower() -> str:
-    """Nowhere: vLLM's own need more instructions on each CPU."""
+    """Nowhere that was measured."""
     return ""
 
 

@@ -65,7 +65,7 @@ class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
 
 
 def why_slower() -> str:
-    """Nowhere: vLLM's own are several operators of torch."""
+    """Nowhere that was measured."""
     return ""
 
 

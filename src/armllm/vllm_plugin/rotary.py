@@ -42,7 +42,7 @@ def _rotary(layer: type) -> type:
 
 
 def why_slower() -> str:
-    """Nowhere: vLLM's own computes one head after another with the same loads."""
+    """Nowhere that was measured."""
     return ""
 
 
