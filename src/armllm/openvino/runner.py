@@ -54,9 +54,10 @@ def read_config(folder: Path) -> ModelConfig:
 
 def check_cpu() -> None:
     """RequestError on a CPU for which OpenVINO has no paged attention, before it reads a model."""
+    version = openvino.__version__.partition("-")[0]
     if platform.machine() == "aarch64" and "sve" not in armisa.detect().features:
         raise RequestError(
-            f"backend openvino: OpenVINO {openvino.__version__} has paged attention only for Arm cores with"
+            f"backend openvino: OpenVINO {version} has paged attention only for Arm cores with"
             " SVE, and this one has none; leave out --backend to compute by armllm's own kernels"
         )
 
