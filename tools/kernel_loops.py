@@ -100,10 +100,25 @@ LOOPS = (
         for rows in tiles
     ),
     *(
+        Loop(
+            target="neon",
+            entry=f"w{bits}a8_tile",
+            marker="sixteen",
+            rows=rows,
+            length=16,
+            bits=bits,
+            columns=4,
+            cores=("a64fx",),
+        )
+        for bits in (4, 8)
+        for rows in (4, 1)
+    ),
+    *(
         Loop(target=target, entry=f"dense_multiply_{storage}", marker="dense", rows=rows, cores=cores)
         for target, storage, tiles, cores in (
             ("neon", "f32", (4, 1), ("neoverse-n1",)),
             ("neon", "bf16", (4, 1), ("neoverse-n1",)),
+            ("neon", "bf16", (1,), ("a64fx",)),
             ("bf16", "bf16", (8, 2), ARMV9),
         )
         for rows in tiles
@@ -121,6 +136,10 @@ LOOPS = (
             cores=("neoverse-n1",) if rows > 1 else ("neoverse-n1", "a64fx"),
         )
         for storage in ("f32", "f16", "bf16")
+        for rows in (4, 1)
+    ),
+    *(
+        Loop(target="neon", entry="panel_multiply_f32", marker="panels", rows=rows, cores=ARMV9)
         for rows in (4, 1)
     ),
     *(

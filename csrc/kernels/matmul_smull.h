@@ -42,6 +42,7 @@ ARMLLM_INLINE void smull_tile(const Product& p) {
         sums[r][n] = vdupq_n_s32(0);
     }
     for (int64_t k = g * p.group; k < (g + 1) * p.group; k += 16) {
+      ARMLLM_LOOP("sixteen", rows * 1000 + 16);
       int8x16_t block[4];
       w = load_block<bits>(w, block);
       const int8_t* x = p.q + k * rows;
