@@ -121,6 +121,8 @@ def take_pictures(
         parts: list[Any] = []
         for part in content:
             kind = part.get("type") if isinstance(part, dict) else None
+            if kind == "image":  # what only this function may say
+                raise RequestError("messages: content of type 'image' is not supported: send an image_url")
             if kind not in ("image_url", "image_pil"):
                 parts.append(part)
                 continue
@@ -228,6 +230,8 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
             f"pictures need a newer transformers (pip install 'armllm[vision]'): {_line(error)}",
             lambda _: {},
         )
+    import PIL  # noqa: PLC0415 - an extra
+
     try:
         processor = family.Qwen2VLImageProcessorPil(**setup)
     except Exception as error:  # noqa: BLE001 - of values that come from a checkpoint
@@ -240,6 +244,8 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
                 result = processor(_open(question), return_tensors="np")
         except RequestError as error:
             return {"error": str(error)}
+        except PIL.UnidentifiedImageError:
+            return {"error": f"a picture can't be read: its format is none of {', '.join(FORMATS)}"}
         except MemoryError:
             return {"error": "a picture takes too much memory to read"}
         except Exception as error:  # noqa: BLE001 - whatever a broken file causes

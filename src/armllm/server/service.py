@@ -287,7 +287,12 @@ class Service:
     async def take_pictures(self, messages: list[dict[str, Any]]) -> tuple[list[Any], tuple[bytes, ...]]:
         """A conversation whose pictures are only marked, and their files, fetched where that is allowed."""
         parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
-        count = sum(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
+        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+        if "image" in kinds:
+            raise ApiError(
+                "messages: content of type 'image' is not supported: send an image_url", param="messages"
+            )
+        count = kinds.count("image_url")
         if not count:
             return messages, ()
         if count > self.facts.most_pictures:
@@ -295,7 +300,7 @@ class Service:
             allowed = f"limit_mm_per_prompt allows {most}, not {count}"
             reason = allowed if most else "this model takes no pictures"
             raise ApiError(f"messages: image_url: {reason}", param="messages")
-        if any(isinstance(part, dict) and part.get("type") == "image_pil" for part in parts):
+        if "image_pil" in kinds:
             raise ApiError("messages: image_pil is for Python: send an image_url", param="messages")
         work = functools.partial(take_pictures, messages, self.fetcher.fetch if self.fetcher.hosts else None)
         taken, pictures = await asyncio.get_running_loop().run_in_executor(self.fetcher.executor, work)

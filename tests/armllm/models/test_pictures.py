@@ -182,7 +182,7 @@ def bomb():
             {"prompt_token_ids": [PAD, PAD], "multi_modal_data": {"image": PICTURES[0]}},
             "2 places for pictures",
         ),
-        ({"prompt_token_ids": [PAD], "multi_modal_data": {"image": b"GIF89a"}}, "a picture can't be read"),
+        ({"prompt_token_ids": [PAD], "multi_modal_data": {"image": b"GIF89a"}}, "none of JPEG, PNG"),
         ({"prompt_token_ids": [PAD], "multi_modal_data": {"image": bomb()}}, "20000 x 20000 pixels; at most"),
         ({"prompt_token_ids": [PAD], "multi_modal_data": {"image": "cat.png"}}, "must be a PIL image"),
         ({"prompt_token_ids": [PAD], "multi_modal_data": {"image": picture(0, 2, 600)}}, "aspect ratio"),
@@ -272,5 +272,7 @@ def test_chat_takes_pictures_as_data_urls_and_from_pillow(tmp_path, reader):
     ):
         with pytest.raises(RequestError, match=message):
             llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}])
+    with pytest.raises(RequestError, match="'image' is not supported"):  # a place without a picture
+        llm.chat([{"role": "user", "content": [{"type": "image"}]}])
     with pytest.raises(RequestError, match="'video_url' is not supported"):
         llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}])
