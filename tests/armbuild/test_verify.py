@@ -8,10 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sigstore import dsse
+from sigstore.sign import SigningContext
+from sigstore.verify import Verifier
 from tests.armbuild.audit.conftest import RET, make_elf, make_wheel
 from tests.armbuild.cli.test_detect import check
+from tests.armbuild.damaged_documents import Token
 from tests.armbuild.image import small
 from tests.armbuild.plans import planned
+from tests.armbuild.wheel import sigstore_services
 
 from armbuild import verify
 from armbuild.cli import main
@@ -239,6 +244,26 @@ def test_a_signature_must_be_there_of_this_statement_and_of_this_signer(wheel, m
 
     monkeypatch.setattr(signature, "signed_statement", refused)
     assert "signature: Certificate's SANs do not match" in failures(wheel, signer=SIGNER)
+
+
+def test_what_a_job_signed_holds_until_bytes_and_documents_are_changed_together(wheel, tmp_path, monkeypatch):
+    """Whoever can change a wheel can change all that says so, but for the signature."""
+    authority, log = sigstore_services.Authority(), sigstore_services.Log()
+    root = sigstore_services.trusted_root(tmp_path, authority, log)
+    with SigningContext(fulcio=authority, rekor=log, trusted_root=root).signer(Token()) as session:
+        bundle = session.sign_dsse(dsse.Statement(beside(wheel).read_bytes())).to_json()
+    wheel.with_name(wheel.name + signature.SUFFIX).write_text(bundle)
+    monkeypatch.setattr(Verifier, "production", lambda **_: Verifier(trusted_root=root))
+    asked = ["verify", str(wheel), "--cert-identity", SIGNER.identity, "--cert-oidc-issuer", SIGNER.issuer]
+    assert main(asked) == 0
+    assert verdicts(wheel, signer=SIGNER) == dict.fromkeys(("wheel", "sbom", "provenance", "signature"), True)
+    (found,) = failures(wheel, signer=replace(SIGNER, identity="https://ci.example/another"))
+    assert "SANs do not match" in found
+    rewrite(wheel, "demo/__init__.py", lambda _: b"evil = 1\n")
+    restate(wheel)
+    (found,) = failures(wheel, signer=SIGNER)
+    assert found.startswith("signature: it signs another file")
+    assert main(asked) == 1
 
 
 def test_the_command_exits_with_1_and_its_document_says_why(wheel, capsys):
