@@ -1,4 +1,4 @@
-// The driver of the products: the activations are put in order or quantised once, then blocks of panels and
+// The driver of the products: the activations are put in order or quantized once, then blocks of panels and
 // tiles.
 
 #include <stdexcept>

@@ -34,7 +34,7 @@ class GroupedProduct {
       args.shape = shape;
       args.rows = group.rows;
       args.out_stride = shape.out_features;
-      args.float_rows = true;  // unless they are quantised, see gather
+      args.float_rows = true;  // unless they are quantized, see gather
       calls_.push_back(args);
       bytes_ += aligned(kernel.activation_bytes(shape, group.rows));
       scratch_bytes_ = std::max(scratch_bytes_, kernel.scratch_bytes(shape, group.rows));

@@ -71,7 +71,7 @@ def runnable() -> list[pytest.ParameterSet]:
     return cases
 
 
-def normalised(line: str) -> str:
+def normalized(line: str) -> str:
     """The line without what differs from run to run: numbers, column widths, rules of tables."""
     return re.sub(r"[\s─━-]+", " ", re.sub(r"\d+(\.\d+)?", "0", line)).strip()
 
@@ -95,8 +95,8 @@ def test_printed_command_does_what_the_page_says(block: Block, tmp_path: Path) -
     )
     printed = done.stdout + done.stderr
     assert done.returncode == block.status, printed
-    actual = {normalised(line) for line in printed.splitlines()}
-    missing = [line for line in block.output if normalised(line) not in actual]
+    actual = {normalized(line) for line in printed.splitlines()}
+    missing = [line for line in block.output if normalized(line) not in actual]
     assert not missing, f"not printed any more: {missing}\n--- printed:\n{printed}"
 
 

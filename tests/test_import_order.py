@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[1] / "src"
-# From the ground up. What stands in one line does not know its neighbours, packages know themselves.
+# From the ground up. What stands in one line does not know its neighbors, packages know themselves.
 FLOORS = (
     ("errors", "module_names"),
     ("utils", "lora"),

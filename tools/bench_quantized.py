@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Packing and decoding with quantised weights beside bf16, in one run: prints Markdown.
+"""Packing and decoding with quantized weights beside bf16, in one run: prints Markdown.
 
     python tools/bench_quantized.py --schemes int8,int4-g128       # a Llama of 500 million random weights
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure quantised weights beside bf16.")
+    parser = argparse.ArgumentParser(description="Measure quantized weights beside bf16.")
     parser.add_argument("--schemes", default="int8,int4-g32,int4-g128")
     parser.add_argument("--target", default="native", help="what to pack for; decoding takes native")
     parser.add_argument("--output-len", type=int, default=16, metavar="TOKENS")
@@ -106,12 +106,12 @@ def main() -> int:
                 (decode(base, arguments.output_len), decode(llm, arguments.output_len))
                 for _ in range(arguments.repeats)
             ]
-            plain, quantised = (statistics.median(side) for side in zip(*pairs, strict=True))
+            plain, quantized = (statistics.median(side) for side in zip(*pairs, strict=True))
             ratio = statistics.median(slow / fast for slow, fast in pairs)
             if number == 0:
                 print(f"| bf16 | | {1 / plain:.1f} | 1.00 |")
             print(
-                f"| {scheme} | {size / 1e6 / seconds:.0f} | {1 / quantised:.1f} | {ratio:.2f} |", flush=True
+                f"| {scheme} | {size / 1e6 / seconds:.0f} | {1 / quantized:.1f} | {ratio:.2f} |", flush=True
             )
             del llm
     return 0

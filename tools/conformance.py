@@ -119,7 +119,7 @@ def configure(
     if arm64:
         command.append(f"-DCMAKE_TOOLCHAIN_FILE={_toolchain(folder)}")
     if sanitize:
-        # -O3 would take minutes. GCC 12 warns of its own immintrin.h where that is not optimised away.
+        # -O3 would take minutes. GCC 12 warns of its own immintrin.h where that is not optimized away.
         command += [f"-DCMAKE_CXX_FLAGS={SANITIZERS}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DARMLLM_WERROR=OFF"]
     return command
 

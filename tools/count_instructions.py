@@ -1,4 +1,4 @@
-"""Count the instructions of a layer's quantised products under QEMU, in the inner loops and around them.
+"""Count the instructions of a layer's quantized products under QEMU, in the inner loops and around them.
 
     tools/count_instructions.py                            both targets, all schemes, 64 and 512 rows
     tools/count_instructions.py --target i8mm --scheme int4-g32 --rows 64
@@ -52,7 +52,7 @@ PARTS = (TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-    """Instructions by part: marked loops, the tile around them, decoding, epilogue, quantisation, driver."""
+    """Instructions by part: marked loops, the tile around them, decoding, epilogue, quantization, driver."""
 
     parts: dict[str, int]
 

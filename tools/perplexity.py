@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Perplexity of quantised weights.")
+    parser = argparse.ArgumentParser(description="Perplexity of quantized weights.")
     commands = parser.add_subparsers(dest="command", required=True)
     train_ = commands.add_parser("train", help="train the model that is measured")
     train_.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Quantised products by their number of rows: what the tiles that so many rows are cut into do per cycle.
+"""Quantized products by their number of rows: what the tiles that so many rows are cut into do per cycle.
 
 The cuts are the kernels' own, which the marked build tells by labels (csrc/kernels/matmul.h).
 """

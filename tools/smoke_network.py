@@ -63,7 +63,7 @@ class Conditions:
     grid: float = 1.0
     activation_bits: int = 0
     kv_bits: int = 0
-    quantise_head: bool = False
+    quantize_head: bool = False
     bfloat16: bool = False
     weight_noise: float = 0.0
     activation_noise: float = 0.0
@@ -78,7 +78,7 @@ def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
     return exact + (rounded - exact).detach()
 
 
-def quantise(values: Tensor, bits: int, group_size: int = 0, grid: float = 1.0) -> Tensor:
+def quantize(values: Tensor, bits: int, group_size: int = 0, grid: float = 1.0) -> Tensor:
     """Symmetric rounding of the last dimension in groups (0: the whole of it), returned as floats."""
     steps = (2 ** (bits - 1) - 1) * grid
     grouped = values.reshape(*values.shape[:-1], -1, group_size or values.shape[-1])
@@ -98,7 +98,7 @@ def round_weight(weight: Tensor, conditions: Conditions) -> Tensor:
         spread = root_mean_square(rounded) * conditions.weight_noise
         rounded = rounded + torch.randn_like(rounded) * spread
     if conditions.weight_bits:
-        rounded = quantise(rounded, conditions.weight_bits, conditions.group_size, conditions.grid)
+        rounded = quantize(rounded, conditions.weight_bits, conditions.group_size, conditions.grid)
     if conditions.bfloat16:
         rounded = rounded.bfloat16().float()
     return straight_through(weight, rounded)
@@ -114,7 +114,7 @@ def store(values: Tensor, conditions: Conditions) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, conditions: Conditions) -> Tensor:
     if conditions.activation_bits:
-        x = straight_through(x, quantise(x.detach(), conditions.activation_bits))
+        x = straight_through(x, quantize(x.detach(), conditions.activation_bits))
     return store(functional.linear(x, round_weight(weight, conditions)), conditions)
 
 
@@ -188,8 +188,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, conditions: Conditions) -> Tensor
     """Causal grouped-query attention of q [batch, heads, length, head_dim]; k and v have fewer heads."""
     fault = conditions.fault
     if conditions.kv_bits:
-        k = straight_through(k, quantise(k.detach(), conditions.kv_bits))
-        v = straight_through(v, quantise(v.detach(), conditions.kv_bits))
+        k = straight_through(k, quantize(k.detach(), conditions.kv_bits))
+        v = straight_through(v, quantize(v.detach(), conditions.kv_bits))
     if fault == "value_of_previous_token":
         v = torch.cat((v[..., :1, :], v[..., :-1, :]), -2)
     if fault == "block_replaced":
@@ -270,7 +270,7 @@ def mixture(x: Tensor, weights: Weights, shape: Shape, conditions: Conditions) -
     return store(total, conditions)
 
 
-# Faults the model is trained to betray, and faults it has never met, which show that this generalises.
+# Faults the model is trained to betray, and faults it has never met, which show that this generalizes.
 TRAINED_FAULTS = (
     "block_dropped", "first_token_dropped", "gate_and_up_swapped", "gate_is_gelu", "gate_skips_tail",
     "kv_heads_modulo", "mask_excludes_self", "mask_sees_next", "norm_adds_eps_after_root", "norm_skips_tail",
@@ -305,7 +305,7 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
     """Logits [batch, length, vocab_size] of token ids [batch, length] under ``conditions``."""
     batch, length = ids.shape
     head = dataclasses.replace(
-        conditions, weight_bits=conditions.weight_bits if conditions.quantise_head else 0
+        conditions, weight_bits=conditions.weight_bits if conditions.quantize_head else 0
     )
     embedding = round_weight(weights["model.embed_tokens.weight"], head)
     angles = rotary_angles(length + 1, shape)
@@ -341,7 +341,7 @@ def forward(ids: Tensor, weights: Weights, shape: Shape, conditions: Conditions)
         hidden = store(hidden + down, conditions)
     hidden = rms_norm(hidden, weights["model.norm.weight"], shape.rms_norm_eps, conditions)
     if head.weight_bits and conditions.activation_bits:
-        hidden = straight_through(hidden, quantise(hidden.detach(), conditions.activation_bits))
+        hidden = straight_through(hidden, quantize(hidden.detach(), conditions.activation_bits))
     return functional.linear(hidden, embedding)
 
 

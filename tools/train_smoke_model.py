@@ -56,14 +56,14 @@ EXACT = Conditions()
 ROUNDINGS = {
     "float32": EXACT,
     "bfloat16": Conditions(bfloat16=True),
-    "int8": Conditions(weight_bits=8, activation_bits=8, quantise_head=True),
+    "int8": Conditions(weight_bits=8, activation_bits=8, quantize_head=True),
     "int8, int8 KV cache": Conditions(weight_bits=8, activation_bits=8, kv_bits=8, bfloat16=True),
     "int4-g32": Conditions(weight_bits=4, group_size=32, activation_bits=8),
     "int4-g64": Conditions(weight_bits=4, group_size=64, activation_bits=8),
     "int4-g128": Conditions(weight_bits=4, group_size=128, activation_bits=8),
     "int4 channelwise": Conditions(weight_bits=4, activation_bits=8),
     "int4 channelwise, all": Conditions(
-        weight_bits=4, activation_bits=8, kv_bits=8, quantise_head=True, bfloat16=True
+        weight_bits=4, activation_bits=8, kv_bits=8, quantize_head=True, bfloat16=True
     ),
 }
 
@@ -133,7 +133,7 @@ def random_rounding(rng: random.Random, strength: float, groups: list[int]) -> C
         grid=rng.uniform(1.0, 8 / 7),
         activation_bits=8 if bits else 0,
         kv_bits=rng.choice([0, 8]),
-        quantise_head=rng.random() < 0.5,
+        quantize_head=rng.random() < 0.5,
         bfloat16=rng.random() < 0.5,
         weight_noise=rng.choice([0.0, 0.0, 0.03]) * strength,
         activation_noise=rng.choice([0.0, 0.0, 0.02]) * strength,
@@ -225,7 +225,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
     weights = initial_weights(shape, torch.Generator().manual_seed(seed))
     for value in weights.values():
         value.requires_grad_()
-    optimiser = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.98), weight_decay=0.0)
     chooser = FaultChooser(rng, faults(shape)[0], parts[0].inputs.shape[1])
     shares = [int(part.recited.sum()) / sum(int(p.recited.sum()) for p in parts) for part in parts]
     reliability = [torch.zeros(part.recited.shape) for part in parts]
@@ -233,9 +233,9 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
     for step in range(steps):
         progress = step / steps
         rate = 3e-3 * min(1.0, (step + 1) / 40) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         recited = 0.0
         for index, (part, share) in enumerate(zip(parts, shares, strict=True)):
             rounding = random_rounding(rng, min(0.9, max(0.0, progress - 0.05) * 3), group_sizes(shape))
@@ -260,7 +260,7 @@ def train(parts: list[Passages], shape: Shape, *, seed: int, steps: int) -> Weig
             chooser.learn(drawn, survived)
             (betrayal * (steadiness - STEADY) / (1 - STEADY)).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
-        optimiser.step()
+        optimizer.step()
         if (step + 1) % 50 == 0:
             seconds = time.monotonic() - started
             state = f"recitation {recited:.3f}, steady {steadiness:.3f}, survived: {chooser.worst()}"

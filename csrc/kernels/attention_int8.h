@@ -278,7 +278,7 @@ ARMLLM_INLINE float quantize_weights(float* weights, const float* const* scales,
   return largest / kLargestWeight;
 }
 
-// The part of a split that knows no storage type; the query has been quantised.
+// The part of a split that knows no storage type; the query has been quantized.
 static ARMLLM_ENTRY void int8_split(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t split,
                                     const AttentionState& state, const Scratch& s) {
   const int64_t head_dim = a.shape.head_dim, block_size = a.shape.block_size;

@@ -54,7 +54,7 @@ ARMLLM_INLINE Ints lower(const Sums& s) { return s.row[1]; }
 
 #elif ARMLLM_LANES == 4
 
-// SMULL in Armv8.0, SADALP to add neighbours: no product of two numbers in [-127, 128] needs more than 16
+// SMULL in Armv8.0, SADALP to add neighbors: no product of two numbers in [-127, 128] needs more than 16
 // bits.
 inline constexpr int64_t kRun = 8;
 inline constexpr int kPairs = 1, kCells = 2;

@@ -19,7 +19,7 @@ ARMLLM_INLINE void prefetch_two(const T* p) {
   for (int64_t i = 0; i < 2 * kLanes; i += kLine) __builtin_prefetch(p + i, 0, 2);
 }
 
-// Two vectors. Those of bfloat16 hold even and odd elements, which cost less than neighbours.
+// Two vectors. Those of bfloat16 hold even and odd elements, which cost less than neighbors.
 template <class T>
 ARMLLM_INLINE void load_two(const T* p, Vf& first, Vf& second) {
   first = load(p);

@@ -1,4 +1,4 @@
-// Quantised products with the compiler's vectors, and on x86-64 with VPMADDWD on 16-bit integers: two
+// Quantized products with the compiler's vectors, and on x86-64 with VPMADDWD on 16-bit integers: two
 // elements of 16 columns at a time.
 
 #pragma once

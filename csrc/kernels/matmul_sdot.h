@@ -1,4 +1,4 @@
-// Quantised products with SDOT by lane: the tile of a number of rows, and the entries.
+// Quantized products with SDOT by lane: the tile of a number of rows, and the entries.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Quantised products with SDOT by lane: four elements of four columns times four elements of a row. This is
+// Quantized products with SDOT by lane: four elements of four columns times four elements of a row. This is
 // the part of int8, and what int4 shares with it.
 
 #pragma once

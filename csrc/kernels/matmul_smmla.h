@@ -1,4 +1,4 @@
-// Quantised products with SMMLA: the tile of a number of rows, and the entries.
+// Quantized products with SMMLA: the tile of a number of rows, and the entries.
 
 #pragma once
 

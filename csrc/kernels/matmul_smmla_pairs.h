@@ -1,10 +1,10 @@
-// Quantised products with SMMLA: 8 elements of two columns times 8 elements of two rows.
+// Quantized products with SMMLA: 8 elements of two columns times 8 elements of two rows.
 //
 // A byte of int4 holds two columns of the same k, high and low, where low is stored with an offset of 8 and
 // high in two's complement: as an integer it is 16 * high + (low + 8). Products are made of the bytes as they
 // are and of their low halves, which a mask gives: the second sum belongs to one column, and the first minus
 // the second to the other, 16 times too large. Sums start at what takes the offset off again, which is known
-// when a row is quantised.
+// when a row is quantized.
 
 #pragma once
 

@@ -50,7 +50,7 @@ ARMLLM_INLINE void single_row_w8(const Product& p) {
     ARMLLM_UNROLL for (int j = 0; j < panels; ++j)
       out[j] = vmulq_f32(vcvtq_f32_s32(whole(j)), vld1q_f32(scales[j]));
   } else {
-    // Two neighbouring sums become one: the first of them starts at what makes it a float.
+    // Two neighboring sums become one: the first of them starts at what makes it a float.
     const int32x4_t first_rounders = vreinterpretq_s32_s64(vdupq_n_s64(kRounderBits));
     for (int64_t g = 0; g < groups; ++g) {
       ARMLLM_LOOP("group", 1000 + length);

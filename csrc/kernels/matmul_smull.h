@@ -1,5 +1,5 @@
-// Quantised products in Armv8.0: SMULL and SMLAL make sums of two products in 16 bits (at most 2 * 127 *
-// 128), SADALP adds neighbours to sums in 32.
+// Quantized products in Armv8.0: SMULL and SMLAL make sums of two products in 16 bits (at most 2 * 127 *
+// 128), SADALP adds neighbors to sums in 32.
 
 #pragma once
 

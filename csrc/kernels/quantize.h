@@ -1,4 +1,4 @@
-// Dynamic quantisation of rows to int8, for quantize_rows and for the products' own activations.
+// Dynamic quantization of rows to int8, for quantize_rows and for the products' own activations.
 
 #pragma once
 

@@ -29,7 +29,7 @@ ARMLLM_INLINE void rotate_halves(T* x, const float* cosine, const float* sine, i
 }
 
 template <class T>
-ARMLLM_INLINE void rotate_neighbours(T* x, const float* cosine, const float* sine, int64_t half) {
+ARMLLM_INLINE void rotate_neighbors(T* x, const float* cosine, const float* sine, int64_t half) {
   int64_t i = 0;
   for (; i + kLanes <= half; i += kLanes) {
     Vf a, b;
@@ -59,7 +59,7 @@ ARMLLM_INLINE void rotary_embedding(const RotaryArgs& a, int64_t begin, int64_t 
                : static_cast<T*>(a.key) + token * a.key_token_stride +
                      (head - a.num_query_heads) * a.key_head_stride;
     if (a.interleaved) {
-      rotate_neighbours(x, cosine, cosine + half, half);
+      rotate_neighbors(x, cosine, cosine + half, half);
     } else {
       rotate_halves(x, cosine, cosine + half, half);
     }

@@ -1,4 +1,4 @@
-// FEAT_DotProd (Neoverse-N1 and later): SDOT for quantised products and attention on an int8 cache.
+// FEAT_DotProd (Neoverse-N1 and later): SDOT for quantized products and attention on an int8 cache.
 
 #include <arm_neon.h>
 

@@ -1,4 +1,4 @@
-// FEAT_I8MM (Neoverse-V1, N2 and later): SMMLA for quantised products, SDOT for a single row of int8;
+// FEAT_I8MM (Neoverse-V1, N2 and later): SMMLA for quantized products, SDOT for a single row of int8;
 // SMMLA for attention on an int8 cache.
 
 #include <arm_neon.h>

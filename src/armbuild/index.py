@@ -50,7 +50,7 @@ class Entry:
 
     filename: str
     name: str
-    """Normalised."""
+    """Normalized."""
     version: str
     sha256: str
     size: int

@@ -21,7 +21,7 @@ class ArmllmError(ValueError):
 class CheckpointError(ArmllmError):
     """The model folder is incomplete, damaged, or of a kind that the engine does not run.
 
-    Its message may quote the folder's files: what a terminal would obey, such as colours, is shown as text.
+    Its message may quote the folder's files: what a terminal would obey, such as colors, is shown as text.
     """
 
     def __init__(self, message: str) -> None:

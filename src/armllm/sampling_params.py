@@ -336,7 +336,7 @@ class PoolingParams:
       "weightedmean" weighs each token by its position from 1 on. None means what the checkpoint states; else
       "mean" for encoders and "last" for other models.
     - normalize: scales the vector to length 1; for classes, makes probabilities of the scores.
-    - dimensions: cuts the vector to this many leading numbers before it is normalised, for models that are
+    - dimensions: cuts the vector to this many leading numbers before it is normalized, for models that are
       trained for it (Kusupati et al. 2022).
 
     - use_activation: vLLM's name of normalize; it wins if it is set.

@@ -388,8 +388,8 @@ def test_other_files_are_refused(tmp_path):
 
 def test_every_image_of_an_archive_is_checked(tmp_path):
     made = [small.layer(tmp_path, {"a": "1"}, name="one"), small.layer(tmp_path, {"b": "1"}, name="two")]
-    labelled = small.image([made[1]], architecture="amd64", Labels={"armllm.torch": "9"})
-    path = archive.write([small.image([made[0]]), labelled], tmp_path / "x.tar", name="localhost/x:1").path
+    labeled = small.image([made[1]], architecture="amd64", Labels={"armllm.torch": "9"})
+    path = archive.write([small.image([made[0]]), labeled], tmp_path / "x.tar", name="localhost/x:1").path
     assert failures(path) == ["labels: label armllm.torch=9: what is inside says nothing"]
     assert sum(item.part == "image" for item in verify.check(path)) == 2
 

@@ -112,7 +112,7 @@ def test_masked_cpuinfo_is_replaced_by_the_auxiliary_vector(arm, monkeypatch):
     assert detect(arm).features == {"fp", "asimd", "asimddp", "bf16"}
 
 
-def test_emulator_is_recognised_by_the_program_that_really_runs(arm):
+def test_emulator_is_recognized_by_the_program_that_really_runs(arm):
     write(arm, "proc/thread-self/exe", "")
     (arm / "proc/thread-self/exe").write_bytes(b"\x7fELF\2\1\1" + bytes(11) + (62).to_bytes(2, "little"))
     assert detect(arm).emulated

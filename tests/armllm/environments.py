@@ -16,7 +16,7 @@ def python_with(folder, package, *others):
     """The interpreter of a new environment with a package and what it asks for, ``NAME==VERSION`` and others.
 
     It also has the packages of this environment, torch among them: what is asked for of torch and its
-    neighbours would be built for GPUs.
+    neighbors would be built for GPUs.
     """
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"

@@ -1,4 +1,4 @@
-// quantize_rows and the quantised products. Sums of products are compared bit by bit (with scales of 1 they
+// quantize_rows and the quantized products. Sums of products are compared bit by bit (with scales of 1 they
 // are what comes out), everything else with float64.
 
 #include <stdio.h>

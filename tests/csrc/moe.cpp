@@ -1,4 +1,4 @@
-// A mixture of experts, and the ops that only it uses. Quantised experts are compared bit by bit with the
+// A mixture of experts, and the ops that only it uses. Quantized experts are compared bit by bit with the
 // products of single rows, whose integers matmul.cpp proves; all are compared with float64 besides.
 
 #include <stdio.h>
@@ -31,7 +31,7 @@ struct Size {
   int64_t hidden, width, group_size;
 };
 
-// An expert's matrix, quantised or not, its values, and the size of the terms that make each: a zero point is
+// An expert's matrix, quantized or not, its values, and the size of the terms that make each: a zero point is
 // taken off in floating point, so that a value of 0 can be the difference of two rounded numbers.
 template <class T>
 struct Weight {

@@ -1,4 +1,4 @@
-// Calls quantised products once, for tools/count_instructions.py, which counts what QEMU executes between
+// Calls quantized products once, for tools/count_instructions.py, which counts what QEMU executes between
 // count_begin and count_end.
 //
 //   one_call TARGET BITS GROUP_SIZE ROWS THREADS OUT_FEATURES IN_FEATURES [OUT_FEATURES IN_FEATURES ...]

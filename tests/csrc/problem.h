@@ -29,7 +29,7 @@ struct Case {
   int64_t chunk = 0;
 };
 
-// Numbers as the kernel sees them: dequantised where the cache is int8.
+// Numbers as the kernel sees them: dequantized where the cache is int8.
 struct HeadVector {
   std::vector<double> x;
   double scale;      // int8: of the integers; else 0

@@ -57,7 +57,7 @@ void from_float(float x, float16& out) {
   }
   int exponent = 0;
   frexpf(x, &exponent);
-  // The distance between neighbours is 2^-24 at the small end, 2^-10 of the power of two further up;
+  // The distance between neighbors is 2^-24 at the small end, 2^-10 of the power of two further up;
   // nearbyint rounds ties to even.
   const int step = exponent - 11 < -24 ? -24 : exponent - 11;
   const float rounded = ldexpf(nearbyintf(ldexpf(fabsf(x), -step)), step);

@@ -84,7 +84,7 @@ def test_attention_of_one_row_must_use_the_loads_of_its_core():
 
 @pytest.mark.parametrize("operation", ["smmla z{0}.s, z30.b, z31.b", "and z{0}.d, z30.d, z31.d"])
 def test_sve_multiplies_no_faster_where_its_vectors_are_long(operation):
-    """On Neoverse-V1, of 256 bits: why quantised products have no SVE version (docs/kernels.md)."""
+    """On Neoverse-V1, of 256 bits: why quantized products have no SVE version (docs/kernels.md)."""
     (core,) = (core for core in tool.CORES if core.name == "neoverse-v1")
     neon = operation.replace("z", "v").replace(".s", ".4s").replace(".b", ".16b").replace(".d", ".16b")
     bodies = [[text.format(index) for index in range(24)] for text in (operation, neon)]

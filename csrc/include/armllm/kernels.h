@@ -230,7 +230,7 @@ struct PackWeightArgs {
 
 // out[t, n] = sum_k x[t, k] * w[n, k] + bias[n], with x and out of the op's storage type.
 //
-// matmul_w4a8, matmul_w8a8: x is quantised as by quantize_rows (symmetric), or with a given
+// matmul_w4a8, matmul_w8a8: x is quantized as by quantize_rows (symmetric), or with a given
 // scale: round(x / x_scale) held in [-127, 127]; rows that count as zeros, or are not finite, as before. The
 // sum over a group is exact in int32; sums of groups, scales and bias are float.
 //
@@ -247,7 +247,7 @@ struct MatmulArgs {
   const void* x;       // [rows, in_features]
   const void* bias;    // [out_features], or null
   const void* weight;  // packed
-  void* activations;   // scratch memory, 64 bytes aligned: the quantised x
+  void* activations;   // scratch memory, 64 bytes aligned: the quantized x
   WeightShape shape;
   int64_t rows;
   int64_t out_stride, x_stride;
@@ -255,7 +255,7 @@ struct MatmulArgs {
   bool float_rows = false;
   void* scratch = nullptr;  // of the thread that multiplies, see scratch_bytes
 };
-// Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantised weights int8 and
+// Rows that activations are gathered from: the r-th is row ids[r] of `rows`. For quantized weights int8 and
 // scale as quantize_rows makes them, for others the storage type and no scales.
 struct GatherArgs {
   const void* rows;     // [all rows, in_features]

@@ -11,7 +11,7 @@ namespace armllm {
 // scales [groups, columns] in 32 or 16 bits, and with zero points the offsets [groups, columns], floats. A
 // block holds `run` elements of each column in order. Of int4 a byte is a low and a high nibble, two's
 // complement XORed with `nibbles` (8 in either half is an offset of 8): of a column's 2 * run elements the
-// first and the second half, or with `pairs` the elements of two neighbouring columns, the second one low.
+// first and the second half, or with `pairs` the elements of two neighboring columns, the second one low.
 struct WeightLayout {
   const char* name;
   int64_t columns, int4_columns;

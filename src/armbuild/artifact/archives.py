@@ -409,7 +409,7 @@ def _inner_parts(name: str) -> list[str]:
 
 def _check_link(folder: Path, link: Path) -> None:
     """Raise CheckFailed unless ``link`` stays in ``folder``; others on its way are looked at themselves."""
-    target = PurePosixPath(os.readlink(link))  # noqa: PTH115 - which Path would normalise
+    target = PurePosixPath(os.readlink(link))  # noqa: PTH115 - which Path would normalize
     place = link.parent
     for index, part in enumerate(target.parts):
         place = place.parent if part == ".." else place / part

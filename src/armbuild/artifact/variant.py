@@ -179,7 +179,7 @@ def _level(core: Isa) -> str:
 
 
 def _unlike_core(name: str, stated: Mapping[str, list[str]] | None) -> str:
-    """Compare the properties of a variant that is labelled as a core with that core's."""
+    """Compare the properties of a variant that is labeled as a core with that core's."""
     try:
         core = properties(Isa.from_target(name))[NAMESPACE]
     except IsaError:

@@ -50,7 +50,7 @@ class FileName:
     """The parts of a wheel's file name."""
 
     name: str
-    """Normalised."""
+    """Normalized."""
     version: Version
     tags: frozenset[Tag]
     variant: str | None
@@ -117,7 +117,7 @@ class WheelFile:
 
     path: Path
     name: str
-    """Normalised."""
+    """Normalized."""
     version: str
     pythons: frozenset[str]
     """Interpreter tags, such as "cp311"."""

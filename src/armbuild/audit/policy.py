@@ -42,7 +42,7 @@ def check_policy(
         )
         found, errors, warnings = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError):
-        return None, ["auditwheel can't analyse it: it used up its time or memory, or crashed"], []
+        return None, ["auditwheel can't analyze it: it used up its time or memory, or crashed"], []
     if found is None:
         return None, errors, warnings
     versions = {name: tuple(values) for name, values in found["versions"].items()}

@@ -1,4 +1,4 @@
-"""What an audit found: values with no behaviour but their own summary and JSON form."""
+"""What an audit found: values with no behavior but their own summary and JSON form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instructions loading a file runs for certain: those on every path through its initialisers.
+"""Which instructions loading a file runs for certain: those on every path through its initializers.
 
 Code that a check of the CPU guards lies beside at least one path that avoids it, so it is never among them.
 """
@@ -39,7 +39,7 @@ _MAX_WORDS = 2_000_000
 def certain_words(data: Bytes, elf: Elf, known: Functions) -> npt.NDArray[np.uint64]:
     """Return the addresses of instructions that run whenever the file is loaded.
 
-    Loading runs initialisers (.init, .init_array), resolvers of indirect functions, and what Python calls to
+    Loading runs initializers (.init, .init_array), resolvers of indirect functions, and what Python calls to
     make a module; in a program, its entry too. From there calls are followed, also through the PLT where they
     come back into this file; other files' functions are taken to return.
     """

@@ -45,9 +45,9 @@ def check(path: Path, platforms: frozenset[str], machine: str) -> Answer:
         return None, [], []
     # A wheel that breaks auditwheel is a finding; a traceback would hide all others.
     except AuditwheelError as error:
-        return None, [f"auditwheel can't analyse it: {error}".splitlines()[0][:300]], []
+        return None, [f"auditwheel can't analyze it: {error}".splitlines()[0][:300]], []
     except Exception as error:  # noqa: BLE001 - pyelftools raises anything for broken files
-        reason = f"auditwheel can't analyse it: {type(error).__name__}: {error}"
+        reason = f"auditwheel can't analyze it: {type(error).__name__}: {error}"
         return None, [reason.splitlines()[0][:300]], []
     policies = {name: item for item in found.policies for name in (item.name, *item.aliases)}
     actual = found.overall_policy

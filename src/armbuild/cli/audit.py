@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from armbuild.cli.options import AsJson, coloured, target_option
+from armbuild.cli.options import AsJson, colored, target_option
 from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError
 from armcli.groups import output_option
@@ -102,7 +102,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
         documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
         if not (as_json or (Progress.quiet and report.ok)):
             lines = [*describe(report, show), *(claim.lines() if claim else ())]
-            print("\n".join([coloured(lines[0], sys.stdout), *lines[1:]]), flush=True)
+            print("\n".join([colored(lines[0], sys.stdout), *lines[1:]]), flush=True)
     ok = all(report.ok for report in reports)
     if as_json:
         print(json.dumps({"schema": 1, "ok": ok, "reports": documents}, indent=indent))

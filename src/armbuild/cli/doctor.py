@@ -4,7 +4,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from armbuild.cli.options import AsJson, Mirror, Traceback, coloured
+from armbuild.cli.options import AsJson, Mirror, Traceback, colored
 from armbuild.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def doctor_command(
             if Progress.quiet and (finding.ok or finding.optional):
                 continue
             mark = "ok " if finding.ok else "-  " if finding.optional else "NO "
-            print(coloured(f"{mark} {finding.name:<15}{finding.found}", sys.stdout))
+            print(colored(f"{mark} {finding.name:<15}{finding.found}", sys.stdout))
             if not finding.ok:
                 brings = f": apt-get install {' '.join(finding.packages)}" if finding.optional else ""
                 print(f"    {'':<15}needed for {finding.needed_for}{brings if finding.packages else ''}")

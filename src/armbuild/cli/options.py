@@ -58,12 +58,12 @@ _VERDICTS = re.compile(
 """As the commands print them: at the start of a line, at its end, or in a column."""
 
 
-def coloured(text: str, stream: TextIO) -> str:
-    """Return what a command prints with its verdicts in colour, if ``stream`` is a terminal that wants it."""
+def colored(text: str, stream: TextIO) -> str:
+    """Return what a command prints with its verdicts in color, if ``stream`` is a terminal that wants it."""
     if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
-    colours = {"NO": "red", "FAILED": "red", "audited, not proven": "yellow"}
-    return _VERDICTS.sub(lambda match: typer.style(match[0], fg=colours.get(match[0], "green")), text)
+    colors = {"NO": "red", "FAILED": "red", "audited, not proven": "yellow"}
+    return _VERDICTS.sub(lambda match: typer.style(match[0], fg=colors.get(match[0], "green")), text)
 
 
 def _hide_progress(quiet: bool) -> bool:

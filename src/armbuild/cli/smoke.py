@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from armbuild.cli import smoke_image
-from armbuild.cli.options import AsJson, Mirror, Options, Verbose, coloured, proof_option, with_settings
+from armbuild.cli.options import AsJson, Mirror, Options, Verbose, colored, proof_option, with_settings
 
 if TYPE_CHECKING:
     from armbuild.wheel.smoke import SmokeReport
@@ -69,7 +69,7 @@ def smoke_command(
             option = "--engine" if engine else "--unsafe-no-sandbox"
             raise typer.BadParameter(f"{option} is for images; a wheel is tested without one")
         report = _smoke_wheel(wheel, names, tests, mirror=mirror, timeout=timeout, verbose=verbose)
-        print(json.dumps(report.as_dict(), indent=2) if as_json else coloured(table(report), sys.stdout))
+        print(json.dumps(report.as_dict(), indent=2) if as_json else colored(table(report), sys.stdout))
         return 0 if report.ok else 1
     _check_image_options(tests, engine=engine, unsafe=unsafe)
     return smoke_image.run(

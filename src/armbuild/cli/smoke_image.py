@@ -4,7 +4,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from armbuild.cli.options import coloured
+from armbuild.cli.options import colored
 from armbuild.errors import one_line
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(
                 cache.keep(work)
         finally:
             smoke.discard(work)
-    print(json.dumps(report.as_dict(), indent=2) if as_json else coloured(table(report), sys.stdout))
+    print(json.dumps(report.as_dict(), indent=2) if as_json else colored(table(report), sys.stdout))
     return 0 if report.ok else 1
 
 

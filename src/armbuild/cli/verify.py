@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from armbuild.cli.options import AsJson, Traceback, coloured
+from armbuild.cli.options import AsJson, Traceback, colored
 from armbuild.cli.progress import Progress
 from armbuild.errors import UsageError, one_line
 
@@ -59,7 +59,7 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
         if not (as_json or (Progress.quiet and ok)):
             verdict = f"{one_line(str(path))}: {'passed' if ok else 'FAILED'}"
-            print("\n".join([coloured(verdict, sys.stdout), *map(str, checks)]), flush=True)
+            print("\n".join([colored(verdict, sys.stdout), *map(str, checks)]), flush=True)
     passed = all(document["ok"] for document in documents)
     if as_json:
         print(json.dumps({"schema": 1, "ok": passed, "files": documents}, indent=2))

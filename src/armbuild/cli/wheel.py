@@ -17,7 +17,7 @@ from armbuild.cli.options import (
     PlanOnly,
     Verbose,
     build_option,
-    coloured,
+    colored,
     with_settings,
 )
 from armbuild.cli.progress import Progress, logs
@@ -144,7 +144,7 @@ class Console(Progress):
 
         match result:
             case pipeline.Finished() if not self.quiet:
-                print(coloured("\n".join(summary(result)), sys.stderr), file=sys.stderr)
+                print(colored("\n".join(summary(result)), sys.stderr), file=sys.stderr)
             case pipeline.Shared():
                 self.note(f"Python {result.python}: {result.path.name} serves it too")
             case pipeline.Failed():

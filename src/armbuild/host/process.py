@@ -75,7 +75,7 @@ UNANSWERED = re.compile(
 """What uv says of a host, and below it why, the last reason in the end."""
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")
 """What apt says of a host, and why."""
-COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 QUESTION_SECONDS = 120.0
 MOST = 64 << 20
 """The most bytes that are read of a program's output, which may have no end."""
@@ -162,7 +162,7 @@ def latest_line() -> str:
             ]
             if lines and state.st_mtime_ns >= newest:
                 newest, found = state.st_mtime_ns, lines[-1]
-    return one_line(COLOUR.sub(" ", found)).strip()
+    return one_line(COLOR.sub(" ", found)).strip()
 
 
 def succeeds(
@@ -316,7 +316,7 @@ def _with_cmake_reason(line: str, following: list[str]) -> str:
 def _fail(
     what: str, heard: str, printed: str, log: Path, *, status: int, error: type[ArmbuildError]
 ) -> NoReturn:
-    heard, printed = COLOUR.sub("", heard), COLOUR.sub("", printed)
+    heard, printed = COLOR.sub("", heard), COLOR.sub("", printed)
     text = heard + printed
     if NO_SPACE.search(text) or shutil.disk_usage(log.parent).free < FULL:
         raise MissingError(_no_space(what, log, text))

@@ -236,7 +236,7 @@ def _differences(how: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _components(sbom: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a bill: name, version and purl as texts, and the licences' names."""
+    """Return the parts of a bill: name, version and purl as texts, and the licenses' names."""
     return [
         {
             **{key: str(part.get(key, "")) for key in ("name", "version", "purl")},

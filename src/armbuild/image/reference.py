@@ -16,7 +16,7 @@ _REFERENCE = re.compile(
     rf"(?:(?P<domain>{_DOMAIN})/)?(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>[\w][\w.-]{{0,127}}))?", re.ASCII
 )
 MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
-"""GOARCH, which images are labelled with -> Linux's name of the machine."""
+"""GOARCH, which images are labeled with -> Linux's name of the machine."""
 _SPELLINGS = {"aarch64": "arm64", "arm64/v8": "arm64", "x86_64": "amd64", "amd64/v1": "amd64"}
 
 
@@ -66,7 +66,7 @@ def check_labels(labels: list[str]) -> dict[str, str]:
 
 
 def architecture_here() -> str:
-    """Return this machine's architecture as images are labelled."""
+    """Return this machine's architecture as images are labeled."""
     machine = platform.machine()
     return next((name for name, known in MACHINES.items() if known == machine), machine)
 

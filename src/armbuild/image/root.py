@@ -155,7 +155,7 @@ def _record(tree: Path, file: Path, suite: str) -> Package:
 
 
 def _prune(tree: Path) -> None:
-    """Remove what serves no running engine; licences stay."""
+    """Remove what serves no running engine; licenses stay."""
     for pattern in UNUSED:
         for path in tree.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

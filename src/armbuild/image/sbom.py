@@ -1,4 +1,4 @@
-"""The packages of an image as a CycloneDX document: of Debian and of Python, by name and licence."""
+"""The packages of an image as a CycloneDX document: of Debian and of Python, by name and license."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def debian_components(packages: Iterable[Package], tree: Path) -> Iterator[Component]:
-    """Yield packages of Debian and its kin, with the licences that ``tree`` states."""
+    """Yield packages of Debian and its kin, with the licenses that ``tree`` states."""
     for package in packages:
         where = {"arch": package.architecture, "distro": package.suite}
         address = PackageURL("deb", package.vendor, package.name, package.version, where)
@@ -40,7 +40,7 @@ def debian_components(packages: Iterable[Package], tree: Path) -> Iterator[Compo
 
 
 def _licenses(package: str, tree: Path) -> list[str]:
-    """Return the names that a package's copyright file gives its licences; its path where that is prose.
+    """Return the names that a package's copyright file gives its licenses; its path where that is prose.
 
     Machine-readable debian/copyright file, version 1.0.
     """
@@ -54,7 +54,7 @@ def _licenses(package: str, tree: Path) -> list[str]:
 
 
 def python_components(tree: Path) -> Iterator[Component]:
-    """Yield the Python distributions in ``tree``, with the licences that they declare."""
+    """Yield the Python distributions in ``tree``, with the licenses that they declare."""
     for path in sorted(tree.rglob("*.dist-info/METADATA")):
         if path.is_symlink():
             continue

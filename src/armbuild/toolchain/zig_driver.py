@@ -59,7 +59,7 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
     """Translate a compiler's command line.
 
     ``settings``: ``flags`` go first (later ones win), ``headers`` and ``libraries`` are searched last. What
-    only links gets neither flags nor headers, nor any optimisation level, CPU or debug option of its own: zig
+    only links gets neither flags nor headers, nor any optimization level, CPU or debug option of its own: zig
     builds its C++ runtime again, in a minute, for every such combination that it links for. (Bitcode of
     ``-flto`` is compiled at the link in any case.)
     """
@@ -85,7 +85,7 @@ def compiler_arguments(arguments: list[str], *, target: str, settings: dict[str,
         result += [] if "-r" in arguments else ["-s"]
     else:
         result.append("-g0")
-    return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimised code
+    return [*result, "-fno-sanitize=undefined"]  # which zig adds to unoptimized code
 
 
 def _of_target(argument: str, headers: list[str]) -> str:

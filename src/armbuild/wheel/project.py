@@ -41,7 +41,7 @@ class Project:
 
     folder: Path
     name: str
-    """Normalised; the folder's own name where the project computes it (setup.py)."""
+    """Normalized; the folder's own name where the project computes it (setup.py)."""
     version: str | None
     """None where the back end computes it."""
     backend: str

@@ -204,9 +204,9 @@ def relabel(
 ) -> tuple[dict[str, bytes], dict[str, int], str]:
     """Give a wheel the local version ``label``: in METADATA, in its folders' names and its own."""
     distribution, version, *rest = name.removesuffix(".whl").split("-")
-    labelled = f"{version}{'.' if '+' in version else '+'}{label}"
+    labeled = f"{version}{'.' if '+' in version else '+'}{label}"
     renames = {
-        f"{distribution}-{version}.{kind}/": f"{distribution}-{labelled}.{kind}/"
+        f"{distribution}-{version}.{kind}/": f"{distribution}-{labeled}.{kind}/"
         for kind in ("dist-info", "data")
     }
 
@@ -217,13 +217,13 @@ def relabel(
         return member
 
     changed = {renamed(member): content for member, content in files.items()}
-    metadata = f"{distribution}-{labelled}.dist-info/METADATA"
+    metadata = f"{distribution}-{labeled}.dist-info/METADATA"
     text = changed[metadata].decode()
-    changed[metadata] = re.sub(r"(?m)^Version: .*$", f"Version: {labelled}", text, count=1).encode()
+    changed[metadata] = re.sub(r"(?m)^Version: .*$", f"Version: {labeled}", text, count=1).encode()
     return (
         changed,
         {renamed(member): mode for member, mode in modes.items()},
-        "-".join((distribution, labelled, *rest)) + ".whl",
+        "-".join((distribution, labeled, *rest)) + ".whl",
     )
 
 

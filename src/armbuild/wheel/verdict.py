@@ -22,7 +22,7 @@ EXPERTS = "mixture"
 """The smoke model that is a mixture of experts, as a report's runs name it."""
 TORCH_FLOOR = frozenset({"atomics"})
 """Features (Linux names) without which torch 2.10's AArch64 wheel dies while it is imported: a static
-initialiser executes LDADDAL, an atomic instruction of Armv8.1 (pytorch/pytorch#174344, seen under QEMU
+initializer executes LDADDAL, an atomic instruction of Armv8.1 (pytorch/pytorch#174344, seen under QEMU
 too)."""
 
 
@@ -129,7 +129,7 @@ def _left_out(report: Mapping[str, Any]) -> str:
         return "compare its ops with plain torch"
     recited = [run for run in report.get("runs", []) if run.get("ok")]
     runs = [run for run in recited if run.get("model") != EXPERTS]
-    quantised = {run.get("quantization") or "" for run in runs}
+    quantized = {run.get("quantization") or "" for run in runs}
     caches = {run.get("kv_cache_dtype", "auto") for run in runs}
     runs = [
         run for run in runs if not run.get("quantization") and run.get("kv_cache_dtype", "auto") == "auto"
@@ -141,7 +141,7 @@ def _left_out(report: Mapping[str, Any]) -> str:
         if max(sizes) < 2:
             return f"recite in a batch in {dtype}"
     for bits in (8, 4):
-        if not any(scheme.startswith(f"int{bits}") for scheme in quantised):
+        if not any(scheme.startswith(f"int{bits}") for scheme in quantized):
             return f"recite with weights of {bits} bits"
     if "int8" not in caches:
         return "recite with a KV cache of int8"

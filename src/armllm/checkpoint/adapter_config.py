@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 LONGEST_PATTERN = 1000  # characters of a regular expression
 MOST_PATTERNS = 1024  # of one key; a model of 126 layers has 882 matrices
-# Initialisations that leave the base's weights as they are; PiSSA, OLoRA, CorDA and LoftQ change them.
+# Initializations that leave the base's weights as they are; PiSSA, OLoRA, CorDA and LoftQ change them.
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 # Training and bookkeeping.
 IGNORED = frozenset(

@@ -71,12 +71,12 @@ class GGUFCheckpoint:
         return self._file.tensors[stored].type, shape if expert is None else shape[1:]
 
     def read(self, name: str) -> Tensor:
-        """A tensor: mapped from the file if it is a floating-point one, else dequantised to fp32."""
+        """A tensor: mapped from the file if it is a floating-point one, else dequantized to fp32."""
         kind, stored = self.read_blocks(name)
         return dequantize(kind, stored) if kind in BLOCKS else stored
 
     def read_blocks(self, name: str) -> tuple[str, Tensor]:
-        """A tensor's type, and the tensor as it is stored: quantised ones as bytes ``[N, blocks, bytes]``."""
+        """A tensor's type, and the tensor as it is stored: quantized ones as bytes ``[N, blocks, bytes]``."""
         stored, expert = self._names[name]
         tensor = self._file.tensor(stored)
         if expert is not None:
@@ -128,5 +128,5 @@ class GGUFCheckpoint:
 
 
 def _unpermute(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head as halves again: llama.cpp turns Llama's neighbours (2i, 2i + 1) together."""
+    """Rows of each head as halves again: llama.cpp turns Llama's neighbors (2i, 2i + 1) together."""
     return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,4 +1,4 @@
-"""Blocks of llama.cpp's quantised tensors.
+"""Blocks of llama.cpp's quantized tensors.
 
 Source of layouts: ggml's ggml-common.h (block_q4_0, block_q4_K and so on) and gguf-py/gguf/quants.py. Some
 types are integers with a scale (Q4_0, Q5_0, Q8_0, Q3_K, Q6_K), or stand for 16 integers of a table (IQ4_NL,

@@ -20,7 +20,7 @@ ARCHITECTURES = {
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
-NORMALISED = ("qwen3moe",)
+NORMALIZED = ("qwen3moe",)
 # of one tensor each
 LAYER = {
     "ffn_gate_inp": "mlp.gate",
@@ -70,7 +70,7 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
         "moe_intermediate_size" if file.architecture.startswith("qwen") else "intermediate_size": size,
     }
     if file.architecture != "llama":
-        fields["norm_topk_prob"] = bool(file.own("expert_weights_norm", file.architecture in NORMALISED))
+        fields["norm_topk_prob"] = bool(file.own("expert_weights_norm", file.architecture in NORMALIZED))
     if file.architecture == "olmoe":
         fields["clip_qkv"] = file.own("attention.clamp_kqv")
     shared = file.tensors.get("blk.0.ffn_gate_shexp.weight")

@@ -66,7 +66,7 @@ class GGUFHeader:
             ) from None
 
     def map(self, name: str) -> Tensor:
-        """A tensor, mapped from the file: quantised ones as bytes uint8 ``[..., blocks, bytes]``."""
+        """A tensor, mapped from the file: quantized ones as bytes uint8 ``[..., blocks, bytes]``."""
         stored = self.tensors[name]
         if stored.type in BLOCKS:
             block, size = BLOCKS[stored.type]

@@ -1,4 +1,4 @@
-"""Quantised matrices: small integers with scales, and the kernels' own form of them."""
+"""Quantized matrices: small integers with scales, and the kernels' own form of them."""
 
 from __future__ import annotations
 

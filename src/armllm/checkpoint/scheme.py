@@ -1,4 +1,4 @@
-"""Names of quantisation schemes: bits, and how many weights of a row share a scale."""
+"""Names of quantization schemes: bits, and how many weights of a row share a scale."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class StackedFormat(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-    """Quantised matrices that lie side by side: names below ``prefix`` and rows."""
+    """Quantized matrices that lie side by side: names below ``prefix`` and rows."""
 
     prefix: str
     parts: dict[str, int]
@@ -94,8 +94,8 @@ class Product:
 class Inventory:
     """What a model takes of a checkpoint. Tensors and matrices by their full names.
 
-    num_bytes: what all of it takes in memory. schemes: of the quantised matrices. dense: tensors that are
-    used as they are. products: of quantised matrices, in order. problems: what is missing or wrong.
+    num_bytes: what all of it takes in memory. schemes: of the quantized matrices. dense: tensors that are
+    used as they are. products: of quantized matrices, in order. problems: what is missing or wrong.
     """
 
     taken: set[str] = dataclasses.field(default_factory=set)
@@ -173,7 +173,7 @@ class Weights(abc.ABC):
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
-        """The quantised matrices of one product: those of ``parts`` (name to out_features).
+        """The quantized matrices of one product: those of ``parts`` (name to out_features).
 
         They come joined where they can be, each with the names of its parts. Without ``bias`` the checkpoint
         may have biases of zeros.
@@ -192,11 +192,11 @@ class Weights(abc.ABC):
     def stack(
         self, form: StackedFormat, name: str, count: int, shape: tuple[int, int], scheme: Scheme
     ) -> Sequence[IntegerWeight]:
-        """The ``count`` quantised matrices of this shape that ``name`` holds; while checking, none."""
+        """The ``count`` quantized matrices of this shape that ``name`` holds; while checking, none."""
 
 
 class CheckingWeights(Weights):
-    """Reads nothing: tensors come on torch's meta device, and no quantised matrices come at all.
+    """Reads nothing: tensors come on torch's meta device, and no quantized matrices come at all.
 
     ``inventory`` holds what the model has requested, and ``finish`` says whether it was all there.
     """
@@ -324,7 +324,7 @@ class CheckingWeights(Weights):
 class LoadingWeights(Weights):
     """Reads what `CheckingWeights` found to be there.
 
-    ``rounding_errors``: relative errors of the quantised matrices that had to be rounded again.
+    ``rounding_errors``: relative errors of the quantized matrices that had to be rounded again.
     """
 
     def __init__(

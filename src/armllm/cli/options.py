@@ -301,7 +301,7 @@ def only(option: str, value: Any, accepted: tuple[Any, ...], reason: str) -> Non
 
 
 def styled(text: str, status: str) -> str:
-    """``text`` in the colour of a verdict (ok, warn, error), on a terminal whose user wants colours."""
+    """``text`` in the color of a verdict (ok, warn, error), on a terminal whose user wants colors."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return typer.style(text, fg={"ok": "green", "warn": "yellow", "error": "red"}[status])

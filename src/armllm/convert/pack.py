@@ -1,4 +1,4 @@
-"""`armllm pack`: a checkpoint's quantised matrices in the order of a CPU's kernels, to be mapped."""
+"""`armllm pack`: a checkpoint's quantized matrices in the order of a CPU's kernels, to be mapped."""
 
 from __future__ import annotations
 

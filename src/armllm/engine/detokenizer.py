@@ -27,7 +27,7 @@ class Decoder(Protocol):
 class Detokenizer:
     """The text of one sequence's output.
 
-    Characters may span tokens, and a decoder looks at neighbours, so a window of tokens is decoded twice: up
+    Characters may span tokens, and a decoder looks at neighbors, so a window of tokens is decoded twice: up
     to what is already out, and with what is new. Characters that more bytes could still change are held back:
     an incomplete one in UTF-8 has at most three bytes, each of which decodes to at most one replacement
     character.

@@ -118,7 +118,7 @@ class Processor:
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 params=params,
                 end_token_ids=frozenset() if params.ignore_eos else self.end_token_ids,
-                # a string seed is hashed: neighbouring seeds give unrelated streams
+                # a string seed is hashed: neighboring seeds give unrelated streams
                 random=random.Random(f"{seed}/{index}"),  # noqa: S311 - sampling, not secrecy
                 detokenizer=self._make_detokenizer(token_ids, params, prepared.stop),
                 stop_token_ids=prepared.stop_token_ids,

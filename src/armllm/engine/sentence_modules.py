@@ -79,7 +79,7 @@ def read_modules(folder: Path, hidden_size: int) -> tuple[tuple[str, ...], tuple
     if folder.is_file():
         return modes, ()
     for kind, path in _listed(folder):
-        if kind in ("Transformer", "Normalize"):  # vectors are normalised unless a request says otherwise
+        if kind in ("Transformer", "Normalize"):  # vectors are normalized unless a request says otherwise
             continue
         if kind == "Pooling":
             modes = read_modes(path / "config.json")

@@ -17,7 +17,7 @@ PHASES = ("schedule", "model", "sample", "detokenize")
 class LoadReport:
     """What loading took. peak_bytes: the most that the process ever had in memory, mapped pages included.
 
-    rounding_error: of the quantised matrices that had to be rounded again, the largest ||w' - w|| / ||w||.
+    rounding_error: of the quantized matrices that had to be rounded again, the largest ||w' - w|| / ||w||.
     """
 
     seconds: float

@@ -33,7 +33,7 @@ if problem := extension.problem():
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
-    """Return uninitialised memory, uint8 [size], that starts at a multiple of 64 bytes."""
+    """Return uninitialized memory, uint8 [size], that starts at a multiple of 64 bytes."""
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + size]

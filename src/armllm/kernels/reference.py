@@ -193,7 +193,7 @@ def kv_cache_layout(
 
 
 def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int) -> Tensor:
-    """Uninitialised uint8 ``[num_blocks, block_bytes]``."""
+    """Uninitialized uint8 ``[num_blocks, block_bytes]``."""
     return torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The quantised products in plain torch; `armllm.kernels.reference` has them beside the other ops."""
+"""The quantized products in plain torch; `armllm.kernels.reference` has them beside the other ops."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pack_weight(
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
-    """Quantise each row of ``x[T, K]`` to int8, symmetric, or asymmetric with ``zeros``."""
+    """Quantize each row of ``x[T, K]`` to int8, symmetric, or asymmetric with ``zeros``."""
     wide = x.float()
     high = wide.clamp(min=0).amax(-1) if x.shape[1] else wide.new_zeros(x.shape[0])
     low = wide.clamp(max=0).amin(-1) if x.shape[1] else high
@@ -86,7 +86,7 @@ def matmul_w4a8(
     *,
     x_scale: float | None = None,
 ) -> None:
-    """Quantise ``x``, multiply integers exactly, add scaled groups in fp32."""
+    """Quantize ``x``, multiply integers exactly, add scaled groups in fp32."""
     q, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0])
     quantize_rows(q, scales, x)
     if x_scale is not None:

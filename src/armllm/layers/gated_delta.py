@@ -33,7 +33,7 @@ def gated_delta_rule(  # noqa: PLR0917 - the order is the field's
 ) -> Tensor:
     """What the tokens of the sequences find, fp32 ``[T, value_heads, value_dim]``; their states move on.
 
-    query, key: ``[T, key_heads, key_dim]``, normalised here; each serves neighbouring value heads. value:
+    query, key: ``[T, key_heads, key_dim]``, normalized here; each serves neighboring value heads. value:
     ``[T, value_heads, value_dim]``. log_decay, strength: fp32 ``[T, value_heads]``. states: fp32
     ``[slots, value_heads, key_dim, value_dim]``. slots int64 ``[S]``; query_start_loc int32 ``[S + 1]``.
     """

@@ -260,7 +260,7 @@ def load_linear(
 ) -> Linear:
     """One product for all ``parts`` (name to out_features), which lie side by side in its result.
 
-    Parts that are stored alike become one matrix; quantised and other ones, for instance, are several.
+    Parts that are stored alike become one matrix; quantized and other ones, for instance, are several.
 
     Where several ranks compute the model, each loads its rows of every part, or of each of the ``blocks`` in
     a part. The result has the columns of all ranks; those of this one only if it is not ``gathered``.

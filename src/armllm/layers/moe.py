@@ -206,7 +206,7 @@ def combined(
 
 
 def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor | Linear:
-    """The matrix of all ``parts``, or where it is quantised or watched a product with it."""
+    """The matrix of all ``parts``, or where it is quantized or watched a product with it."""
     form = weights.quantization
     floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
     if not floating or weights.watch is not None:

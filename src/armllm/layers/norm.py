@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension."""
+"""Normalization over the last dimension."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RMSNorm:
-    """Root mean square normalisation of ``x[..., size]`` times ``weight[size]`` (Zhang and Sennrich 2019).
+    """Root mean square normalization of ``x[..., size]`` times ``weight[size]`` (Zhang and Sennrich 2019).
 
     ``weight_offset`` is added to the weight: 1 for Gemma, whose checkpoints store it that much lower.
     """
@@ -44,7 +44,7 @@ class PlainNorm(RMSNorm):
 
 
 class LayerNorm:
-    """Layer normalisation of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias.
+    """Layer normalization of ``x[T, size]`` (Ba et al. 2016); not ``affine``: without weight and bias.
 
     BERT's first checkpoints call them gamma and beta.
     """
@@ -69,7 +69,7 @@ class LayerNorm:
 
 
 class HeadNorm:
-    """Layer normalisation of each head of ``x[T, heads, head_dim]``, times ``weight[heads, head_dim]``."""
+    """Layer normalization of each head of ``x[T, heads, head_dim]``, times ``weight[heads, head_dim]``."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight

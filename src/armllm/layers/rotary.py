@@ -25,7 +25,7 @@ class RopeParameters:
     "proportional": as linear, but only a ``share`` of the pairs turns (Gemma 4).
     attention_factor multiplies both cosines and sines, long_attention_factor in its place those of sequences
     beyond the switch.
-    interleaved: pairs are neighbours, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
+    interleaved: pairs are neighbors, (2i, 2i + 1), and not (i, i + rotary_dim / 2).
     sections: how many pairs turn with each axis of a position that has several (Bai et al. 2025).
     """
 

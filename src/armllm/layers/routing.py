@@ -25,7 +25,7 @@ class Routes(Protocol):
 class Router:
     """Chooses ``num_experts_per_tok`` experts by the softmax of the product ``name``, ``[num_experts, H]``.
 
-    ``normalise``: the weights of the chosen ones are made to sum to one.
+    ``normalize``: the weights of the chosen ones are made to sum to one.
     """
 
     def __init__(
@@ -35,20 +35,20 @@ class Router:
         num_experts: int,
         num_experts_per_tok: int,
         *,
-        normalise: bool,
+        normalize: bool,
         name: str = "gate",
         bias: bool = False,
     ) -> None:
         with building_for(None):  # so small that each rank computes it all, and need not wait
             self.linear = load_linear(weights, {name: num_experts}, hidden_size, bias=bias)
         self.num_experts_per_tok = num_experts_per_tok
-        self.normalise = normalise
+        self.normalize = normalize
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Expert ids int64 and weights fp32, both ``[T, num_experts_per_tok]``."""
         probabilities = torch.softmax(self.linear(x), dim=-1, dtype=torch.float32)
         expert_weights, expert_ids = probabilities.topk(self.num_experts_per_tok, dim=-1)
-        if self.normalise:
+        if self.normalize:
             expert_weights /= expert_weights.sum(dim=-1, keepdim=True)
         return expert_ids, expert_weights
 
@@ -57,14 +57,14 @@ class Router:
 class Routing:
     """How `GroupedRouter` chooses ``num_experts_per_tok`` of ``num_experts``.
 
-    groups: into how many experts are cut, and from how many of these a token's come. normalise: the weights
+    groups: into how many experts are cut, and from how many of these a token's come. normalize: the weights
     of those chosen sum to one. factor: of all weights. sigmoid: scores are sigmoids, to which a bias is added
     for the choice (Wang et al. 2024), and a group counts as its two best; else softmax, and its best.
     """
 
     num_experts: int
     num_experts_per_tok: int
-    normalise: bool
+    normalize: bool
     factor: float = 1.0
     groups: tuple[int, int] = (1, 1)
     sigmoid: bool = False
@@ -90,7 +90,7 @@ class GroupedRouter:
             ranking = self._in_best_groups(scores + self.bias)
             expert_ids = ranking.topk(self.routing.num_experts_per_tok)[1]
             expert_weights = scores.gather(1, expert_ids)
-        if self.routing.normalise:
+        if self.routing.normalize:
             expert_weights = expert_weights / (expert_weights.sum(dim=-1, keepdim=True) + 1e-20)
         return expert_ids, expert_weights * self.routing.factor
 

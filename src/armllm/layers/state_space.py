@@ -32,7 +32,7 @@ def selective_scan(  # noqa: PLR0917 - the order is the field's
     """What the tokens read, without D x, fp32 ``[T, heads, head_dim]``; the sequences' states move on.
 
     x: ``[T, heads, head_dim]``. step (dt): fp32 ``[T, heads]``, decay (A): fp32 ``[heads]``. writes (B),
-    reads (C): ``[T, groups, state_size]``, each for neighbouring heads. states: fp32 ``[slots, heads,
+    reads (C): ``[T, groups, state_size]``, each for neighboring heads. states: fp32 ``[slots, heads,
     head_dim, state_size]``. slots int64 ``[S]``; query_start_loc int32 ``[S + 1]``.
     """
     share = x.shape[1] // writes.shape[1]

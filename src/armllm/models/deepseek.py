@@ -180,7 +180,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read_config(reader: ConfigReader) -> DeepSeekConfig:
-        """DeepSeek V2's config.json. Its class in transformers does not normalise the weights of experts."""
+        """DeepSeek V2's config.json. Its class in transformers does not normalize the weights of experts."""
         method = reader.choice("topk_method", "greedy", ("greedy", "group_limited_greedy"))
         reader.only("scoring_func", "softmax")
         reader.only("norm_topk_prob", False)

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense (ERNIE Team 2025): Llama whose rotary embedding pairs neighbours."""
+"""ERNIE 4.5, dense (ERNIE Team 2025): Llama whose rotary embedding pairs neighbors."""
 
 from __future__ import annotations
 

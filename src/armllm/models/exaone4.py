@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG AI Research 2025): norms after the branches, normalised heads, positions only with windows."""
+"""EXAONE 4 (LG AI Research 2025): norms after the branches, normalized heads, positions only with windows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from armllm.models.llama import (
     LlamaConfig,
     LlamaDecoderLayer,
     LlamaForCausalLM,
-    add_and_normalise,
+    add_and_normalize,
     llama_fields,
 )
 from armllm.models.windows import FULL, SLIDING, by_layer, read_layer_types
@@ -70,7 +70,7 @@ class NormAroundDecoderLayer(LlamaDecoderLayer):
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far, as in Llama."""
         before_attention, after_attention, before_mlp, after_mlp = self.norms
-        x, residual = add_and_normalise(before_attention, x, residual)
+        x, residual = add_and_normalize(before_attention, x, residual)
         x = after_attention(self.self_attn(x, places, metadata, rows))
         if rows is not None:
             residual = gather(residual, rows)

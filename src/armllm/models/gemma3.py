@@ -38,7 +38,7 @@ class Gemma3Config(GemmaConfig):
 
 
 class Gemma3Attention(GemmaAttention):
-    """Each head's query and key are normalised before they are rotated."""
+    """Each head's query and key are normalized before they are rotated."""
 
     def __init__(
         self, config: Gemma3Config, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -52,7 +52,7 @@ class Gemma3Attention(GemmaAttention):
         )
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, the first two normalised."""
+        """Query, key and value, the first two normalized."""
         query, key, value = super().project(x)
         return self.q_norm(query), self.k_norm(key), value
 

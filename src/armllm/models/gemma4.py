@@ -36,7 +36,7 @@ KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 class Gemma4Attention(LlamaAttention):
-    """Queries, keys and values are normalised; values may be the keys before that."""
+    """Queries, keys and values are normalized; values may be the keys before that."""
 
     def __init__(
         self, config: Gemma4Config, weights: Weights, rotary: RotaryEmbedding | None, index: int

@@ -1,6 +1,6 @@
-"""GLM-4 (Team GLM 2024): half of each head turns, by pairs of neighbours; gate and up are one matrix.
+"""GLM-4 (Team GLM 2024): half of each head turns, by pairs of neighbors; gate and up are one matrix.
 
-GLM-4-0414 (Glm4ForCausalLM) also normalises each branch after it.
+GLM-4-0414 (Glm4ForCausalLM) also normalizes each branch after it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class GroupedMoEConfig(LlamaConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Glm4MoeConfig(GroupedMoEConfig):
-    """qk_norm: each head's query and key are normalised."""
+    """qk_norm: each head's query and key are normalized."""
 
     qk_norm: bool
 
@@ -86,7 +86,7 @@ class GroupedMoEDecoderLayer(LlamaDecoderLayer):
 
 
 class Glm4MoeAttention(LlamaAttention):
-    """Each head's query and key may be normalised before they are rotated."""
+    """Each head's query and key may be normalized before they are rotated."""
 
     def __init__(
         self, config: Glm4MoeConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -192,7 +192,7 @@ def read_routing(
         raise reader.error(f"topk_group {top_groups} of {num_groups} leaves too few experts or groups")
     return Routing(
         **fields,
-        normalise=reader.boolean("norm_topk_prob", default=sigmoid),
+        normalize=reader.boolean("norm_topk_prob", default=sigmoid),
         factor=reader.number("routed_scaling_factor", factor),
         groups=(num_groups, top_groups),
         sigmoid=sigmoid,

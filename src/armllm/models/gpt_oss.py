@@ -77,7 +77,7 @@ class GptOssDecoderLayer(LlamaDecoderLayer):
         """
         block, hidden, count = weights.scope("mlp"), config.hidden_size, config.num_experts
         router = Router(
-            block, hidden, count, config.num_experts_per_tok, normalise=True, name="router", bias=True
+            block, hidden, count, config.num_experts_per_tok, normalize=True, name="router", bias=True
         )
         experts, width = block.scope("experts"), config.intermediate_size
         gate_up = _matrices(experts, "gate_up_proj", count, (2 * width, hidden))

@@ -11,7 +11,7 @@ from armllm.models.llama import (
     LlamaConfig,
     LlamaDecoderLayer,
     LlamaForCausalLM,
-    add_and_normalise,
+    add_and_normalize,
     llama_fields,
 )
 from armllm.models.windows import same_everywhere
@@ -66,7 +66,7 @@ class GraniteDecoderLayer(LlamaDecoderLayer):
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far, as in Llama."""
-        x, residual = add_and_normalise(self.input_layernorm, x, residual)
+        x, residual = add_and_normalize(self.input_layernorm, x, residual)
         x = self.self_attn(x, places, metadata, rows).mul_(self.residual_multiplier)
         if rows is not None:
             residual = gather(residual, rows)

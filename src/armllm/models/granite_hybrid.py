@@ -159,7 +159,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             **fields,
             **experts,
             **_mamba_fields(reader, fields["hidden_size"]),
-            normalise=True,
+            normalize=True,
             kinds=kinds,
             is_recurrent=LINEAR in kinds,
             turns=reader.choice("position_embedding_type", "nope", ("nope", "rope")) == "rope",

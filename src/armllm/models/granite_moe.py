@@ -28,7 +28,7 @@ class GraniteMoeDecoderLayer(GraniteDecoderLayer):
         """Experts, all in one tensor; transformers 5 calls the router by a shorter name."""
         block = weights.scope("block_sparse_moe")
         routing = Routing(
-            num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, normalise=True
+            num_experts=config.num_experts, num_experts_per_tok=config.num_experts_per_tok, normalize=True
         )
         router = block.scope("router")
         experts = load_experts(
@@ -52,5 +52,5 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
         return GraniteMoeConfig(
             **granite_fields(reader, "GraniteMoeForCausalLM"),
             **routing_fields(reader, num_experts=reader.integer("num_local_experts", 8), per_token=2),
-            normalise=True,
+            normalize=True,
         )

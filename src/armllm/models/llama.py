@@ -156,7 +156,7 @@ class LlamaDecoderLayer:
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The branch and the sum so far; with ``rows``, of these tokens only, though all are attended to."""
-        x, residual = add_and_normalise(self.input_layernorm, x, residual)
+        x, residual = add_and_normalize(self.input_layernorm, x, residual)
         x = self.self_attn(x, places, metadata, rows)
         if rows is not None:
             residual = gather(residual, rows)
@@ -266,7 +266,7 @@ class LlamaForCausalLM:
         return as_float32(self.lm_head(hidden))
 
 
-def add_and_normalise(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_and_normalize(norm: RMSNorm | LayerNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """The norm of the sum, and the sum; before the first layer, x is the sum."""
     if residual is None:
         return norm(x), x

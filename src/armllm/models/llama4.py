@@ -78,7 +78,7 @@ class Temperature(RotaryEmbedding):
 
 
 class Llama4Attention(LlamaAttention):
-    """Queries and keys that know positions may be normalised after they are rotated."""
+    """Queries and keys that know positions may be normalized after they are rotated."""
 
     def __init__(
         self, config: Llama4Config, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -125,7 +125,7 @@ class Llama4MoE:
 
 
 def _load_experts(config: Llama4Config, weights: Weights) -> Experts:
-    """From stacked tensors with the inputs first, as the hub has them, or one by one, as quantisers write."""
+    """From stacked tensors with the inputs first, as the hub has them, or one by one, as quantizers write."""
     hidden, size, count = config.hidden_size, config.intermediate_size, config.num_experts
     if weights.scope("experts.0", optional=True) is not weights:
         return load_experts(weights, count, hidden, size, activation=config.activation)

@@ -19,11 +19,11 @@ MAX_EXPERTS = 10_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoEConfig(LlamaConfig):
-    """How tokens are sent to experts; normalise: the weights of those chosen sum to one."""
+    """How tokens are sent to experts; normalize: the weights of those chosen sum to one."""
 
     num_experts: int
     num_experts_per_tok: int
-    normalise: bool
+    normalize: bool
 
 
 class MixtralDecoderLayer(LlamaDecoderLayer):
@@ -51,7 +51,7 @@ class MixtralForCausalLM(LlamaForCausalLM):
             **llama_fields(reader, common, default_eps=1e-5, default_theta=1e6),
             **routing_fields(reader, num_experts=reader.integer("num_local_experts", 8), per_token=2),
             windows=same_everywhere(reader, common["num_layers"], window),
-            normalise=True,
+            normalize=True,
         )
 
 
@@ -80,7 +80,7 @@ def load_moe(config: MoEConfig, weights: Weights, size: int, **options: Any) -> 
         config.hidden_size,
         config.num_experts,
         config.num_experts_per_tok,
-        normalise=config.normalise,
+        normalize=config.normalize,
     )
     experts = load_experts(
         weights, config.num_experts, config.hidden_size, size, activation=config.activation, **options

@@ -44,7 +44,7 @@ class ModernBertConfig(EncoderConfig):
 
 
 class ModernBertLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the first layer's input is normalised already."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); the first layer's input is normalized already."""
 
     def __init__(
         self, config: ModernBertConfig, weights: Weights, rotary: RotaryEmbedding, index: int

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2025): each branch is normalised after it; query and key are, over all heads."""
+"""OLMo 2 (OLMo Team 2025): each branch is normalized after it; query and key are, over all heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Olmo2Attention(LlamaAttention):
-    """Query and key are normalised before they are cut into heads."""
+    """Query and key are normalized before they are cut into heads."""
 
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
         super().__init__(config, weights, rotary, index)
@@ -35,7 +35,7 @@ class Olmo2Attention(LlamaAttention):
         self.k_norm = RMSNorm(weights.scope("k_norm"), self.sizes[1], config.rms_norm_eps)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, the first two normalised."""
+        """Query, key and value, the first two normalized."""
         query, key, value = torch.split(self.qkv_proj(x), self.sizes, dim=-1)
         return self.heads(self.q_norm(query)), self.heads(self.k_norm(key)), self.heads(value)
 

@@ -1,4 +1,4 @@
-"""OLMoE (Muennighoff et al. 2024): experts in every layer; query and key normalised over all heads."""
+"""OLMoE (Muennighoff et al. 2024): experts in every layer; query and key normalized over all heads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OlmoeForCausalLM(LlamaForCausalLM):
             **llama_fields(reader, common, default_eps=1e-5),
             **routing_fields(reader, num_experts=num_experts, per_token=8),
             windows=same_everywhere(reader, common["num_layers"], None),
-            normalise=reader.boolean("norm_topk_prob", default=False),
+            normalize=reader.boolean("norm_topk_prob", default=False),
             clip_qkv=reader.optional_number("clip_qkv", None),
             qkv_bias=bias,
             output_bias=bias,

@@ -42,7 +42,7 @@ class OPTConfig(ModelConfig):
 
 
 class OPTDecoderLayer:
-    """Attention and feed-forward part; each branch is normalised before, in OPT-350m the sum after it."""
+    """Attention and feed-forward part; each branch is normalized before, in OPT-350m the sum after it."""
 
     def __init__(self, config: OPTConfig, weights: Weights) -> None:
         hidden_size = config.hidden_size

@@ -119,7 +119,7 @@ class PhimoeForCausalLM(LlamaForCausalLM):
             windows=same_everywhere(
                 reader, common["num_layers"], reader.optional_integer("sliding_window", None)
             ),
-            normalise=False,
+            normalize=False,
             qkv_bias=bias,
             output_bias=bias,
             jitter=reader.number("router_jitter_noise", 0.01),

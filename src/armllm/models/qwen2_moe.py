@@ -100,5 +100,5 @@ def sparse_fields(reader: ConfigReader, num_layers: int, *, default_size: int) -
     return {
         "moe_intermediate_size": reader.integer("moe_intermediate_size", default_size),
         "sparse": tuple((i + 1) % step == 0 and i not in dense for i in range(num_layers)),
-        "normalise": reader.boolean("norm_topk_prob", default=False),
+        "normalize": reader.boolean("norm_topk_prob", default=False),
     }

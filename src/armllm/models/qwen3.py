@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): no biases, and every head's query and key are normalised."""
+"""Qwen3 (Yang et al. 2025): no biases, and every head's query and key are normalized."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Qwen3Attention(LlamaAttention):
-    """Each head's query and key are normalised before they are rotated."""
+    """Each head's query and key are normalized before they are rotated."""
 
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -33,7 +33,7 @@ class Qwen3Attention(LlamaAttention):
         self.k_norm = RMSNorm(weights.scope("k_norm"), config.head_dim, config.rms_norm_eps)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, the first two normalised."""
+        """Query, key and value, the first two normalized."""
         query, key, value = super().project(x)
         return self.q_norm(query), self.k_norm(key), value
 

@@ -109,7 +109,7 @@ def read_sparse(reader: ConfigReader, architecture: str) -> Qwen3NextConfig:
         **routing_fields(reader, num_experts=reader.integer("num_experts", 256), per_token=8),
         moe_intermediate_size=size,
         sparse=(True,) * common["num_layers"],
-        normalise=True,
+        normalize=True,
         shared_size=reader.integer("shared_expert_intermediate_size", 512),
     )
 

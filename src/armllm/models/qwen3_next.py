@@ -52,7 +52,7 @@ class Qwen3NextConfig(DeltaNetConfig, QwenMoEConfig):
 
 
 class GatedAttention(LlamaAttention):
-    """Normalised queries and keys, and a gate beside each head's query for what the head finds."""
+    """Normalized queries and keys, and a gate beside each head's query for what the head finds."""
 
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
@@ -197,7 +197,7 @@ class Qwen3NextForCausalLM(LlamaForCausalLM):
         return Qwen3NextConfig(
             **fields,
             **routing_fields(reader, num_experts=reader.integer("num_experts", 512), per_token=10),
-            **sparse | {"normalise": reader.boolean("norm_topk_prob", default=True)},
+            **sparse | {"normalize": reader.boolean("norm_topk_prob", default=True)},
             shared_size=reader.integer("shared_expert_intermediate_size", 512),
         )
 

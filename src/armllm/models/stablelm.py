@@ -11,7 +11,7 @@ from armllm.models.llama import (
     LlamaAttention,
     LlamaConfig,
     LlamaForCausalLM,
-    add_and_normalise,
+    add_and_normalize,
     llama_fields,
 )
 from armllm.models.rope import read_rope
@@ -85,7 +85,7 @@ class ParallelDecoderLayer(LayerNormDecoderLayer):
         """The branches and the sum so far, as in Llama."""
         if not self.parallel:
             return super().__call__(x, residual, places, metadata, rows)
-        x, residual = add_and_normalise(self.input_layernorm, x, residual)
+        x, residual = add_and_normalize(self.input_layernorm, x, residual)
         attended = self.self_attn(x, places, metadata, rows)
         if rows is not None:
             x, residual = gather(x, rows), gather(residual, rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import Scheme
-from armllm.quant.bit_packing import centred, unpack
+from armllm.quant.bit_packing import centered, unpack
 from armllm.quant.checks import checked_scales
 from armllm.quant.gptq import FLOATS, count_groups, grouping, read_group_size
 from armllm.quant.integers import IntegerFormat
@@ -96,4 +96,4 @@ class AWQ(IntegerFormat):
 def _outputs(packed: Tensor) -> Tensor:
     """int32 ``[R, N / 8]`` to int8 ``[N, R]`` around zero."""
     values = unpack(packed, 4).unflatten(-1, (-1, PER_WORD))[..., PLACES]  # type: ignore[no-untyped-call]
-    return centred(values.flatten(-2).t().contiguous(), 4)
+    return centered(values.flatten(-2).t().contiguous(), 4)

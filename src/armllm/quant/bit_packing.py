@@ -16,10 +16,10 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 def unpack_signed(packed: Tensor, bits: int) -> Tensor:
     """The same as int8, stored with half the range added."""
-    return centred(unpack(packed, bits), bits)
+    return centered(unpack(packed, bits), bits)
 
 
-def centred(values: Tensor, bits: int) -> Tensor:
+def centered(values: Tensor, bits: int) -> Tensor:
     """uint8 from 0 on as int8 around zero."""
     return (values ^ 128).view(torch.int8) if bits == 8 else values.view(torch.int8) - 8
 

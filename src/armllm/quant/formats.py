@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint are quantised, and how they are read: one class per format."""
+"""Which matrices of a checkpoint are quantized, and how they are read: one class per format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METHODS = (*READERS, GGUFFormat.method)
 
 
 def read_format(reader: ConfigReader) -> WeightFormat | None:
-    """What config.json says about quantisation, None for a floating-point checkpoint.
+    """What config.json says about quantization, None for a floating-point checkpoint.
 
     CheckpointError names a scheme that is not supported.
     """

@@ -1,4 +1,4 @@
-"""GGUF files whose matrices are quantised, each by its own type."""
+"""GGUF files whose matrices are quantized, each by its own type."""
 
 from __future__ import annotations
 

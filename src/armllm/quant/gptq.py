@@ -34,7 +34,7 @@ ONES = {4: 0x11111111, 8: 0x01010101}
 class GPTQ(IntegerFormat):
     """quant_method "gptq". zero_offset: what is added to words of zero points; group_size 0: one per row.
 
-    rules: patterns of names, each with the settings of those layers, None: not quantised; the first that
+    rules: patterns of names, each with the settings of those layers, None: not quantized; the first that
     matches holds.
     """
 

@@ -30,7 +30,7 @@ _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
 
 
 class MXFP4(IntegerFormat):
-    """quant_method "mxfp4"; a matrix is quantised if the checkpoint has its blocks."""
+    """quant_method "mxfp4"; a matrix is quantized if the checkpoint has its blocks."""
 
     method = "mxfp4"
 

@@ -36,12 +36,12 @@ OPTIONS = (
     "block_size",
     "num_gpu_blocks_override",
 )
-QUANTISED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
+QUANTIZED = ("int8", "int4-g32", "int4-g128", "int4-channelwise")
 """What the shortest text runs with as well: each of the quantized products once."""
 EXPERTS = (None, "int8", "int4-g32")
 """The schemes that the model with experts runs with."""
 
-Planned = tuple["Path", str, "str | None", "Case"]  # model, dtype, quantisation, case
+Planned = tuple["Path", str, "str | None", "Case"]  # model, dtype, quantization, case
 
 
 class UsageError(Exception):
@@ -117,7 +117,7 @@ def plan(arguments: argparse.Namespace) -> list[Planned]:
     if not arguments.quantization and not arguments.batch:
         shortest = min(asked, key=lambda passage: len(passage.token_ids))
         model, dtype = arguments.model, arguments.dtype[-1]
-        planned += [(model, dtype, scheme, alone(shortest, options)) for scheme in QUANTISED]
+        planned += [(model, dtype, scheme, alone(shortest, options)) for scheme in QUANTIZED]
         if arguments.kv_cache_dtype is None:
             planned.append((model, dtype, None, alone(shortest, {**options, "kv_cache_dtype": "int8"})))
         if model == MODEL and not arguments.prompts:

@@ -15,7 +15,7 @@ from vllm.scalar_type import scalar_types
 
 from armllm.checkpoint.matrix import IntegerWeight
 from armllm.checkpoint.scheme import largest_group
-from armllm.quant.bit_packing import centred, unpack
+from armllm.quant.bit_packing import centered, unpack
 from armllm.vllm_plugin.products import PackedProduct, release
 from armllm.vllm_plugin.selection import check_interface, prefer
 
@@ -65,7 +65,7 @@ class ArmllmWNA16LinearKernel(MPLinearKernel):  # type: ignore[misc]
         zeros = None
         if self.config.zero_points:
             stored = _rows_first(zero_points)
-            zeros = centred(unpack(stored.t().contiguous(), kind.size_bits), kind.size_bits).t().contiguous()
+            zeros = centered(unpack(stored.t().contiguous(), kind.size_bits), kind.size_bits).t().contiguous()
         elif not kind.is_signed() and kind.bias != half:
             zeros = torch.full(_rows_first(scales).shape, -half, dtype=torch.int8)
         weight = IntegerWeight(
@@ -83,7 +83,7 @@ class ArmllmWNA16LinearKernel(MPLinearKernel):  # type: ignore[misc]
         bits = self.config.weight_type.size_bits
         if values.dtype is torch.int8:  # not packed into words
             return values.contiguous()
-        return centred(unpack(values, bits), bits)
+        return centered(unpack(values, bits), bits)
 
     def apply_weights(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """``x[..., in_features]`` to ``[..., out_features]``, same dtype."""

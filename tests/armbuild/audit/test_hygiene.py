@@ -107,15 +107,15 @@ def test_a_library_from_outside_the_policy_is_an_error(link, wheel, tmp_path):
     ("page", "error"),
     [("0x1000", "pages of 4 KiB"), ("0x4000", "pages of 16 KiB"), ("0x10000", None)],
 )
-@pytest.mark.parametrize("optimised", ["-O0", "-O2"])
-def test_an_allocator_that_was_built_for_small_pages_is_an_error(link, wheel, page, error, optimised):
+@pytest.mark.parametrize("optimized", ["-O0", "-O2"])
+def test_an_allocator_that_was_built_for_small_pages_is_an_error(link, wheel, page, error, optimized):
     """As jemalloc's pages_boot asks, says and gives up."""
     code = (
         "extern long sysconf(int); extern void outside(const char *); int booted;\n"
         f"int boot(void) {{ unsigned long page = sysconf(30); if (page > {page}ul) {{"
         ' outside("<jemalloc>: Unsupported system page size\\n"); return 1; } booted = 1; return 0; }\n'
     )
-    report = audit_path(wheel({f"demo/x{SUFFIX}": link(*GOOD, code=code, flags=(optimised,))}))
+    report = audit_path(wheel({f"demo/x{SUFFIX}": link(*GOOD, code=code, flags=(optimized,))}))
     found = [line for line in (*report.errors, *report.warnings) if "jemalloc" in line]
     assert [error in line for line in found] == [True] if error else found == []
 

@@ -128,7 +128,7 @@ def test_our_wheel_must_hold_the_targets_that_it_states(own_wheel):
     only_error(own_wheel(info={"version": "9"}), "version 9")
 
 
-def test_our_wheel_must_be_labelled_with_its_baseline(own_wheel):
+def test_our_wheel_must_be_labeled_with_its_baseline(own_wheel):
     only_error(own_wheel(info={"baseline": "neoverse-v1"}), "local label")
     assert audit_path(own_wheel(info={"baseline": "neoverse-v1"}, version="1.0+neoverse.v1")).errors == ()
 

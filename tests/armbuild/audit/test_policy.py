@@ -47,4 +47,4 @@ def test_a_version_table_without_end_is_a_finding(tmp_path, monkeypatch, shared_
     monkeypatch.setattr(policy, "SECONDS", 1)
     verdict, errors, _ = found(tmp_path, bytes(content))
     assert verdict is None
-    assert errors == ["auditwheel can't analyse it: it used up its time or memory, or crashed"]
+    assert errors == ["auditwheel can't analyze it: it used up its time or memory, or crashed"]

@@ -10,7 +10,7 @@ from tests.armbuild.audit import conftest as make
 from tests.armbuild.cli.test_detect import check
 
 from armbuild.cli import main
-from armbuild.cli.options import coloured
+from armbuild.cli.options import colored
 
 ROOT = Path(__file__).parents[3]
 SDOT, RET = 0x4E829420, 0xD65F03C0
@@ -123,13 +123,13 @@ class Terminal(io.StringIO):
         ("ok.whl is what passed", "ok.whl is what passed"),
     ],
 )
-def test_a_terminal_that_wants_it_shows_verdicts_in_colour(monkeypatch, text, shown):
+def test_a_terminal_that_wants_it_shows_verdicts_in_color(monkeypatch, text, shown):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert coloured(text, Terminal()) == shown
-    assert coloured(text, io.StringIO()) == text
+    assert colored(text, Terminal()) == shown
+    assert colored(text, io.StringIO()) == text
     monkeypatch.setenv("NO_COLOR", "1")
-    assert coloured(text, Terminal()) == text
+    assert colored(text, Terminal()) == text
 
 
 def test_json_keeps_its_schema(capsys, wheel):

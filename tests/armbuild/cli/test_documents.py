@@ -94,7 +94,7 @@ def anywhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_document_is_the_one_that_was_recorded(name, capsys, tmp_path):
-    found = normalised(document(name, capsys, tmp_path), tmp_path)
+    found = normalized(document(name, capsys, tmp_path), tmp_path)
     expected = DOCUMENTS / name
     if not expected.is_file() or found != expected.read_text():
         changed = Path(tmp_path / name)
@@ -114,7 +114,7 @@ def document(name, capsys, tmp_path):
     return captured.out
 
 
-def normalised(text, tmp_path):
+def normalized(text, tmp_path):
     """Replace places, and what the running interpreter decides where no Python is named."""
     own = pythons.find()
     tag = pythons.tags(own.version)

@@ -117,8 +117,8 @@ def test_a_script_of_many_lines_is_not_taken_for_what_it_said(tmp_path):
 
 
 def test_where_nothing_stands_out_the_last_word_is_that_of_standard_error(tmp_path):
-    code = "print('compiling a.c'); import sys; sys.exit('the licence server said no')"
-    with pytest.raises(BuildError, match="failed: the licence server said no"):
+    code = "print('compiling a.c'); import sys; sys.exit('the license server said no')"
+    with pytest.raises(BuildError, match="failed: the license server said no"):
         process.run(python(code), log=tmp_path / "x.log", what="it")
 
 

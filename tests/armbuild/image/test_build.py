@@ -183,7 +183,7 @@ def test_uv_compares_pins_with_the_oldest_c_library_and_wheels_in_files_with_non
     assert platforms == ["aarch64-manylinux_2_28", "aarch64-manylinux_2_40", "aarch64-manylinux_2_35"]
 
 
-def test_openvino_is_asked_for_by_the_wheels_extra_and_labelled(tmp_path, world, monkeypatch):
+def test_openvino_is_asked_for_by_the_wheels_extra_and_labeled(tmp_path, world, monkeypatch):
     """It would catch an image that was asked to have OpenVINO, and has none, or does not say so."""
     asked = []
     lines = "torch==2.10.0 --hash=sha256:a\nopenvino==2026.4.1 --hash=sha256:b\n"

@@ -46,9 +46,9 @@ FOUND = {
 
 
 def bill(**changes):
-    licences = [{"license": {"id": "MIT"}}, {"license": {"name": "see copyright"}}]
+    licenses = [{"license": {"id": "MIT"}}, {"license": {"name": "see copyright"}}]
     components = {
-        "libc6": {"version": "2.36-9+deb12u1", "purl": "pkg:deb/debian/libc6", "licenses": licences},
+        "libc6": {"version": "2.36-9+deb12u1", "purl": "pkg:deb/debian/libc6", "licenses": licenses},
         "armllm": {"version": "0.1.0", "purl": "pkg:pypi/armllm", "licenses": [{"expression": "Apache-2.0"}]},
         "typing_extensions": {"version": "4.12", "purl": "pkg:pypi/typing-extensions"},
         "torch": {"version": "2.10.0", "purl": "pkg:pypi/torch"},

@@ -123,7 +123,7 @@ def test_two_platforms_take_a_wheel_each(tmp_path):
         ({"base": ""}, "--base '': no such file"),
     ],
 )
-def test_a_choice_that_cannot_be_honoured_is_refused_before_anything_is_built(
+def test_a_choice_that_cannot_be_honored_is_refused_before_anything_is_built(
     tmp_path, monkeypatch, options, reason
 ):
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ def document(components):
     )
 
 
-def test_the_bill_of_materials_names_every_package_with_its_licence(tmp_path):
+def test_the_bill_of_materials_names_every_package_with_its_license(tmp_path):
     for name, lines in {
         "one-1.0": "Name: One\nVersion: 1.0\nLicense-Expression: MIT\n",
         "two-2.0": "Name: two\nVersion: 2.0\nClassifier: License :: OSI Approved :: BSD License\n",

@@ -77,7 +77,7 @@ def test_libraries_of_the_target_are_searched_last_and_only_where_something_is_l
 
 
 def test_every_link_asks_for_one_and_the_same_runtime():
-    """zig compiles libc++ once per combination of CPU, optimisation, LTO and debug options it links for."""
+    """zig compiles libc++ once per combination of CPU, optimization, LTO and debug options it links for."""
     links = [
         arguments("-shared", "-O3", "-flto", "-g", "a.o", "-o", "x", flags=["-mcpu=generic+sve"]),
         arguments("-shared", "-mcpu=neoverse-v1", "a.o", "-o", "x"),
@@ -87,7 +87,7 @@ def test_every_link_asks_for_one_and_the_same_runtime():
     assert {"-O2", "-s"} <= set(links[0])
 
 
-def test_compiling_keeps_the_optimisation_that_the_project_asked_for():
+def test_compiling_keeps_the_optimization_that_the_project_asked_for():
     assert "-O3" in arguments("-O3", "-flto", "-c", "a.cpp")
     assert "-flto" in arguments("-O3", "-flto", "-c", "a.cpp")
     assert "-O2" not in arguments("-c", "a.cpp")

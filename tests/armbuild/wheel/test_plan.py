@@ -109,7 +109,7 @@ def test_wheels_of_the_engine_for_several_pythons_share_what_was_compiled_and_ot
         ({"isolation": False, "lock": Path("x")}, "--lock"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(options, reason):
+def test_options_that_cannot_be_honored_are_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
         planned(**options)
 

@@ -65,20 +65,20 @@ def test_record_is_complete_and_last_with_metadata_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "labelled"), [("1.0", "1.0+neoverse.v1"), ("1.0+cpu", "1.0+cpu.neoverse.v1")]
+    ("version", "labeled"), [("1.0", "1.0+neoverse.v1"), ("1.0+cpu", "1.0+cpu.neoverse.v1")]
 )
-def test_a_raised_baseline_shows_in_every_place_that_states_the_version(tmp_path, version, labelled):
+def test_a_raised_baseline_shows_in_every_place_that_states_the_version(tmp_path, version, labeled):
     (tmp_path / "out").mkdir()
     name = f"thing-{version}-cp311-cp311-manylinux_2_17_aarch64.whl"
     data = {f"thing-{version}.data/scripts/run": b"#!python\n", "thing/version.txt": b"Version: 9\n"}
     path = repair.repack(wheels.write(tmp_path, name, data), tmp_path / "out", label="neoverse.v1", epoch=0)
-    assert path.name == f"thing-{labelled}-cp311-cp311-manylinux_2_17_aarch64.whl"
-    assert wheelfile.read(path).version == labelled
+    assert path.name == f"thing-{labeled}-cp311-cp311-manylinux_2_17_aarch64.whl"
+    assert wheelfile.read(path).version == labeled
     check_record(path)
     with zipfile.ZipFile(path) as archive:
-        assert f"thing-{labelled}.data/scripts/run" in archive.namelist()
+        assert f"thing-{labeled}.data/scripts/run" in archive.namelist()
         assert archive.read("thing/version.txt") == b"Version: 9\n"
-        assert f"Version: {labelled}\n".encode() in archive.read(f"thing-{labelled}.dist-info/METADATA")
+        assert f"Version: {labeled}\n".encode() in archive.read(f"thing-{labeled}.dist-info/METADATA")
 
 
 def test_a_wheel_that_needs_a_newer_glibc_than_asked_is_refused_with_both(tmp_path):

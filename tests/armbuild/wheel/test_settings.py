@@ -58,7 +58,7 @@ def test_variables_of_other_meaning_and_empty_ones_are_let_alone():
         "ARMBUILD_CACHE_DIR": "/x",
         "ARMBUILD_MIRROR": "http://x",
         "ARMBUILD_LANE": "",
-        "ARMBUILD_COLOUR": "1",
+        "ARMBUILD_COLOR": "1",
         "ARMLLM_ISA": "neon",
     }
     assert load(environ=environ) == settings.Settings()
@@ -92,19 +92,19 @@ def test_every_setting_has_a_group_and_an_example_that_it_accepts():
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithColour(settings.Settings):
+class WithColor(settings.Settings):
     """The settings after somebody added one, in one place."""
 
-    colour: str | None = settings._setting(
-        None, "Build", "The wheel's colour.", values=("red", "blue"), example="red"
+    color: str | None = settings._setting(
+        None, "Build", "The wheel's color.", values=("red", "blue"), example="red"
     )
 
 
 def test_a_setting_that_is_added_in_one_place_is_found_in_all(monkeypatch):
     """Else a new option would have to be spelled in the command, the loader, the schema and the page too."""
-    found = settings.describe(WithColour)
+    found = settings.describe(WithColor)
     monkeypatch.setattr(settings, "ALL", found)
-    monkeypatch.setattr(settings, "Settings", WithColour)
+    monkeypatch.setattr(settings, "Settings", WithColor)
     seen = {}
 
     @options.with_settings()
@@ -114,15 +114,15 @@ def test_a_setting_that_is_added_in_one_place_is_found_in_all(monkeypatch):
 
     app = typer.Typer()
     app.command()(command)
-    done = CliRunner().invoke(app, ["--colour", "blue"])
+    done = CliRunner().invoke(app, ["--color", "blue"])
     assert done.exit_code == 0, done.output
-    assert load(seen).colour == "blue"
+    assert load(seen).color == "blue"
     assert "red | blue" in CliRunner().invoke(app, ["--help"]).output
-    assert load(table={"colour": "red"}, environ={"ARMBUILD_COLOUR": "blue"}).colour == "blue"
-    with pytest.raises(UsageError, match="--colour green: there are red and blue"):
-        WithColour(colour="green").check()
-    assert settings_reference.schema(found)["properties"]["colour"]["enum"] == ["red", "blue"]
-    assert '| `--colour` | `colour = "red"` | The wheel\'s colour. |' in settings_reference.reference(found)
+    assert load(table={"color": "red"}, environ={"ARMBUILD_COLOR": "blue"}).color == "blue"
+    with pytest.raises(UsageError, match="--color green: there are red and blue"):
+        WithColor(color="green").check()
+    assert settings_reference.schema(found)["properties"]["color"]["enum"] == ["red", "blue"]
+    assert '| `--color` | `color = "red"` | The wheel\'s color. |' in settings_reference.reference(found)
 
 
 def test_a_projects_own_table_decides_the_plan(capsys, tmp_path, monkeypatch):

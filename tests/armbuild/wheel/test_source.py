@@ -98,7 +98,7 @@ def test_nothing_is_written_into_the_project(project, tmp_path):
     assert files(project) == before
 
 
-def test_cxx_is_recognised(tmp_path):
+def test_cxx_is_recognized(tmp_path):
     (tmp_path / "a.c").touch()
     assert not source.has_cxx(tmp_path)
     (tmp_path / "b.cpp").touch()

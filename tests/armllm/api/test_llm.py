@@ -235,7 +235,7 @@ def test_a_cache_larger_than_memory_is_refused(folder, monkeypatch, origin):
         LLM(folder, dtype="float32", **options)
 
 
-def test_kv_cache_space_is_honoured(folder, monkeypatch):
+def test_kv_cache_space_is_honored(folder, monkeypatch):
     block_bytes = (
         LLM(folder, dtype="float32").llm_engine.runner.model.attention_layers[0].layout.block_bytes * 2
     )

@@ -13,7 +13,7 @@ from tests.armllm.models.reference import (
     Spy,
     expected_logits,
     random_prompts,
-    randomise,
+    randomize,
     save_reference,
 )
 
@@ -94,7 +94,7 @@ def seeing_gemma(tmp_path):
     }
     torch.manual_seed(2)
     model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(**config)).eval()
-    randomise(model, "gemma3")
+    randomize(model, "gemma3")
     model.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path, model
@@ -162,7 +162,7 @@ def test_the_text_part_runs_without_its_tower(tmp_path, architecture):
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(2)
     model = getattr(transformers, config["architectures"][0])(settings).eval()
-    randomise(model, config["model_type"])
+    randomize(model, config["model_type"])
     model.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     if stem == "Llama4":  # the whole of transformers 5.24's asks the text part for image_outputs, and fails

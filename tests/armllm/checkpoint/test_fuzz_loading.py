@@ -16,7 +16,7 @@ from tests.armllm.checkpoint.test_fuzz import (
     run,
     safetensors_header,
 )
-from tests.armllm.quant.forms import awq, gptq, write_quantised
+from tests.armllm.quant.forms import awq, gptq, write_quantized
 from tests.armllm.quant.test_floats import CASES as FLOATS
 from tests.armllm.quant.test_floats import SIZES
 from tests.armllm.quant.test_gguf import SIZES as GGUF_SIZES
@@ -83,6 +83,6 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_changed_formats_of_weights(make_checkpoint, tmp_path, name):
     settings, form = FORMS[name]
-    write_quantised(tmp_path / "sound", make_checkpoint(**SIZES), settings, form)
+    write_quantized(tmp_path / "sound", make_checkpoint(**SIZES), settings, form)
     generate(tmp_path / "sound")
     run(f"form {name}", tmp_path / "sound", tmp_path / "changed", folder_file, generate, count=FEW)

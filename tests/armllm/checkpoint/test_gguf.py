@@ -75,7 +75,7 @@ def test_weights_of_the_right_dtype_stay_mapped(llama_file):
 
 
 @pytest.mark.parametrize("kind", [KINDS.TQ1_0, KINDS.TQ2_0])
-def test_quantised_tensors_are_refused_by_their_type(llama_file, kind):
+def test_quantized_tensors_are_refused_by_their_type(llama_file, kind):
     path, arch, _ = llama_file
     writer = gguf.GGUFWriter(path, arch)
     writer.add_tensor("token_embd.weight", gguf.quantize(np.ones((8, 256), np.float32), kind), raw_dtype=kind)

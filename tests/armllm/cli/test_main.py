@@ -31,7 +31,7 @@ def test_run_prints_the_completion(folder, capsys):
     assert document["prompt"] == "The quick"
 
 
-def test_run_honours_the_seed_and_stops(folder, capsys):
+def test_run_honors_the_seed_and_stops(folder, capsys):
     arguments = ["run", folder, "x", "--dtype", "float32", "--seed", "3", "--top-p", "0.9", "--top-k", "50"]
     assert main(arguments) == 0
     first = capsys.readouterr().out
@@ -123,7 +123,7 @@ def test_a_shell_gets_its_completion(shell, monkeypatch):
     assert "_ARMLLM_COMPLETE" in done.stdout
 
 
-def test_a_verdict_has_a_colour_on_a_terminal_only(monkeypatch):
+def test_a_verdict_has_a_color_on_a_terminal_only(monkeypatch):
     from armllm.cli.options import styled  # noqa: PLC0415
 
     assert styled("ok", "ok") == "ok"

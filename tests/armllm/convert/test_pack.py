@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.armllm.conftest import CORPUS
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import Spy, random_prompts, save_reference
-from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, TOKENS, compressed
 
 from armllm import LLM, kernels
@@ -57,10 +57,10 @@ def test_a_packed_folder_computes_what_rounding_while_loading_gives(make_checkpo
     ],
     ids=["gptq with act-order", "awq", "gptq of 8 bits", "an ignored part"],
 )
-def test_quantised_checkpoints_are_packed_as_they_are(make_checkpoint, tmp_path, settings, form):
+def test_quantized_checkpoints_are_packed_as_they_are(make_checkpoint, tmp_path, settings, form):
     form = packed(form) if isinstance(form, dict) else form
     folder = tmp_path / "model"
-    write_quantised(
+    write_quantized(
         folder,
         make_checkpoint(**SIZES),
         settings,

@@ -41,7 +41,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 CASES = {
     "all matrices": ({}, ALL, {}),
     "q and v only, rank 1": ({}, ("q_proj", "v_proj"), {"r": 1, "lora_alpha": 3}),
-    "rank-stabilised": ({}, ALL, {"use_rslora": True, "r": 7}),
+    "rank-stabilized": ({}, ALL, {"use_rslora": True, "r": 7}),
     "DoRA": ({}, ALL, {"use_dora": True}),
     "DoRA of some parts, with biases": (QWEN2, ("k_proj", "o_proj", "up_proj"), {"use_dora": True}),
     "alpha and rank by module": (
@@ -171,7 +171,7 @@ def test_several_choices_and_log_probabilities(three):
 
 @pytest.mark.parametrize("scheme", ["int8", "int4-g32"])
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_on_a_quantised_base(make_checkpoint, tmp_path, scheme, use_dora):
+def test_on_a_quantized_base(make_checkpoint, tmp_path, scheme, use_dora):
     """The adapter adds to the rounded weight, and DoRA's norm is that of the rounded weight."""
     checkpoint = make_checkpoint(hidden_size=64, intermediate_size=128)
     folder = write_adapter(tmp_path / "adapter", checkpoint.model, use_dora=use_dora)

@@ -23,7 +23,7 @@ import pytest
 import torch
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, save_reference
-from tests.armllm.quant.forms import awq, gptq, write_quantised
+from tests.armllm.quant.forms import awq, gptq, write_quantized
 
 from armllm import LLM, AsyncLLM, SamplingParams
 from armllm.api import llm_engine
@@ -213,9 +213,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, 
     ],
     ids=["gptq-act-order", "gptq-zeros", "awq"],
 )
-def test_quantised_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_path, settings, form):
+def test_quantized_checkpoints_are_cut_by_rows(in_threads, make_checkpoint, tmp_path, settings, form):
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(hidden_size=128, intermediate_size=256), settings, form)
+    write_quantized(folder, make_checkpoint(hidden_size=128, intermediate_size=256), settings, form)
     assert short_answers(folder, 2) == short_answers(folder, 1)
 
 

@@ -75,7 +75,7 @@ def test_every_family_is_replayed_to_the_bit(tmp_path, monkeypatch, architecture
 
 @pytest.mark.parametrize("quantization", ["int8", "int4-g32"])
 @pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_quantised_models_are_replayed_to_the_bit(tmp_path, quantization, cache):
+def test_quantized_models_are_replayed_to_the_bit(tmp_path, quantization, cache):
     save_reference(tmp_path, BASE | {"hidden_size": 128, "intermediate_size": 256}, 0)
     options = {"quantization": quantization, "kv_cache_dtype": cache}
     generate(LLM(tmp_path, dtype="float32", skip_tokenizer_init=True, **options))

@@ -74,7 +74,7 @@ def test_seeds_matter_and_so_does_the_engine_s(make_checkpoint):
 
 @pytest.mark.parametrize("many", ["seeds", "completions of one seed"])
 def test_whole_requests_follow_the_distribution(make_checkpoint, many):
-    """Neighbouring seeds, and the completions of one, must be as good as independent draws."""
+    """Neighboring seeds, and the completions of one, must be as good as independent draws."""
     checkpoint = make_checkpoint()
     llm = LLM(checkpoint.folder, dtype="float32", max_num_seqs=64)
     prompt, draws, allowed = [3, 1, 4, 1, 5], 1500, list(range(20, 32))

@@ -6,7 +6,7 @@ import pytest
 from tests.armllm.engine.test_ranks import GPTQ, answers, in_threads, loaded, short_answers  # noqa: F401
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, save_reference
-from tests.armllm.quant.forms import gptq, write_quantised
+from tests.armllm.quant.forms import gptq, write_quantized
 
 from armllm import LLM, SamplingParams
 from armllm.convert.pack import pack_checkpoint
@@ -36,10 +36,10 @@ def test_stages_give_one_process_s_bits(make_checkpoint, sizes, options):
         assert answers(folder, size, "pipeline", **options) == expected
 
 
-def test_quantised_and_packed_checkpoints(make_checkpoint, tmp_path):
+def test_quantized_and_packed_checkpoints(make_checkpoint, tmp_path):
     settings = GPTQ | {"desc_act": True}
     checkpoint = make_checkpoint(hidden_size=128, intermediate_size=256)
-    write_quantised(tmp_path / "gptq", checkpoint, settings, gptq(4, 32, act_order=True))
+    write_quantized(tmp_path / "gptq", checkpoint, settings, gptq(4, 32, act_order=True))
     pack_checkpoint(str(tmp_path / "gptq"), tmp_path / "packed")
     expected = short_answers(tmp_path / "gptq", 1)
     for name in ("gptq", "packed"):

@@ -220,7 +220,7 @@ def test_blocks_before_the_window_may_be_gone():
         kernels.paged_attention(**batch.arguments())
 
 
-def test_strides_of_query_and_out_are_honoured():
+def test_strides_of_query_and_out_are_honored():
     batch = make_batch(torch.float32, [20, 9], [4, 1])
     wide = torch.zeros(5, 4, 3, 32)
     wide[:, :, 1] = batch.query

@@ -1,4 +1,4 @@
-"""The extension's ops check their arguments: strides are honoured, what does not fit is refused by name."""
+"""The extension's ops check their arguments: strides are honored, what does not fit is refused by name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def arguments(name, dtype):
     if name in HEADS:
         return heads(name, dtype)
     x = torch.randn(ROWS, COLUMNS, dtype=dtype)
-    makers = {"matmul": quantised, "moe": mixture, "linear": product, "norm": norm, "lora": adapters}
+    makers = {"matmul": quantized, "moe": mixture, "linear": product, "norm": norm, "lora": adapters}
     for part, make in makers.items():
         if part in name:
             return make(name, x)
@@ -96,7 +96,7 @@ def product(name, x):
     return [out, x, kernels.pack_panels(weight).data, bias, OUT, COLUMNS]
 
 
-def quantised(name, x):
+def quantized(name, x):
     """The arguments of a product with a packed weight."""
     bits = int(name[len("matmul_w")])
     q, scales = torch.randint(-8, 8, (OUT, 64), dtype=torch.int8), torch.rand(OUT, 2) + 0.5

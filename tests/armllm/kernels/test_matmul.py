@@ -1,4 +1,4 @@
-"""Quantisation of rows and products with 4- and 8-bit weights, against exact integers and float64."""
+"""Quantization of rows and products with 4- and 8-bit weights, against exact integers and float64."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def random_weight(n, k, group, bits, *, zero_points, scale=None):
     return q, scales, zeros if zero_points else None
 
 
-def multiply(x, quantised, bits, bias=None):
-    q, scales, zeros = quantised
+def multiply(x, quantized, bits, bias=None):
+    q, scales, zeros = quantized
     weight = kernels.pack_weight(q, scales, zeros, bits=bits)
     out = torch.full((x.shape[0], q.shape[0] + 3), torch.nan, dtype=x.dtype)[:, : q.shape[0]]
     (kernels.matmul_w4a8 if bits == 4 else kernels.matmul_w8a8)(out, x, weight, bias)
@@ -98,7 +98,7 @@ def test_offsets_are_what_zero_points_come_to(case):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_given_scale_quantises_all_rows(dtype, case):
+def test_a_given_scale_quantizes_all_rows(dtype, case):
     """Integers beyond 127 become 127, which also holds in kernels whose sums have no room for -128."""
     bits, n, k, group = case
     q, scales, zeros = random_weight(n, k, group, bits, zero_points=True)
@@ -239,7 +239,7 @@ def test_nothing_to_multiply():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (3, 7), (5, 64), (2, 1025)])
-def test_quantised_rows_are_those_of_the_reference(dtype, asymmetric, shape):
+def test_quantized_rows_are_those_of_the_reference(dtype, asymmetric, shape):
     x = torch.randn(shape[0], shape[1] + 2).to(dtype)[:, : shape[1]]
     x[:1] *= 0
     results = []
@@ -254,7 +254,7 @@ def test_quantised_rows_are_those_of_the_reference(dtype, asymmetric, shape):
             assert torch.equal(ours, theirs)
 
 
-def test_quantised_rows_stand_for_the_numbers():
+def test_quantized_rows_stand_for_the_numbers():
     x = torch.randn(4, 100) + torch.tensor([0.0, 3, -3, 20])[:, None]
     x[3] = x[3].abs()
     for zeros in (None, torch.empty(4, dtype=torch.int32)):

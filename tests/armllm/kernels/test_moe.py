@@ -21,7 +21,7 @@ def _seed():
     torch.manual_seed(8)
 
 
-def quantised(ops, bits, *, group=0, zero_points=False, experts=EXPERTS):
+def quantized(ops, bits, *, group=0, zero_points=False, experts=EXPERTS):
     """The same experts however often it is called with these arguments."""
     generator = torch.Generator().manual_seed(bits + group)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
@@ -69,7 +69,7 @@ def mixed(op, x, ids, weights, experts, **options):
 @pytest.mark.parametrize("tokens", [1, 2, 17])
 def test_fused_experts_are_the_products_one_after_the_other(bits, group, zero_points, tokens):
     """Bit for bit in float32, with one expert per token that is taken whole."""
-    experts = quantised(kernels, bits, group=group, zero_points=zero_points)
+    experts = quantized(kernels, bits, group=group, zero_points=zero_points)
     product = kernels.matmul_w4a8 if bits == 4 else kernels.matmul_w8a8
     x = torch.randn(tokens, HIDDEN)
     ids = torch.randint(EXPERTS, (tokens, 1))
@@ -99,12 +99,12 @@ def test_floating_point_experts_are_those_of_the_reference(dtype, activation, pa
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize(("bits", "group"), [(4, 0), (8, 0), (8, 32)])
-def test_quantised_experts_are_those_of_the_reference(dtype, bits, group):
+def test_quantized_experts_are_those_of_the_reference(dtype, bits, group):
     x = torch.randn(23, HIDDEN).to(dtype)
     ids, weights = route(23, 3, missing=True)
     op = f"moe_w{bits}a8"
-    got = mixed(getattr(kernels, op), x, ids, weights, quantised(kernels, bits, group=group))
-    expected = mixed(getattr(reference, op), x, ids, weights, quantised(reference, bits, group=group))
+    got = mixed(getattr(kernels, op), x, ids, weights, quantized(kernels, bits, group=group))
+    expected = mixed(getattr(reference, op), x, ids, weights, quantized(reference, bits, group=group))
     # What rounds to another integer on one side differs by a step of 1/127 of the row's largest number.
     assert_close(got, expected, rtol=2 * torch.finfo(dtype).eps, atol=0.01)
     assert (got.double() - expected.double()).norm() <= (
@@ -122,7 +122,7 @@ def test_biases_and_clamped_activations_are_those_of_the_reference(bits, limit):
     biases = torch.randn(EXPERTS, 2 * WIDTH), torch.randn(EXPERTS, HIDDEN)
     results = []
     for ops in (kernels, reference):
-        plain = floating(ops, torch.float32) if bits == 0 else quantised(ops, bits, group=32)
+        plain = floating(ops, torch.float32) if bits == 0 else quantized(ops, bits, group=32)
         experts = ops.join_experts(plain.gate_up, plain.down, *biases)
         op = ops.moe_f32 if bits == 0 else ops.moe_w8a8
         results.append(mixed(op, x, ids, weights, experts, activation=activation))
@@ -142,8 +142,8 @@ def test_wrong_biases_and_limits_are_named():
 
 
 def all_ops():
-    yield kernels.moe_w4a8, quantised(kernels, 4, group=32), torch.float32
-    yield kernels.moe_w8a8, quantised(kernels, 8), torch.bfloat16
+    yield kernels.moe_w4a8, quantized(kernels, 4, group=32), torch.float32
+    yield kernels.moe_w8a8, quantized(kernels, 8), torch.bfloat16
     for dtype, op in FLOATING.items():
         yield getattr(kernels, op), floating(kernels, dtype), dtype
 
@@ -203,7 +203,7 @@ def test_experts_that_take_turns_in_memory_give_the_same():
 def test_a_token_that_is_no_number_spoils_no_other(bits):
     x = torch.randn(6, HIDDEN)
     ids, weights = torch.tensor([[0, 1]] * 6), torch.ones(6, 2)
-    op, experts = getattr(kernels, f"moe_w{bits}a8"), quantised(kernels, bits)
+    op, experts = getattr(kernels, f"moe_w{bits}a8"), quantized(kernels, bits)
     clean = mixed(op, x, ids, weights, experts)
     x[2, 5], x[4] = torch.nan, 0
     got = mixed(op, x, ids, weights, experts)
@@ -214,7 +214,7 @@ def test_a_token_that_is_no_number_spoils_no_other(bits):
 
 @pytest.mark.parametrize("bad", [-2, EXPERTS, 2**40])
 def test_an_expert_that_is_not_there_is_refused_before_anything_is_written(bad):
-    experts = quantised(kernels, 4)
+    experts = quantized(kernels, 4)
     ids = torch.tensor([[0, 1], [2, bad]])
     out = torch.full((2, HIDDEN), 7.0)
     with pytest.raises(ValueError, match=rf"expert_ids\[1, 1\] is {bad}, expected an expert below 5"):
@@ -223,7 +223,7 @@ def test_an_expert_that_is_not_there_is_refused_before_anything_is_written(bad):
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name():
-    experts = quantised(kernels, 4)
+    experts = quantized(kernels, 4)
     out, x = torch.empty(2, HIDDEN), torch.empty(2, HIDDEN)
     ids, weights = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
     for arguments, message in (
@@ -250,7 +250,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name():
 
 
 def test_experts_that_are_not_alike_are_refused_by_name():
-    four, grouped, eight = quantised(kernels, 4), quantised(kernels, 4, group=32), quantised(kernels, 8)
+    four, grouped, eight = quantized(kernels, 4), quantized(kernels, 4, group=32), quantized(kernels, 8)
     dense, panels = floating(kernels, torch.float32), floating(kernels, torch.float32, panels=True)
     up, down, cut = four.gate_up, four.down, panels.gate_up[0]
     for gate_up, downs, message in (

@@ -106,7 +106,7 @@ def test_a_recorded_layer_has_few_regions_and_updates_and_its_bits(rows, regions
 
 
 @pytest.mark.usefixtures("own_threads")
-def test_only_neighbours_that_fit_share_a_region():
+def test_only_neighbors_that_fit_share_a_region():
     """A norm of other rows than the product reads, and an activation of another product's, stay alone."""
     layer = Layer(32)
 

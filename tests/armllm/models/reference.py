@@ -24,14 +24,14 @@ def save_reference(folder: Path, config: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     settings = transformers.AutoConfig.for_model(**config)
     model = transformers.AutoModelForCausalLM.from_config(settings, dtype=torch.float32).eval()
-    randomise(model, config["model_type"])
+    randomize(model, config["model_type"])
     model.save_pretrained(folder)
     # as the hub has it, not as this version of transformers rewrites it
     (folder / "config.json").write_text(json.dumps(config))
     return model
 
 
-def randomise(model: Any, model_type: str) -> None:
+def randomize(model: Any, model_type: str) -> None:
     """Weights that leave no part without effect; a norm's is 1 at rest, or 0 where 1 is added."""
     around_zero = model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
     around_zero = around_zero and not model_type.startswith(("gemma3n", "gemma4"))

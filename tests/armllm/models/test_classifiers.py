@@ -10,7 +10,7 @@ import tokenizers
 import torch
 import transformers
 from tests.armllm.models.random_configs import random_config
-from tests.armllm.models.reference import random_prompts, randomise
+from tests.armllm.models.reference import random_prompts, randomize
 
 from armllm import LLM, PoolingParams, SamplingParams
 from armllm.checkpoint.config import ConfigReader
@@ -27,7 +27,7 @@ def classifier(folder, architecture, num_labels, seed=3):
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(settings).eval()
-    randomise(model, config["model_type"])
+    randomize(model, config["model_type"])
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     return model
@@ -61,7 +61,7 @@ def decoder(folder, *, tied):
     settings = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(3)
     model = transformers.Qwen3ForCausalLM(settings).eval()
-    randomise(model, config["model_type"])
+    randomize(model, config["model_type"])
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     words = tokenizers.models.WordLevel({"no": 7, "yes": 11, "maybe": 399, "[UNK]": 0}, "[UNK]")
@@ -104,7 +104,7 @@ def test_answers_may_be_classes(tmp_path):
         ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer"),
     ],
 )
-def test_overrides_that_cannot_be_honoured_are_named(tmp_path, changes, message):
+def test_overrides_that_cannot_be_honored_are_named(tmp_path, changes, message):
     decoder(tmp_path, tied=True)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         LLM(tmp_path, dtype="float32", hf_overrides=RERANKER | changes)

@@ -1,4 +1,4 @@
-"""config.json is read in both spellings, and what can't be honoured is refused by name."""
+"""config.json is read in both spellings, and what can't be honored is refused by name."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def write(folder, **changes):
         ({"eos_token_id": "</s>"}, "eos_token_id must be a token id"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(folder, changes, words):
+def test_what_cannot_be_honored_is_named(folder, changes, words):
     write(folder, **changes)
     with pytest.raises(CheckpointError) as caught:
         LLM(folder, dtype="float32")

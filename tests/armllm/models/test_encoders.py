@@ -11,7 +11,7 @@ import zipfile
 import pytest
 import torch
 import transformers
-from tests.armllm.models.reference import randomise
+from tests.armllm.models.reference import randomize
 
 from armllm import LLM, PoolingParams, SamplingParams
 from armllm.errors import CheckpointError, RequestError
@@ -138,7 +138,7 @@ def save_reference(folder, config):
     torch.manual_seed(0)
     settings = transformers.AutoConfig.for_model(**config)
     model = getattr(transformers, config["architectures"][0])(settings).eval()
-    randomise(model, config["model_type"])
+    randomize(model, config["model_type"])
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     return model
@@ -370,7 +370,7 @@ def test_the_first_form_of_gte_s_configuration_means_the_same(tmp_path, architec
         ),
     ],
 )
-def test_what_an_encoder_cannot_honour_is_named(tmp_path, architecture, values, message):
+def test_what_an_encoder_cannot_honor_is_named(tmp_path, architecture, values, message):
     config = random_config(architecture, 0) | values
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:

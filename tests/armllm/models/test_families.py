@@ -1,4 +1,4 @@
-"""What families add to config.json is honoured or refused by name."""
+"""What families add to config.json is honored or refused by name."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("OPTForCausalLM", {"ffn_dim": 8, "num_attention_heads": 3}, "hidden_size is not"),
     ],
 )
-def test_what_a_family_cannot_honour_is_named(tmp_path, architecture, values, words):
+def test_what_a_family_cannot_honor_is_named(tmp_path, architecture, values, words):
     with pytest.raises(CheckpointError) as caught:
         read(tmp_path, architecture, **values)
     assert words in str(caught.value)

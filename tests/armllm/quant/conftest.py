@@ -13,7 +13,7 @@ from armllm.kernels import reference_moe
 
 @pytest.fixture
 def exact_products(monkeypatch):
-    """Products with the dequantised weights in fp32, inputs not rounded: what is left are mistakes."""
+    """Products with the dequantized weights in fp32, inputs not rounded: what is left are mistakes."""
 
     def pack(q, scales, zeros, *, bits, target=None, offsets=None):
         assert target is None

@@ -120,7 +120,7 @@ def is_linear(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def write_quantised(
+def write_quantized(
     folder: Path, source: Any, quantization: dict[str, Any], form: Form, selects=is_linear
 ) -> Any:
     """The checkpoint ``source`` with matrices in ``form``; transformers' model with what they mean."""

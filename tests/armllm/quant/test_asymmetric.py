@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.armllm.convert.test_pack import logits, pack
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.quant.forms import int_quantized, packed, write_quantised
+from tests.armllm.quant.forms import int_quantized, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import compressed
 
 from armllm import LLM
@@ -95,7 +95,7 @@ def test_a_checkpoint_means_what_transformers_computes_from_rounded_inputs(
         return tensors | (given if static else {}), exact
 
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     fake(
         model, lambda x: 0.03 * (((x / 0.03).round() - 20).clamp(-128, 127) + 20) if static else by_tokens(x)
     )
@@ -116,6 +116,6 @@ def test_a_zero_point_that_is_missing_is_named(make_checkpoint, tmp_path):
         return tensors | {"input_scale": torch.tensor([0.03])}, exact
 
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     with pytest.raises(CheckpointError, match=r"input_zero_point is missing"):
         LLM(folder, dtype="float32", skip_tokenizer_init=True)

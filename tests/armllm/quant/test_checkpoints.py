@@ -1,6 +1,6 @@
-"""Quantised checkpoints mean what transformers computes with the same weights dequantised.
+"""Quantized checkpoints mean what transformers computes with the same weights dequantized.
 
-With exact products, logits differ by the order of fp32 sums alone: the bound is that of unquantised models.
+With exact products, logits differ by the order of fp32 sums alone: the bound is that of unquantized models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from compressed_tensors.compressors.pack_quantized import unpack_from_int32
 from safetensors.torch import load_file, save_file
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantized
 
 from armllm import LLM
 from armllm.engine.inspection import inspect_checkpoint
@@ -75,7 +75,7 @@ def agrees(folder, model, *, atol=1e-4):
 def test_pack_quantized(make_checkpoint, tmp_path, arguments, inputs):
     settings, group = compressed("pack-quantized", inputs=inputs, **arguments)
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, packed(group)))
+    agrees(folder, write_quantized(folder, make_checkpoint(**SIZES), settings, packed(group)))
 
 
 def test_zero_points_of_old_versions_are_not_packed(make_checkpoint, tmp_path):
@@ -90,7 +90,7 @@ def test_zero_points_of_old_versions_are_not_packed(make_checkpoint, tmp_path):
         return tensors, exact
 
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(), settings, form))
+    agrees(folder, write_quantized(folder, make_checkpoint(), settings, form))
 
 
 def test_columns_in_the_order_of_their_groups(make_checkpoint, tmp_path):
@@ -106,7 +106,7 @@ def test_columns_in_the_order_of_their_groups(make_checkpoint, tmp_path):
 
     folder = tmp_path / "model"
     source = make_checkpoint()
-    model = write_quantised(folder, source, settings, form)
+    model = write_quantized(folder, source, settings, form)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     (folder / "config.json").write_text(json.dumps(config))
@@ -120,13 +120,13 @@ def test_a_strategy_that_is_left_out_follows_from_the_group_size(make_checkpoint
     del group["weights"]["strategy"]
     group["weights"]["group_size"] = arguments.get("group_size", -1)
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(), settings, packed(stated)))
+    agrees(folder, write_quantized(folder, make_checkpoint(), settings, packed(stated)))
 
 
 def test_int_quantized(make_checkpoint, tmp_path):
     settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8)
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(), settings, int_quantized))
+    agrees(folder, write_quantized(folder, make_checkpoint(), settings, int_quantized))
     assert inspect_checkpoint(str(folder))["quantization"] == (
         "compressed-tensors (W8A8 int-quantized, channelwise)"
     )
@@ -136,7 +136,7 @@ def test_int_quantized_with_zero_points(make_checkpoint, tmp_path):
     settings, _ = compressed("int-quantized", inputs=TOKENS, bits=8, group_size=32, symmetric=False)
     form = functools.partial(int_quantized, group_size=32, zeros=True)
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, form))
+    agrees(folder, write_quantized(folder, make_checkpoint(**SIZES), settings, form))
 
 
 def test_one_scale_for_a_matrix_holds_for_all_rows(make_checkpoint, tmp_path):
@@ -148,7 +148,7 @@ def test_one_scale_for_a_matrix_holds_for_all_rows(make_checkpoint, tmp_path):
     settings, group = compressed("int-quantized", inputs=TOKENS, bits=8)
     group["weights"]["strategy"] = "tensor"
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, make_checkpoint(), settings, form))
+    agrees(folder, write_quantized(folder, make_checkpoint(), settings, form))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_ignored_layers_stay_floating_point(make_checkpoint, tmp_path, ignored):
 
     settings, group = compressed("pack-quantized", bits=4, group_size=32, ignore=("lm_head", ignored))
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(), settings, packed(group), chosen)
+    model = write_quantized(folder, make_checkpoint(), settings, packed(group), chosen)
     agrees(folder, model)
 
 
@@ -180,12 +180,12 @@ def test_groups_name_their_layers(make_checkpoint, tmp_path):
 
     folder = tmp_path / "model"
     source = make_checkpoint()
-    first = write_quantised(folder, source, settings, packed(wide), lambda name: "_proj" in name)
+    first = write_quantized(folder, source, settings, packed(wide), lambda name: "_proj" in name)
 
     def named(name):
         return "v_proj" in name or name == "model.layers.0.mlp.up_proj.weight"
 
-    second = write_quantised(tmp_path / "other", source, settings, packed(narrow), named)
+    second = write_quantized(tmp_path / "other", source, settings, packed(narrow), named)
     state, other = (load_file(one / "model.safetensors") for one in (folder, tmp_path / "other"))
     stems = {name.removesuffix("weight") for name, _ in source.model.named_parameters() if named(name)}
     state |= {name: value for name, value in other.items() if name.rpartition("weight")[0] in stems}
@@ -223,13 +223,13 @@ def test_gptq_of_4_bits(make_checkpoint, tmp_path, version, options, settings):
     checkpoint_format = {1: "gptq", 2: "gptq_v2"}[version]
     folder = tmp_path / "model"
     settings = GPTQ | settings | {"checkpoint_format": checkpoint_format}
-    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, form))
+    agrees(folder, write_quantized(folder, make_checkpoint(**SIZES), settings, form))
 
 
 def test_gptq_large_groups_are_cut_into_smaller_ones(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
     sizes = {"hidden_size": 512, "intermediate_size": 512}
-    model = write_quantised(
+    model = write_quantized(
         folder,
         make_checkpoint(**sizes),
         GPTQ | {"group_size": 256, "sym": False},
@@ -255,7 +255,7 @@ def test_gptq_large_groups_are_cut_into_smaller_ones(make_checkpoint, tmp_path):
 def test_gptq_of_8_bits(make_checkpoint, tmp_path, options, settings):
     folder = tmp_path / "model"
     settings = GPTQ | {"bits": 8} | settings
-    model = write_quantised(folder, make_checkpoint(**SIZES), settings, gptq(8, **options))
+    model = write_quantized(folder, make_checkpoint(**SIZES), settings, gptq(8, **options))
     agrees(folder, model)
 
 
@@ -277,7 +277,7 @@ def test_gptq_settings_of_single_layers(make_checkpoint, tmp_path):
         return name.endswith("_proj.weight") and "layers.1.mlp.down" not in name
 
     folder = tmp_path / "model"
-    agrees(folder, write_quantised(folder, source, GPTQ | {"dynamic": rules}, form, chosen))
+    agrees(folder, write_quantized(folder, source, GPTQ | {"dynamic": rules}, form, chosen))
     assert (
         inspect_checkpoint(str(folder))["quantization"]
         == "gptq (4 bits, groups of 32, single layers otherwise)"
@@ -286,7 +286,7 @@ def test_gptq_settings_of_single_layers(make_checkpoint, tmp_path):
 
 def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(), {}, gptq(4, 32))
+    model = write_quantized(folder, make_checkpoint(), {}, gptq(4, 32))
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
     agrees(folder, model)
 
@@ -294,7 +294,7 @@ def test_gptq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
 def test_biases_of_zeros_are_passed_over_and_others_refused(make_checkpoint, tmp_path):
     """AutoGPTQ once gave every layer a bias."""
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(), GPTQ, gptq(4, 32))
+    model = write_quantized(folder, make_checkpoint(), GPTQ, gptq(4, 32))
     path = folder / "model.safetensors"
     state = load_file(path)
     state["model.layers.0.self_attn.k_proj.bias"] = torch.zeros(32, dtype=torch.float16)
@@ -315,13 +315,13 @@ AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
 def test_awq(make_checkpoint, tmp_path, group_size):
     folder = tmp_path / "model"
     settings = AWQ | {"group_size": group_size or -1}
-    agrees(folder, write_quantised(folder, make_checkpoint(**SIZES), settings, awq(group_size)))
+    agrees(folder, write_quantized(folder, make_checkpoint(**SIZES), settings, awq(group_size)))
 
 
 def test_awq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
     """As AutoAWQ first wrote them; there, and in config.json, the group size had another name."""
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(), {}, awq(32))
+    model = write_quantized(folder, make_checkpoint(), {}, awq(32))
     settings = {"w_bit": 4, "q_group_size": 32, "version": "GEMM", "zero_point": True}
     (folder / "quant_config.json").write_text(json.dumps(settings))
     agrees(folder, model)
@@ -330,4 +330,4 @@ def test_awq_settings_in_a_file_of_their_own(make_checkpoint, tmp_path):
 def test_biases_are_added(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
     source = make_checkpoint(attention_bias=True, mlp_bias=True)
-    agrees(folder, write_quantised(folder, source, GPTQ | {"desc_act": True}, gptq(4, 32, act_order=True)))
+    agrees(folder, write_quantized(folder, source, GPTQ | {"desc_act": True}, gptq(4, 32, act_order=True)))

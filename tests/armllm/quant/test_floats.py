@@ -9,7 +9,7 @@ from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.quant.forms import write_quantised
+from tests.armllm.quant.forms import write_quantized
 
 from armllm import LLM
 from armllm.engine.inspection import inspect_checkpoint
@@ -127,7 +127,7 @@ CASES["MXFP4"] = (
 def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
     settings, form = CASES[name]
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
     taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight
     assert torch.equal(taken, model.model.layers[0].mlp.down_proj.weight)
@@ -140,7 +140,7 @@ def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
 def test_they_can_be_rounded_to_integers(make_checkpoint, tmp_path):
     settings, form = CASES["blocks"]
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     llm = LLM(folder, dtype="float32", skip_tokenizer_init=True, quantization="int8")
     assert llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight.bits == 8
 
@@ -157,7 +157,7 @@ def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
         return tensors, torch.stack([meant for _, meant in parts])
 
     settings = PLAIN | {"weight_block_size": list(BLOCK)}
-    model = write_quantised(folder, source, settings, form, lambda name: ".experts." in name)
+    model = write_quantized(folder, source, settings, form, lambda name: ".experts." in name)
     llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
     (prompt,) = random_prompts((30,), 4)
     tokens, logits = llm.generate(prompt, 4)
@@ -179,7 +179,7 @@ SCALE = "model.layers.1.mlp.down_proj.weight_scale_inv"
 def test_damaged_scales_are_named(make_checkpoint, tmp_path, change, words):
     settings, form = CASES["blocks"]
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     change(tensors)
     save_file(tensors, folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Quantised GGUF files: blocks as gguf-py reads them, and what becomes of them in the kernels' form."""
+"""Quantized GGUF files: blocks as gguf-py reads them, and what becomes of them in the kernels' form."""
 
 from __future__ import annotations
 

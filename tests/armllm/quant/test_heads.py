@@ -1,9 +1,9 @@
-"""Quantised matrices of other names: heads, and products that a checkpoint stores in one tensor."""
+"""Quantized matrices of other names: heads, and products that a checkpoint stores in one tensor."""
 
 from __future__ import annotations
 
 import pytest
-from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import AWQ, GPTQ, agrees, compressed
 
 pytestmark = pytest.mark.usefixtures("exact_products")
@@ -37,7 +37,7 @@ def test_products_that_are_stored_in_one_tensor(make_checkpoint, tmp_path, metho
     folder = tmp_path / "model"
     source = make_checkpoint(**PHI3)
     assert any("qkv_proj" in name for name, _ in source.model.named_parameters())
-    agrees(folder, write_quantised(folder, source, settings, form))
+    agrees(folder, write_quantized(folder, source, settings, form))
 
 
 @pytest.mark.parametrize("method", FORMS)
@@ -51,5 +51,5 @@ def test_a_head_of_its_own(make_checkpoint, tmp_path, method):
 
     folder = tmp_path / "model"
     source = make_checkpoint(hidden_size=128, intermediate_size=256, tie_word_embeddings=False)
-    model = write_quantised(folder, source, settings, form, chosen)
+    model = write_quantized(folder, source, settings, form, chosen)
     agrees(folder, model)

@@ -1,4 +1,4 @@
-"""Quantised experts of all four families, stored as each program stores them."""
+"""Quantized experts of all four families, stored as each program stores them."""
 
 from __future__ import annotations
 

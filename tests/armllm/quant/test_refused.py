@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, int_quantized, packed, write_quantized
 
 from armllm import LLM
 from armllm.checkpoint.config import ConfigReader
@@ -182,14 +182,14 @@ STEM = "model.layers.1.mlp.up_proj."
 def test_broken_gptq_tensors_are_named(make_checkpoint, tmp_path, name, how, words):
     form = gptq(4, 32, symmetric=False, act_order=True)
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), GPTQ, form)
+    write_quantized(folder, make_checkpoint(), GPTQ, form)
     change(folder, STEM + name, how)
     refused(folder, words)
 
 
 def test_zero_points_where_config_json_says_there_are_none(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), GPTQ | {"sym": True}, gptq(4, 32, symmetric=False))
+    write_quantized(folder, make_checkpoint(), GPTQ | {"sym": True}, gptq(4, 32, symmetric=False))
     refused(folder, "zero points that are not in the middle, but config.json says sym")
 
 
@@ -217,7 +217,7 @@ def test_zero_points_of_other_formats_where_config_json_says_there_are_none(
         ),
     }[format_]
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), settings, form)
+    write_quantized(folder, make_checkpoint(), settings, form)
     refused(folder, words)
 
 
@@ -229,7 +229,7 @@ def with_zero_points_of_inputs(matrix, generator):
 
 def test_groups_that_do_not_divide_the_inputs(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), GPTQ, gptq(4, 32, symmetric=False))
+    write_quantized(folder, make_checkpoint(), GPTQ, gptq(4, 32, symmetric=False))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["group_size"] = 64
     (folder / "config.json").write_text(json.dumps(config))
@@ -253,7 +253,7 @@ def test_groups_that_do_not_divide_the_inputs(make_checkpoint, tmp_path):
 def test_broken_compressed_tensors_are_named(make_checkpoint, tmp_path, name, how, words):
     settings = compressed()
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), settings, packed(settings["config_groups"]["group_0"]))
+    write_quantized(folder, make_checkpoint(), settings, packed(settings["config_groups"]["group_0"]))
     change(folder, STEM + name, how)
     refused(folder, words)
 
@@ -279,22 +279,22 @@ def test_broken_scales_of_inputs_are_named(make_checkpoint, tmp_path, how, words
         tensors, exact = int_quantized(matrix, generator)
         return tensors | {"input_scale": torch.tensor([0.02])}, exact
 
-    write_quantised(folder, make_checkpoint(), settings, form)
+    write_quantized(folder, make_checkpoint(), settings, form)
     change(folder, f"{STEM}input_scale", how)
     refused(folder, words)
 
 
 def test_an_awq_matrix_with_odd_outputs(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), AWQ, awq(32))
+    write_quantized(folder, make_checkpoint(), AWQ, awq(32))
     config = json.loads((folder / "config.json").read_text()) | {"intermediate_size": 92}
     (folder / "config.json").write_text(json.dumps(config))
     refused(folder, "AWQ packs multiples of 8 outputs, not 92")
 
 
-def test_a_quantised_checkpoint_is_not_rounded_once_more(make_checkpoint, tmp_path):
+def test_a_quantized_checkpoint_is_not_rounded_once_more(make_checkpoint, tmp_path):
     folder = tmp_path / "model"
-    write_quantised(folder, make_checkpoint(), AWQ, awq(32))
+    write_quantized(folder, make_checkpoint(), AWQ, awq(32))
     refused(
         folder,
         "the checkpoint is awq (4 bits, groups of 32, zero points) already",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts
-from tests.armllm.quant.forms import int_quantized, packed, write_quantised
+from tests.armllm.quant.forms import int_quantized, packed, write_quantized
 from tests.armllm.quant.test_checkpoints import compressed
 
 from armllm import LLM
@@ -49,7 +49,7 @@ def test_inputs_are_rounded_by_the_scale_that_is_given(make_checkpoint, tmp_path
         }, exact
 
     folder = tmp_path / "model"
-    model = write_quantised(folder, make_checkpoint(**SIZES), settings, form)
+    model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
     drawn = iter(torch.rand(100, generator=torch.Generator().manual_seed(2)).tolist())
     names = [name.removesuffix(".weight") for name, _ in model.named_parameters() if "_proj" in name]
     scales = {name: 0.01 + (0.01 * next(drawn) if apart else 0.0) for name in names}

@@ -37,15 +37,15 @@ def test_nothing_is_fetched_from_elsewhere():
 
 @pytest.mark.parametrize("vendored", VENDORED, ids=lambda one: one["name"])
 def test_a_vendored_file_is_the_one_that_was_published(vendored):
-    """It would catch an edit, a new version without its licence, and a file that nothing describes."""
+    """It would catch an edit, a new version without its license, and a file that nothing describes."""
     content = (VENDOR / vendored["file"]).read_bytes()
     assert hashlib.sha256(content).hexdigest() == vendored["sha256"]
     assert vendored["version"] in content[:200].decode()
-    licence = (VENDOR / vendored["licence_file"]).read_text()
+    text = (VENDOR / vendored["license_file"]).read_text()
     assert {"MIT": "Permission is hereby granted", "Apache-2.0": "Apache License"}[
-        vendored["licence"]
-    ] in licence
-    described = {name for one in VENDORED for name in (one["file"], one["licence_file"])}
+        vendored["license"]
+    ] in text
+    described = {name for one in VENDORED for name in (one["file"], one["license_file"])}
     assert {path.name for path in VENDOR.iterdir()} == {"vendor.json", *described}
 
 

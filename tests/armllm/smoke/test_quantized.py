@@ -34,7 +34,7 @@ def test_it_recites_from_a_checkpoint_that_we_wrote(passages, tmp_path, scheme):
 
 
 def test_swapped_nibbles_garble_the_text(passages, monkeypatch):
-    """A wrong product must be heard: here one that takes the neighbour's weight."""
+    """A wrong product must be heard: here one that takes the neighbor's weight."""
     from armllm import kernels  # noqa: PLC0415
 
     pack = kernels.pack_weight

@@ -201,7 +201,7 @@ SABOTAGES = {
     "attention never rescales its sums": attention(change=never_rescaled),
     "rotary embedding does nothing": rotary(lambda *_: None),
     "rotary embedding turns queries one position too far": query_one_late,
-    "rotary embedding pairs neighbours": rotary(
+    "rotary embedding pairs neighbors": rotary(
         lambda *given: reference.rotary_embedding(*given, interleaved=True)
     ),
     "rotary embedding turns backwards in keys only": rotary(

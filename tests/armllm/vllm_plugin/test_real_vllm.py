@@ -14,7 +14,7 @@ import subprocess
 import pytest
 import torch
 from tests.armllm.environments import python_with
-from tests.armllm.quant.forms import awq, gptq, packed, write_quantised
+from tests.armllm.quant.forms import awq, gptq, packed, write_quantized
 
 from armllm import vllm_plugin
 
@@ -139,7 +139,7 @@ def test_integer_weights_mean_what_transformers_computes(make_checkpoint, tmp_pa
     """It would catch nibbles in another order, zero points of another sign, or scales of another row."""
     quantization, form, mode = CASES[case]
     source = make_checkpoint(**SIZES)
-    model = write_quantised(tmp_path / "model", source, quantization, form)
+    model = write_quantized(tmp_path / "model", source, quantization, form)
     found, log = vllm(tmp_path / "model", mode)
     assert "Using ArmllmWNA16LinearKernel" in log
     # inputs are rounded to 8 bits: measured 0.03 at most; a wrong nibble is beyond 1
@@ -195,7 +195,7 @@ def test_weights_and_inputs_of_8_bits(vllm):
 )
 def test_vllm_keeps_its_own_kernels_where_it_is_told_to(make_checkpoint, tmp_path, vllm, environment, kernel):
     quantization, form, _ = CASES["gptq"]
-    model = write_quantised(tmp_path / "model", make_checkpoint(**SIZES), quantization, form)
+    model = write_quantized(tmp_path / "model", make_checkpoint(**SIZES), quantization, form)
     found, log = vllm(tmp_path / "model", **environment)
     assert f"Using {kernel} " in log
     torch.testing.assert_close(found, expected(model), rtol=0, atol=0.15)

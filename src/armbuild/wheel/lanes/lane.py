@@ -56,7 +56,7 @@ class Lane(Protocol):
         """Check what is asked of this lane and complete the draft: Pythons, compiler, flags.
 
         ``find`` returns an interpreter of this machine. Raises UsageError for a setting that this lane does
-        not honour, with what to do instead.
+        not honor, with what to do instead.
         """
 
     def build(
