@@ -24,6 +24,7 @@ WITHOUT_WEIGHTS = (*TOKENIZER_FILES, "*.jinja")
 WANTED = (*WITHOUT_WEIGHTS, "*.safetensors")
 # Subfolders hold other formats, consolidated files the same weights once more under Mistral's own names.
 UNWANTED = ("*/*", "consolidated*")
+SHOWN = 200  # characters of a place that a message repeats
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_PLACE = (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 
@@ -50,18 +51,23 @@ def resolve_model(source: str, what: str = "model", options: HubOptions = HubOpt
     What is in the hub's cache already is found without a network. CheckpointError says in one line what
     failed; ``what`` names the option in it.
     """
-    path = Path(source).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    try:
+        path = Path(source).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, no permission, ~ of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{what} {source[:SHOWN]!r} can't be looked up: {reason}") from None
+    if is_folder or (is_file and path.suffix == ".gguf"):
         for file in _unreadable(path):
             raise CheckpointError(
                 f"{what} {source!r}: user {os.getuid()} may not read {file}; `chmod -R a+rX` lets everybody"
             )
         return path
-    if path.is_file():
+    if is_file:
         raise CheckpointError(f"{what} {source!r} is a file, but neither a folder nor a .gguf file")
     if not HUB_NAME.fullmatch(source):
         raise CheckpointError(
-            f"{what} {source!r} is not a folder; give the path of a checkpoint,"
+            f"{what} {source[:SHOWN]!r} is not a folder; give the path of a checkpoint,"
             " or a hub name such as org/name"
         )
     return _download(source, what, options)

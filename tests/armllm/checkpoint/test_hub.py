@@ -71,6 +71,16 @@ def test_what_is_neither_a_place_nor_a_name_is_not_looked_up(name, monkeypatch):
         LLM(name)
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"), [("a" * 3000, "File name too long"), ("~nobody-of-this-name/x", "home")]
+)
+def test_a_place_that_cannot_be_looked_up_is_one_short_line(place, reason):
+    """It would catch the OSError of a name that is too long, which a server answers with a 500."""
+    with pytest.raises(CheckpointError, match=f"can't be looked up: .*{reason}") as caught:
+        resolve_model(place)
+    assert len(str(caught.value)) < 300
+
+
 def test_a_file_of_another_kind_is_named(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"")
