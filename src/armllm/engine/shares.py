@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK_SECONDS = 0.5  # of prompts, while others decode, or may come
 GREEDY = 2  # times as many tokens of a prompt, or streams, as the client or the request that has least
+WITH_GRAMMAR = 3  # streams that one with a grammar counts as: what may come next takes long to find
 LEAST_CHUNK, FIRST_CHUNK, CHUNK = 16, 128, 256  # tokens; the last beside decodes
 MOST_SECONDS = 5.0  # that anybody owes
 OWED = 1.5  # times what a step takes too long
@@ -47,8 +48,12 @@ class Shares:
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
         """Those that may take part in the next step."""
-        of_requests = Counter(sequence.caller for sequence in decodes)
-        of_clients = Counter(sequence.caller.client for sequence in decodes)
+        of_requests: Counter[Caller] = Counter()
+        of_clients: Counter[str] = Counter()
+        for sequence in decodes:
+            streams = 1 if sequence.matcher is None else WITH_GRAMMAR
+            of_requests[sequence.caller] += streams
+            of_clients[sequence.caller.client] += streams
         few, little = (
             GREEDY * min(of_requests.values(), default=0),
             GREEDY * min(of_clients.values(), default=0),

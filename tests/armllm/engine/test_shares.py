@@ -32,7 +32,10 @@ def run(scheduler, seconds=float("inf"), until=lambda: False):
         decodes = {sequence for sequence in scheduler.running if sequence.decodes}
         counts = step(scheduler)
         took = STEP_SECONDS + sum(
-            DECODE_SECONDS if sequence in decodes else count * PROMPT_SECONDS for sequence, count in counts
+            DECODE_SECONDS * (1 if sequence.matcher is None else 4)
+            if sequence in decodes
+            else count * PROMPT_SECONDS
+            for sequence, count in counts
         )
         scheduler.ran(took)
         longest, total = max(longest, took), total + took
@@ -111,6 +114,21 @@ def test_so_does_a_request_with_many_answers(scheduler):
                 queue(scheduler, "good", 4, 10_000, request=f"bad {request}")
 
     assert rate_beside(scheduler, attack) > 0.45
+    assert min(sequence.num_output_tokens for sequence in scheduler.running) > 40
+
+
+def test_streams_with_a_grammar_leave_others_half_of_their_speed(scheduler):
+    """It would catch grammars whose next tokens take longer to find than the model takes to compute."""
+
+    class Grammar:
+        def advance(self, _token_id):
+            return False
+
+    def attack():
+        for _ in range(20):
+            queue(scheduler, "good", 4, 10_000).matcher = Grammar()
+
+    assert rate_beside(scheduler, attack) > 0.5
     assert min(sequence.num_output_tokens for sequence in scheduler.running) > 40
 
 
