@@ -130,12 +130,16 @@ class BlockManager:
             end = min((border for border in borders if first < border < end), default=end)
         return end - first
 
-    def keep_state(self, sequence: Sequence) -> None:
-        """Take a snapshot of a running sequence's state if it ends a block of its prompt."""
-        count, rest = divmod(sequence.num_computed_tokens, self.block_size)
-        of_prompt = 0 < sequence.num_computed_tokens < sequence.num_prompt_tokens
-        if self.states is not None and of_prompt and not rest and count <= len(sequence.prefix_ids):
-            self.states.keep(sequence, sequence.prefix_ids[count - 1])
+    def keep_states(self, running: list[Sequence]) -> None:
+        """Take snapshots of the states of running sequences that end a block of their prompts."""
+        if self.states is None:
+            return
+        for sequence in running:
+            count, rest = divmod(sequence.num_computed_tokens, self.block_size)
+            of_prompt = 0 < sequence.num_computed_tokens < sequence.num_prompt_tokens
+            in_step = bool(sequence.num_scheduled_tokens)  # which has another state
+            if of_prompt and not rest and not in_step and count <= len(sequence.prefix_ids):
+                self.states.keep(sequence, sequence.prefix_ids[count - 1])
 
     def release(self, sequence: Sequence) -> None:
         """Take back all blocks of a sequence, its last ones to be reused first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -72,14 +71,13 @@ class Scheduler:
     def schedule(self) -> list[Sequence]:
         """Choose the next step; each sequence returned has ``num_scheduled_tokens`` and blocks for them."""
         self._budget, self._scheduled = self.max_num_batched_tokens, []
-        for sequence in self.running:
-            if not sequence.num_scheduled_tokens:  # else the step that it is in has another state
-                self.blocks.keep_state(sequence)
+        self.blocks.keep_states(self.running)
         decodes = [sequence for sequence in self.running if sequence.decodes]
-        most, longest = None, math.inf  # tokens of all prompts, and of each
+        most = None  # tokens of all prompts
         if self.shares is not None:
-            most = self.shares.prompt_tokens(beside=bool(decodes), several=self._served.has_several)
-            longest = self.shares.longest(decodes)
+            self.shares.compare(decodes, self._served.size)
+            if decodes or self._served.has_several:
+                most = self.shares.prompt_tokens()
         if self.running and self.waiting:
             self._make_room()
         preemptions = self.num_preemptions
@@ -91,9 +89,9 @@ class Scheduler:
             for sequence in decodes:
                 self._continue(sequence, self._budget)
         urgent = min((sequence.priority for sequence in self._scheduled), default=0)
-        self._schedule_prompts(preemptions, most, longest, urgent)
+        self._schedule_prompts(preemptions, most, urgent)
         if self.shares is not None:
-            self.shares.scheduled(self._scheduled, self._served.size)
+            self.shares.scheduled(self._scheduled)
         return self._scheduled
 
     def ran(self, seconds: float) -> None:
@@ -101,32 +99,35 @@ class Scheduler:
         if self.shares is not None:
             self.shares.ran(seconds)
 
-    def _schedule_prompts(self, preemptions: int, most: int | None, longest: float, urgent: int) -> None:
+    def _schedule_prompts(self, preemptions: int, most: int | None, urgent: int) -> None:
         """Schedule what is left of prompts that run, and new ones as long as nothing more is preempted.
 
         ``most``: tokens of all prompts that are not more ``urgent`` than what decodes; None: as many as fit.
-        ``longest``: of those of one request.
         """
         rest = [one for one in self.running if not (one.decodes or one.num_scheduled_tokens)]
         turn = self._served.turns(rest)
         rest.sort(key=turn, reverse=True)
+        waiting = self._next()
         while self._budget:
-            waiting = self._next() if self.num_preemptions == preemptions else None
+            if self.num_preemptions != preemptions:
+                waiting = None
             sequence = rest[-1] if rest else waiting
             if sequence is None:
                 break
             if waiting is not None and turn(waiting) < turn(sequence):
                 sequence = waiting
             limit = self._budget
-            if most is not None and sequence.priority >= urgent:
-                limit = min(most, limit) if self._served.size(sequence) <= longest else 0
+            if self.shares is not None and most is not None and sequence.priority >= urgent:
+                limit = 0 if self.shares.waits(sequence) else min(most, limit)
             if not limit:
                 break
             before = len(self._scheduled)
             if sequence is not waiting:
                 rest.pop()
                 self._continue(sequence, limit)
-            elif not self._start(sequence, limit):
+            elif self._start(sequence, limit):
+                waiting = self._next()
+            else:
                 preemptions = -1  # nobody else may pass it
             if most is not None and len(self._scheduled) > before:
                 most = max(0, most - sequence.num_scheduled_tokens)

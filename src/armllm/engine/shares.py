@@ -3,10 +3,10 @@
 Prompts are computed in chunks, so that decodes go on beside them. A chunk is so large that it costs little to
 read the weights once more for each.
 
-Beyond that, whoever decodes keeps half of the speed that it has alone beside requests that are twice as
-large: their prompts have twice the tokens that it has had, or they have twice as many streams. A step with
-them that takes t, instead of s, owes 1.5 (t - 2s), which the steps without them pay. So others keep half of
-their speed where t is 2s, and up to 60% where it is longer. Requests that are alike owe nothing: if the
+Beyond that, whoever decodes keeps a part p of the speed that it has alone beside those that are more than
+twice as large: requests whose prompts have twice the tokens that it has had, requests or clients with
+twice as many streams, and clients with twice as many requests. A step with them that takes t, instead of s,
+owes (pt - s) / (1 - p), which the steps without them pay. Requests that are alike owe nothing: if the
 streams of some went on alone, all of them would lose most of the speed of a batch.
 """
 
@@ -16,6 +16,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from armllm.engine.waiting import Size
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Sequences
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
     from armllm.engine.caller import Caller
     from armllm.engine.sequence import Sequence
 
-CHUNK_SECONDS = 0.5  # of prompts, while others decode, or may come
+CHUNK_SECONDS = 0.5  # of prompts, at most, while others decode, or may come
 GREEDY = 2  # times as many tokens of a prompt, or streams, as the client or the request that has least
 WITH_GRAMMAR = 3  # streams that one with a grammar counts as: what may come next takes long to find
-LEAST_CHUNK, FIRST_CHUNK, CHUNK = 16, 128, 256  # tokens; the last beside decodes
+LEAST_CHUNK, FIRST_CHUNK, CHUNK = 16, 128, 256  # tokens
 MOST_SECONDS = 5.0  # that anybody owes
-OWED = 1.5  # times what a step takes too long
+PART = 0.7  # of its steps that who waits keeps: half of its speed, with all else that a server does
 LATEST = 0.3  # the weight of the latest step in an average
 FADING = 0.97  # of an average, for each step that can't tell it
 
@@ -40,56 +42,52 @@ class Shares:
         self._prompts_owe = self._greedy_owe = 0.0  # seconds
         self._token_seconds = 0.0  # of a prompt; 0: not known yet, here and below
         self._decode_seconds = self._patient_seconds = 0.0  # of a step without prompts: of all, of the others
+        self._compared: list[Sequence] = []  # who decoded when these were found:
         self._greedy: frozenset[Caller] = frozenset()  # with many more streams than others
+        self._patient: list[Sequence] = []  # the others
         self._decoding: set[Caller] = set()  # in the step that was scheduled last
         self._num_prompt_tokens = 0  # in that step
-        self._little = math.inf  # longer prompts let those wait who decode
-        self._has_long = False  # whether one of them is in that step
+        self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0)
+        self._beside: list[Sequence] = []  # who decodes
+        self._little: Size | None = None  # larger prompts let those wait; None: not asked for yet
+        self._has_large = False  # whether one of them is in that step
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
         """Those that may take part in the next step."""
-        of_requests: Counter[Caller] = Counter()
-        of_clients: Counter[str] = Counter()
-        for sequence in decodes:
-            streams = 1 if sequence.matcher is None else WITH_GRAMMAR
-            of_requests[sequence.caller] += streams
-            of_clients[sequence.caller.client] += streams
-        few, little = (
-            GREEDY * min(of_requests.values(), default=0),
-            GREEDY * min(of_clients.values(), default=0),
-        )
-        self._greedy = frozenset(
-            caller
-            for caller, count in of_requests.items()
-            if count > few or of_clients[caller.client] > little
-        )
-        if self._greedy_owe > 0 and self._greedy:
-            return [sequence for sequence in decodes if sequence.caller not in self._greedy]
-        return decodes
+        if decodes != self._compared:
+            self._compared, self._greedy = decodes, _greedy(decodes)
+            self._patient = [sequence for sequence in decodes if sequence.caller not in self._greedy]
+        return self._patient if self._greedy_owe > 0 else decodes
 
-    def longest(self, decodes: list[Sequence]) -> float:
-        """How many tokens the prompts of a request may have to be computed in the next step."""
-        self._little = GREEDY * min((sequence.num_computed_tokens for sequence in decodes), default=math.inf)
-        return self._little if self._prompts_owe > 0 else math.inf
+    def compare(self, decodes: list[Sequence], size: Callable[[Sequence], Size]) -> None:
+        """Prompts may delay ``decodes``, or not. ``size``: how much has come with a sequence."""
+        self._size = size
+        self._beside, self._little = decodes, None
 
-    def prompt_tokens(self, *, beside: bool, several: bool) -> int | None:
-        """How many tokens of prompts the next step may compute; None: all.
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether a prompt has to wait until others have had their part."""
+        return self._prompts_owe > 0 and self._is_large(sequence)
 
-        ``beside``: while others decode. ``several``: requests are there.
-        """
-        if not (beside or several):
-            return None
+    def _is_large(self, sequence: Sequence) -> bool:
+        if self._little is None:
+            tokens = min((one.num_computed_tokens for one in self._beside), default=math.inf)
+            requests = min((self._size(one).requests for one in self._beside), default=math.inf)
+            self._little = Size(GREEDY * tokens, GREEDY * requests)
+        size = self._size(sequence)
+        return size.tokens > self._little.tokens or size.requests > self._little.requests
+
+    def prompt_tokens(self) -> int:
+        """How many tokens of prompts the next step may compute while several requests are there."""
         if not self._token_seconds:
             return FIRST_CHUNK
-        most = max(LEAST_CHUNK, int(CHUNK_SECONDS / self._token_seconds))
-        return min(most, CHUNK) if beside else most
+        return max(LEAST_CHUNK, min(CHUNK, int(CHUNK_SECONDS / self._token_seconds)))
 
-    def scheduled(self, sequences: Sequences[Sequence], size: Callable[[Sequence], int]) -> None:
-        """Remember what the next step computes. ``size``: tokens of all prompts of a sequence's request."""
+    def scheduled(self, sequences: Sequences[Sequence]) -> None:
+        """Remember what the next step computes."""
         self._decoding = {sequence.caller for sequence in sequences if sequence.decodes}
         prompts = [one for one in sequences if not one.decodes]
         self._num_prompt_tokens = sum(one.num_scheduled_tokens for one in prompts)
-        self._has_long = any(size(one) > self._little for one in prompts)
+        self._has_large = any(map(self._is_large, prompts))
 
     def ran(self, seconds: float) -> None:
         """It took so long."""
@@ -101,8 +99,8 @@ class Shares:
         if not self._decoding:
             self._prompts_owe = self._greedy_owe = 0.0
         elif self._num_prompt_tokens:
-            if self._has_long:
-                self._prompts_owe = _more(self._prompts_owe, seconds - 2 * usual)
+            if self._has_large:
+                self._prompts_owe = _more(self._prompts_owe, seconds, usual)
             self._count_greedy(usual, paid=0.0)
         else:
             self._prompts_owe = max(0.0, self._prompts_owe - seconds)
@@ -117,14 +115,30 @@ class Shares:
         if not self._greedy:
             self._greedy_owe = 0.0
         elif self._decoding & self._greedy:
-            self._greedy_owe = _more(self._greedy_owe, seconds - 2 * self._patient_seconds)
+            self._greedy_owe = _more(self._greedy_owe, seconds, self._patient_seconds)
             self._patient_seconds *= FADING
         else:
             self._greedy_owe = max(0.0, self._greedy_owe - paid)
 
 
-def _more(owed: float, seconds: float) -> float:
-    return min(owed + OWED * max(0.0, seconds), MOST_SECONDS)
+def _greedy(decodes: list[Sequence]) -> frozenset[Caller]:
+    """The requests that have many more streams than others, or whose clients do."""
+    of_requests: Counter[Caller] = Counter()
+    of_clients: Counter[str] = Counter()
+    for sequence in decodes:
+        streams = 1 if sequence.matcher is None else WITH_GRAMMAR
+        of_requests[sequence.caller] += streams
+        of_clients[sequence.caller.client] += streams
+    few = GREEDY * min(of_requests.values(), default=0)
+    little = GREEDY * min(of_clients.values(), default=0)
+    return frozenset(
+        caller for caller, count in of_requests.items() if count > few or of_clients[caller.client] > little
+    )
+
+
+def _more(owed: float, seconds: float, usual: float) -> float:
+    """What is owed after a step of so many seconds, beside the usual ones of others."""
+    return min(owed + max(0.0, PART * seconds - usual) / (1 - PART), MOST_SECONDS)
 
 
 def _average(average: float, latest: float) -> float:

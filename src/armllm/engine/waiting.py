@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import heapq
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -25,6 +25,13 @@ Turn: TypeAlias = tuple[int, int]  # priority, tokens
 def by_rank(sequence: Sequence) -> Rank:
     """The order of one client's sequences."""
     return sequence.rank
+
+
+class Size(NamedTuple):
+    """Tokens of all prompts of a request, and how many requests its client has queued or running."""
+
+    tokens: float
+    requests: float
 
 
 @dataclasses.dataclass(slots=True)
@@ -105,9 +112,10 @@ class Served:
         if not sequence.decodes:
             account.time += num_tokens * PROMPT_TOKEN / len(account.requests)
 
-    def size(self, sequence: Sequence) -> int:
-        """Tokens of all prompts of its request."""
-        return self._accounts[sequence.caller.client].requests[sequence.caller.request].tokens
+    def size(self, sequence: Sequence) -> Size:
+        """How much has come with it."""
+        requests = self._accounts[sequence.caller.client].requests
+        return Size(requests[sequence.caller.request].tokens, len(requests))
 
     def turn(self, first: Sequence) -> Turn:
         """When a client is served, by its first sequence: first who will have had least when that is done.
