@@ -14,9 +14,10 @@ from packaging.utils import canonicalize_name
 from armbuild import audit
 from armbuild.artifact.archives import BROKEN
 from armbuild.artifact.wheelfile import parse_name
+from armbuild.audit.archive import BrokenArchive
 from armbuild.audit.opening import kind_of
 from armbuild.errors import CheckFailed, UsageError, one_line
-from armbuild.image import claims
+from armbuild.image import claims, installed
 from armbuild.image.entrypoint import SBOM
 from armbuild.wheel import provenance, signature
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from armbuild.artifact.wheelfile import FileName
+    from armbuild.audit import AuditReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +56,14 @@ class Signer:
     issuer: str
 
 
-def check(path: Path, *, statement: Path | None = None, signer: Signer | None = None) -> tuple[Check, ...]:
+def check(
+    path: Path, *, statement: Path | None = None, signer: Signer | None = None, wheels: Iterable[Path] = ()
+) -> tuple[Check, ...]:
     """Check a wheel or an image against all that is said of it.
 
     ``statement`` is the provenance file; None: the one beside it, if any. With ``signer`` a wheel must
-    have a signature of theirs beside it. Raises UsageError for what is neither, or a file that is not there.
+    have a signature of theirs beside it. An image that has the projects of ``wheels`` must have these very
+    files. Raises UsageError for what is neither, or a file that is not there.
     """
     if statement and not statement.is_file():
         raise UsageError(f"{statement}: no such provenance file")
@@ -69,7 +74,7 @@ def check(path: Path, *, statement: Path | None = None, signer: Signer | None = 
         raise UsageError(f"{path}: neither a wheel nor an OCI archive")
     if signer:
         raise UsageError(f"{path}: --cert-identity goes with wheels; of images sign the digest in a registry")
-    return tuple(_image(path, statement))
+    return tuple(_image(path, statement, tuple(wheels)))
 
 
 def _checks(part: str, problems: Iterable[str], holds: str) -> Iterator[Check]:
@@ -207,8 +212,8 @@ def _signature(path: Path, statement: Path, signer: Signer | None) -> Check:
     return Check(part="signature", ok=same, text=text)
 
 
-def _image(path: Path, file: Path | None) -> Iterator[Check]:
-    """Check each image of an archive: its digests, its labels, its bill of materials, its provenance."""
+def _image(path: Path, file: Path | None, wheels: tuple[Path, ...]) -> Iterator[Check]:
+    """Check each image of an archive: digests, labels, bill of materials, the files of wheels, provenance."""
     number, count = 0, 1
     images = []
     beside = provenance.beside(path)
@@ -230,6 +235,8 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
         else:
             components = len(image.sbom.get("components", ())) if image.sbom else 0
             yield from _checks("sbom", about_bill, f"components: {components}, as installed")
+        for wheel in wheels if report.ok else ():
+            yield from _installed(wheel, report, image.architecture)
         yield from _origin(image, file) if file and not _is_of_images(file) else ()
     if file is None or _is_of_images(file):
         statement = file or beside
@@ -237,6 +244,25 @@ def _image(path: Path, file: Path | None) -> Iterator[Check]:
             yield from _image_provenance(path, statement, images)
         else:
             yield Check(part="provenance", ok=None, text="none beside it")
+
+
+def _installed(wheel: Path, report: AuditReport, architecture: str) -> Iterator[Check]:
+    """Check that an image has the files of a wheel of its architecture."""
+    try:
+        if not installed.is_for(wheel, architecture):
+            return
+        folders, others = installed.sites(wheel, report.texts)
+        problems = [f"the image has version {version}, not that of {wheel.name}" for version in others]
+        files = 0
+        for folder in folders:
+            same, different = installed.differences(wheel, report.path, report.image, folder)
+            files, problems = files + same, [*problems, *different]
+        if not (folders or others):
+            yield Check(part="wheel", ok=None, text=f"linux/{architecture} has nothing of {wheel.name}")
+            return
+    except (UsageError, BrokenArchive, *BROKEN) as error:
+        problems = [f"{wheel.name} can't be compared with the image: {error}"]
+    yield from _checks("wheel", problems, f"linux/{architecture} has the {files} files of {wheel.name}")
 
 
 def _is_of_images(file: Path) -> bool:

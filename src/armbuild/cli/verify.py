@@ -41,7 +41,8 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
 ) -> int:
     """Compare wheels and images with their documents: RECORD, bill of materials, provenance, labels.
 
-    A document that is not there is not checked. --provenance and --cert-identity require one.
+    An image must have the files of the wheels that are named beside it. A document that is not there is not
+    checked. --provenance and --cert-identity require one.
     """
     from armbuild import verify  # noqa: PLC0415 - heavy modules load when the command runs
 
@@ -52,9 +53,10 @@ def verify_command(  # noqa: PLR0917 - the options of the command line
     signer = None
     if cert_identity and cert_oidc_issuer:
         signer = verify.Signer(identity=cert_identity, issuer=cert_oidc_issuer)
+    wheels = [path for path in paths if path.suffix == ".whl"]
     documents = []
     for path in paths:
-        checks = verify.check(path, statement=provenance, signer=signer)
+        checks = verify.check(path, statement=provenance, signer=signer, wheels=wheels)
         ok = all(check.ok is not False for check in checks)
         documents.append({"path": str(path), "ok": ok, "checks": [check.as_dict() for check in checks]})
         if not (as_json or (Progress.quiet and ok)):
