@@ -97,7 +97,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestStateStats | None = None
-    embedding: list[float] | None = None
+    embedding: list[float] | list[list[float]] | None = None
     error: ArmllmError | None = None
     lora_request: LoRARequest | None = None
     # of vLLM, for what this engine does not do
@@ -111,7 +111,10 @@ class RequestOutput:
 
 @dataclasses.dataclass(frozen=True)
 class PoolingOutput:
-    """What the model's states of a prompt were pooled into: ``data[hidden_size]``, fp32."""
+    """What the model's states of a prompt were pooled into: ``data[size]``, fp32.
+
+    It is ``data[tokens, size]`` for tasks of tokens, and ``data[tokens]`` for BGE-M3's weights.
+    """
 
     data: Tensor
 

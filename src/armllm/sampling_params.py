@@ -18,6 +18,7 @@ GREEDY_TEMPERATURE = 1e-5
 # Beyond these, logits in fp32 would overflow; a distribution is flat, or one-hot, long before.
 MOST, LEAST = 1e6, 1e-6
 SEEDS = 1 << 127  # on both sides of 0; Python refuses to write integers of thousands of digits
+POOLING_TASKS = ("embed", "classify", "score", "token_embed", "token_classify", "embed&token_classify")
 NO_CLASSES = (
     "a classification needs a model with a classification head (ForSequenceClassification in config.json)"
 )
@@ -341,6 +342,8 @@ class PoolingParams:
 
     - use_activation: vLLM's name of normalize; it wins if it is set.
     - task: None or "embed", "classify" for the classes of a prompt, or "score" for that of a pair.
+      "token_embed" makes a vector of each token, "token_classify" its classes, or its weight (BGE-M3).
+      "embed&token_classify" is the embedding, and these weights behind it.
     - second_segment: for encoders, the place of the first token of the second text of a pair.
 
     vLLM's other parameters are accepted with the values of `NEUTRAL_POOLING`.
@@ -420,8 +423,8 @@ class BeamSearchParams:
 
 def check_pooling_task(task: str | None) -> None:
     """Refuse what vLLM makes of a prompt and this engine does not; RequestError says why."""
-    if task not in (None, "embed", "classify", "score"):
-        raise RequestError(f"task can only be 'embed', 'classify' or 'score' here, not {task!r:.80}")
+    if task not in (None, *POOLING_TASKS):
+        raise RequestError(f"task can only be one of {', '.join(POOLING_TASKS)} here, not {task!r:.80}")
 
 
 def _only_neutral(neutral: dict[str, Any], values: Iterable[Any]) -> None:

@@ -111,6 +111,11 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
+    def special_token_ids(self) -> set[int]:
+        """The tokens that `decode` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id for token_id, token in added.items() if token.special}
+
     def to_json(self) -> str:
         """All of tokenizer.json, for libraries that read it themselves."""
         text: str = self._tokenizer.to_str()

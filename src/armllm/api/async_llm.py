@@ -131,6 +131,7 @@ class AsyncLLM(WithReasons):
             is_encoder=engine.processor.is_encoder,
             labels=None if classes is None else classes.labels,
             most_pictures=0 if engine.processor.reader is None else engine.processor.most_pictures,
+            embedding_size=engine.processor.pooling.embedding_size,
         )
 
     def get_tokenizer(self) -> Tokenizer:

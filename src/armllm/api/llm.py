@@ -145,6 +145,9 @@ class LLM(WithReasons):
         _only_neutral(tokenization_kwargs=tokenization_kwargs)
         batch = as_batch(prompts)
         params = _one_each(batch, pooling_params or PoolingParams(), PoolingParams, "pooling_params")
+        for one in params:
+            if one.task not in (None, "embed"):
+                raise RequestError(f"embed has no task {one.task!r}: use encode(pooling_task={one.task!r})")
         return [as_embedding(output) for output in self._run(batch, params, None, use_tqdm, lora_request)]
 
     def encode(
@@ -159,7 +162,8 @@ class LLM(WithReasons):
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Return the pooled states of every prompt, as a tensor.
 
-        ``pooling_task``: None, "embed" or "classify".
+        ``pooling_task``: None, "embed" or "classify"; "token_embed" for a vector of each token, or
+        "token_classify" for the classes of each, or its weight (BGE-M3).
 
         RequestError says why a task is refused.
         """
@@ -170,6 +174,29 @@ class LLM(WithReasons):
         if pooling_task is not None:
             params = [dataclasses.replace(one, task=pooling_task) for one in params]
         return [as_pooled(output) for output in self._run(batch, params, None, use_tqdm, lora_request)]
+
+    def lexical_weights(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[dict[int, float]]:
+        """Return the sparse vector of every prompt, in order: the weight of each token id, above 0.
+
+        A token that is there more than once has its greatest weight. Tokens without a meaning, such as
+        ``<unk>``, have none. Raises RequestError for a model without such weights; BGE-M3 has them.
+        """
+        outputs = self.encode(prompts, pooling_task="token_classify", use_tqdm=use_tqdm)
+        model, special = self.llm_engine.processor.pooling.tokens, self.get_tokenizer().special_token_ids()
+        if model is None:
+            raise RequestError("this model has classes of tokens, and no weights: use encode")
+        found = []
+        for output in outputs:
+            weights: dict[int, float] = {}
+            token_ids = output.prompt_token_ids
+            inner = token_ids[token_ids[0] == model.config.ends[0] :]
+            for token_id, weight in zip(inner, output.outputs.data.tolist(), strict=False):
+                if weight > 0 and token_id not in special:
+                    weights[token_id] = max(weight, weights.get(token_id, 0.0))
+            found.append(weights)
+        return found
 
     def classify(
         self,

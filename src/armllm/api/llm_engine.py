@@ -368,8 +368,8 @@ class LLMEngine(WithReasons):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that requests may name, in vLLM's terms."""
-        classes = () if self.processor.pooling.classes is None else ("classify",)
-        return (*(() if self.processor.is_encoder else ("generate",)), "embed", *classes)
+        generates = not self.processor.is_encoder and self.processor.pooling.classes is None
+        return (*(("generate",) if generates else ()), *self.processor.pooling.tasks)
 
     def do_log_stats(self) -> None:
         """Log the number of requests and the use of the cache."""

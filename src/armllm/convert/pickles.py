@@ -1,4 +1,4 @@
-"""From ``.bin`` files to safetensors, by torch's weights-only loader: it makes tensors and nothing else."""
+"""From pickles (``.bin``, ``.pt``) to safetensors, by torch's weights-only loader: it makes tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from armllm.checkpoint.folder import INDEX, SINGLE, open_checkpoint
 from armllm.checkpoint.hub import WANTED, HubOptions, resolve_model
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+# Heads of BGE-M3 in files of their own, as its authors and vLLM name them.
+_HEAD_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,22 +46,26 @@ def convert_checkpoint(
 ) -> Converted:
     """Write ``model`` to the new folder ``output`` with its ``.bin`` files as safetensors.
 
-    The folder appears when all is written. Raises RequestError if there is nothing to convert, and
-    CheckpointError for a file that holds anything but tensors.
+    Heads of BGE-M3 in ``.pt`` files go with them, also where the rest is safetensors already. The folder
+    appears when all is written. Raises RequestError if there is nothing to convert, and CheckpointError for a
+    file that holds anything but tensors.
     """
     check_free(output)
-    patterns = (*(pattern for pattern in WANTED if pattern != "*.safetensors"), "*.bin")
+    patterns = (*(pattern for pattern in WANTED if pattern != "*.safetensors"), "*.bin", *_HEAD_FILES)
     folder = resolve_model(model, options=HubOptions(revision=revision, patterns=patterns))
     if folder.is_file():
         raise RequestError(f"{folder} is a GGUF file; there is nothing to convert")
-    if any(folder.glob("*.safetensors")):
+    heads = [folder / name for name in _HEAD_FILES if (folder / name).is_file()]
+    if any(folder.glob("*.safetensors")) and not heads:
         raise RequestError(f"{folder} has safetensors already; there is nothing to convert")
-    files = _files(folder)
+    files = [*_files(folder), *heads]
     weight_map: dict[str, str] = {}
     size = 0
     with derived_folder(folder, output) as work:
         for number, path in enumerate(files, 1):
             tensors = _read(path)
+            if path in heads:
+                tensors = {f"{path.stem}.{name}": tensor for name, tensor in tensors.items()}
             name = SINGLE if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
             if twice := tensors.keys() & weight_map.keys():
                 raise CheckpointError(f"{path}: tensor {min(twice)} is in another file, too")
@@ -77,7 +83,9 @@ def convert_checkpoint(
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that the index lists, or the only one."""
+    """The safetensors; else the pickles that the index lists, or the only one."""
+    if any(folder.glob("*.safetensors")):
+        return open_checkpoint(folder).files()
     if (folder / PICKLE_INDEX).is_file():
         weight_map = read_object(folder / PICKLE_INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -94,6 +102,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, each with separate memory."""
+    if path.suffix == ".safetensors":
+        return load_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickle protocols that torch did not write

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class EngineFacts:
     """The engine's model as a server sees it.
 
-    model: the option's value. default_sampling: the
-    checkpoint's generation_config.json over vLLM's defaults. max_model_len: prompt and output tokens of a
-    request. has_priorities: whether requests may bring a priority. is_encoder: whether prompts are computed
-    whole, and cut at their end. labels: of the classification head; None: there is none. most_pictures: in a
-    prompt; 0: the model takes none.
+    model: the option's value. default_sampling: the checkpoint's generation_config.json over vLLM's defaults.
+    max_model_len: prompt and output tokens of a request. has_priorities: whether requests may bring a
+    priority. is_encoder: whether prompts are computed whole, and cut at their end. labels: of the
+    classification head; None: there is none. most_pictures: in a prompt; 0: the model takes none.
+    embedding_size: numbers of an embedding.
     """
 
     model: str
@@ -30,3 +30,4 @@ class EngineFacts:
     is_encoder: bool = False
     labels: tuple[str, ...] | None = None
     most_pictures: int = 0
+    embedding_size: int = 0

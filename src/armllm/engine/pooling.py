@@ -1,4 +1,4 @@
-"""Embeddings and classes: from the hidden states of a prompt's tokens to one vector."""
+"""Embeddings and classes: from the hidden states of a prompt's tokens to one vector, or one of each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from armllm.errors import RequestError
 from armllm.sampling_params import NO_CLASSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from armllm.checkpoint.config import Classes, ModelConfig
-    from armllm.models import Model
+    from armllm.models import Model, TokenModel
     from armllm.sampling_params import PoolingParams
 
-CLASS_TASKS = ("classify", "score")
+CLASS_TASKS = ("classify", "score", "token_classify")
+TOKEN_TASKS = ("token_embed", "token_classify", "embed&token_classify")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Pooling:
 
     modes: how they become one vector; of several, the vectors side by side. projections: what this vector
     passes through. embedding_size: numbers of the last one's result. classes: of the classification head,
-    which ``classify`` computes, ``[1, hidden_size]`` in ``dtype`` to ``[1, num_labels]``.
+    which ``classify`` computes, ``[R, hidden_size]`` in ``dtype`` to ``[R, num_labels]``. tokens: a model
+    with heads for tokens.
     """
 
     modes: tuple[str, ...]
@@ -40,6 +42,7 @@ class Pooling:
     dtype: torch.dtype
     classes: Classes | None
     classify: Callable[[Tensor], Tensor] | None
+    tokens: TokenModel | None = None
 
     @classmethod
     def of(cls, folder: Path, config: ModelConfig, model: Model | None, dtype: torch.dtype) -> Pooling:
@@ -60,6 +63,7 @@ class Pooling:
             )
         modes, projections = read_modules(folder, config.hidden_size)
         modes = modes or (("mean",) if config.is_encoder else ("last",))
+        tokens: Any = model if getattr(model, "token_heads", None) is not None else None
         return cls(
             modes=modes,
             projections=projections,
@@ -67,23 +71,43 @@ class Pooling:
             dtype=dtype,
             classes=None,
             classify=None,
+            tokens=tokens,
         )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that requests may name, as vLLM calls them."""
+        if self.classes is not None:
+            return ("classify", "token_classify")
+        weights = () if self.tokens is None else ("token_classify", "embed&token_classify")
+        return ("embed", "token_embed", *weights)
 
     def check(self, params: PoolingParams) -> None:
         """RequestError names what this model can't do."""
+        task = params.task
         if self.classes is None:
-            if params.task in CLASS_TASKS:
-                raise RequestError(f"task {params.task!r}: {NO_CLASSES}")
-        elif params.task not in CLASS_TASKS:
+            if task in CLASS_TASKS and task not in self.tasks:
+                raise RequestError(f"task {task!r}: {NO_CLASSES}")
+            if task not in (None, *self.tasks):
+                raise RequestError(f"task {task!r} needs a model with heads for tokens, such as BGE-M3")
+        elif task not in CLASS_TASKS:
             raise RequestError(
                 "this model has a classification head and makes no embeddings: use classify or score"
             )
         elif params.pooling is not None or params.dimensions is not None:
             raise RequestError("pooling and dimensions are for embeddings; this model has classes")
-        if params.task == "score" and self.classes is not None and len(self.classes.labels) != 1:
+        if task == "score" and self.classes is not None and len(self.classes.labels) != 1:
             raise RequestError(
                 f"a score needs a model with one class; this one has {len(self.classes.labels)}: use classify"
             )
+        self._check_vectors(params)
+
+    def _check_vectors(self, params: PoolingParams) -> None:
+        task = params.task
+        if params.pooling is not None and task in TOKEN_TASKS:
+            raise RequestError(f"pooling makes one vector of all tokens; task {task!r} has one of each")
+        if task == "token_embed" and self.projections and len(self.modes) > 1:
+            raise RequestError("task 'token_embed': this checkpoint projects several pooled vectors together")
         if params.pooling is not None and self.projections:
             raise RequestError("pooling can't be chosen: this checkpoint projects what it pools")
         if params.dimensions is not None and params.dimensions > self.embedding_size:
@@ -91,15 +115,18 @@ class Pooling:
 
 
 class Pooler:
-    """One vector out of the final hidden states of a prompt's tokens, which come chunk by chunk.
+    """One vector, or one of each token, out of the final states of a prompt, which come chunk by chunk.
 
     After a preemption they come from the first one again.
     """
 
-    def __init__(self, params: PoolingParams, pooling: Pooling) -> None:
+    def __init__(self, params: PoolingParams, pooling: Pooling, token_ids: Sequence[int]) -> None:
         self._params = params
         self._pooling = pooling
+        self._ends = token_ids[0], token_ids[-1]
         self._modes = pooling.modes if params.pooling is None else (params.pooling,)
+        if params.task in TOKEN_TASKS:
+            self._modes = ("all",) if params.task != "embed&token_classify" else ("all", *self._modes)
         self._states: dict[str, Tensor] = {}
         self._count = 0
 
@@ -117,26 +144,73 @@ class Pooler:
         self._count = first + len(hidden)
 
     @torch.inference_mode()
-    def values(self) -> list[float]:
-        """The embedding, of ``dimensions`` or all numbers; or the probability of each class."""
-        vector = torch.cat([_finish(mode, self._states[mode], self._count) for mode in self._modes])
-        if self._pooling.classify is not None and self._pooling.classes is not None:
-            vector = _activate(
-                self._pooling.classify(vector[None].to(self._pooling.dtype))[0],
-                self._pooling.classes.activation if self._params.normalize else "none",
-            )
+    def values(self) -> list[float] | list[list[float]]:
+        """The embedding, of ``dimensions`` or all numbers; or the probability of each class.
+
+        Of each token for tasks of tokens; BGE-M3 has one weight for each, and nothing for the special tokens
+        at both ends. ``embed&token_classify`` has these weights behind the embedding.
+        """
+        task = self._params.task
+        if task == "token_embed":
+            found = self._token_vectors()
+        elif task == "token_classify":
+            found = self._token_classes()
+        elif self._pooling.classes is not None:
+            found = self._classes(self._pooled()[None])[0]
         else:
-            for projection in self._pooling.projections:
-                vector = projection(vector)
-            vector = vector[: self._params.dimensions]
-            if self._params.normalize:
-                vector = vector / vector.norm().clamp_min(1e-12)
-        values: list[float] = vector.tolist()
+            found = self._embeddings(self._pooled())
+        if task == "embed&token_classify":
+            found = torch.cat([found, self._token_classes()])
+        values: list[float] | list[list[float]] = found.tolist()
         return values
+
+    def _pooled(self) -> Tensor:
+        modes = [mode for mode in self._modes if mode != "all"]
+        return torch.cat([_finish(mode, self._states[mode], self._count) for mode in modes])
+
+    def _embeddings(self, vectors: Tensor) -> Tensor:
+        """Of ``vectors[..., width]``."""
+        for projection in self._pooling.projections:
+            vectors = projection(vectors)
+        return self._cut(vectors)
+
+    def _cut(self, vectors: Tensor) -> Tensor:
+        vectors = vectors[..., : self._params.dimensions]
+        if self._params.normalize:
+            vectors = vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        return vectors
+
+    def _classes(self, states: Tensor) -> Tensor:
+        """Of ``states[R, hidden_size]``."""
+        pooling = self._pooling
+        assert pooling.classify is not None  # noqa: S101 - it comes with classes
+        assert pooling.classes is not None  # noqa: S101 - checked before
+        activation = pooling.classes.activation if self._params.normalize else "none"
+        return _activate(pooling.classify(states.to(pooling.dtype)), activation)
+
+    def _token_vectors(self) -> Tensor:
+        states, model = self._states["all"], self._pooling.tokens
+        if model is None:
+            return self._embeddings(states)
+        vectors = self._cut(model.token_vectors(states.to(self._pooling.dtype)))
+        return vectors[self._ends[0] == model.config.ends[0] :]
+
+    def _token_classes(self) -> Tensor:
+        states, model = self._states["all"], self._pooling.tokens
+        if model is None:
+            return self._classes(states)
+        weights = model.token_weights(states.to(self._pooling.dtype), positive=self._params.normalize)
+        begin, end = model.config.ends
+        return weights[self._ends[0] == begin : len(weights) - (self._ends[1] == end)]
 
 
 def _gather_states(mode: str, before: Tensor | None, first: int, hidden: Tensor) -> Tensor:
-    """What ``mode`` keeps of the states so far, fp32 ``[hidden_size]``; ``before``: of earlier chunks."""
+    """What ``mode`` keeps of the states so far, fp32 ``[hidden_size]``; ``before``: of earlier chunks.
+
+    "all" keeps every one, ``[tokens, hidden_size]``.
+    """
+    if mode == "all":
+        return hidden.float() if before is None else torch.cat([before, hidden.float()])
     if mode == "cls":
         return hidden[0].float() if before is None else before
     if mode == "last":

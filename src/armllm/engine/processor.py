@@ -160,7 +160,7 @@ class Processor:
             random=random.Random(0),  # noqa: S311 - nothing is drawn
             detokenizer=None,
             priority=priority,
-            pooler=Pooler(params, self.pooling),
+            pooler=Pooler(params, self.pooling, token_ids),
             second_segment=params.second_segment,
             adapter=self._adapters.get(lora_request),
         )

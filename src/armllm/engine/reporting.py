@@ -94,7 +94,7 @@ def as_score(output: RequestOutput) -> ScoringRequestOutput:
     return ScoringRequestOutput(outputs=ScoringOutput(_values(output)[0]), **_about(output))
 
 
-def _values(output: RequestOutput) -> list[float]:
+def _values(output: RequestOutput) -> Any:
     if output.embedding is None:
         raise RequestError(f"request {output.request_id} was aborted")
     return output.embedding

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from armllm.layers.attention import Attention, AttentionMetadata
     from armllm.layers.recurrent import RecurrentLayer
     from armllm.layers.rotary import RotaryEmbedding
+    from armllm.models.encoder import EncoderConfig
 
 
 class Family(NamedTuple):
@@ -117,7 +118,8 @@ CLASSIFIERS = {
     f"{name}ForSequenceClassification": Family("classifiers", "")
     for name in ("Gemma2", "Gemma3Text", "Llama", "Mistral", "Qwen2", "Qwen3")
 }
-ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS
+BGE_M3 = {"BgeM3EmbeddingModel": Family("bert", "")}  # which calls itself XLMRobertaModel
+ARCHITECTURES = FAMILIES | ENCODERS | CLASSIFIERS | BGE_M3
 
 
 class Model(Protocol):
@@ -189,6 +191,18 @@ class Classifier(Model, Protocol):
 
     def classify(self, pooled: Tensor) -> Tensor:
         """``pooled[R, hidden_size]`` to scores fp32 ``[R, num_labels]``, before any activation."""
+
+
+class TokenModel(Model, Protocol):
+    """A model with a head for the weight of a token in a text, and one for a vector of each (BGE-M3)."""
+
+    config: EncoderConfig
+
+    def token_weights(self, states: Tensor, *, positive: bool) -> Tensor:
+        """``states[R, hidden_size]`` to weights fp32 ``[R]``; ``positive``: 0 for those below."""
+
+    def token_vectors(self, states: Tensor) -> Tensor:
+        """The same to vectors fp32 ``[R, hidden_size]``, of any length."""
 
 
 def check_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,7 +92,14 @@ class RobertaModel(BertModel):
             **bert_fields(reader),
             type_vocab_size=reader.integer("type_vocab_size", 2),
             position_offset=padding + 1,
+            ends=(_token(reader, "bos_token_id", 0), _token(reader, "eos_token_id", 2)),
         )
+
+
+def _token(reader: ConfigReader, name: str, default: int) -> int:
+    """A special token's id; -1 for none."""
+    token_id = reader.get(name, default)
+    return token_id if isinstance(token_id, int) else -1
 
 
 class RobertaForMaskedLM(RobertaModel):
@@ -113,7 +121,19 @@ class RobertaForSequenceClassification(RobertaModel):
 
 
 class XLMRobertaModel(RobertaModel):
-    """RoBERTa for a hundred languages (Conneau et al. 2020); E5 and BGE-M3 are made of it."""
+    """RoBERTa for a hundred languages (Conneau et al. 2020); E5 and BGE-M3 are made of it.
+
+    BGE-M3 has heads for tokens, which `armllm convert` puts beside the other tensors.
+    """
+
+
+class BgeM3EmbeddingModel(XLMRobertaModel):
+    """BGE-M3 by vLLM's name: the same, which must have its heads for tokens."""
+
+    @classmethod
+    def read_config(cls, reader: ConfigReader) -> EncoderConfig:
+        """XLM-RoBERTa's config.json."""
+        return dataclasses.replace(super().read_config(reader), has_token_heads=True)
 
 
 class XLMRobertaForMaskedLM(RobertaForMaskedLM):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -42,13 +43,19 @@ PROBLEMS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """type_vocab_size: kinds of segments, 0 for none. position_offset: of the first row that is used."""
+    """type_vocab_size: kinds of segments, 0 for none. position_offset: of the first row that is used.
+
+    has_token_heads: the checkpoint must have them; they are used anyway where they are. ends: the tokens at
+    the begin and end of each text, for which these have no results.
+    """
 
     intermediate_size: int
     activation: str
     norm_eps: float
     type_vocab_size: int = 0
     position_offset: int = 0
+    has_token_heads: bool = False
+    ends: tuple[int, int] = (-1, -1)
 
 
 class LayerNames(NamedTuple):
@@ -63,6 +70,13 @@ class LayerNames(NamedTuple):
     up: str
     down: str
     output_norm: str
+
+
+class TokenHeads(NamedTuple):
+    """What BGE-M3 (Chen et al. 2024) makes of each token: a weight, and a vector."""
+
+    weight: Linear
+    vector: Linear
 
 
 class PostNormLayer:
@@ -118,6 +132,7 @@ class Encoder:
         self.load_layers(body)
         if config.classes is not None:
             self.head = self.load_head(weights, body, len(config.classes.labels))
+        self.token_heads = self.load_token_heads(weights)
 
     def load_embeddings(self, weights: Weights, max_positions: int) -> None:
         """The tables, and the norm of their sum."""
@@ -144,6 +159,17 @@ class Encoder:
     def load_head(self, weights: Weights, body: Weights, num_labels: int) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
         """From pooled states to scores; ``body``: the tensors of the encoder itself."""
         raise TypeError(f"{type(self).__name__} has no classes")
+
+    def load_token_heads(self, weights: Weights) -> TokenHeads | None:
+        """They stay in floating point: a weight is a single row."""
+        if not self.config.has_token_heads and not weights.has("sparse_linear.weight"):
+            return None
+        weights, size = copy.copy(weights), self.config.hidden_size
+        weights.quantization = None
+        return TokenHeads(
+            load_linear(weights, {"sparse_linear": 1}, size, bias=True),
+            load_linear(weights, {"colbert_linear": size}, size, bias=True),
+        )
 
     @classmethod
     def ignored_tensors(cls, config: ModelConfig) -> tuple[str, ...]:
@@ -192,6 +218,17 @@ class Encoder:
     def classify(self, pooled: Tensor) -> Tensor:
         """Scores fp32 ``[R, num_labels]`` of ``pooled[R, hidden_size]``, before any activation."""
         return as_float32(self.head(pooled))
+
+    def token_weights(self, states: Tensor, *, positive: bool) -> Tensor:
+        """The weight fp32 ``[R]`` of each token in a sparse vector, of ``states[R, hidden_size]``."""
+        assert self.token_heads is not None  # noqa: S101 - see `Pooling`
+        weights = as_float32(self.token_heads.weight(states)).flatten()
+        return weights.relu() if positive else weights
+
+    def token_vectors(self, states: Tensor) -> Tensor:
+        """The vector fp32 ``[R, hidden_size]`` of each token, of any length."""
+        assert self.token_heads is not None  # noqa: S101 - see `Pooling`
+        return as_float32(self.token_heads.vector(states))
 
 
 class ClassificationHead:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from armllm.sampling_params import PoolingParams
 from armllm.server.clients import current_caller
 from armllm.server.http import answer
 from armllm.server.protocol.tokens import AboutVectors, EmbeddingRequest, Embeddings, EmbeddingUsage
 from armllm.server.service import new_id
-from armllm.server.vectors import as_json, as_response, check_count
+from armllm.server.vectors import as_json, as_response, check_count, check_size
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,7 +48,7 @@ def new_answer(service: Service, answer_id: str, counted: EmbeddingUsage) -> Abo
 
 async def embed_input(
     service: Service, body: EmbeddingRequest, params: PoolingParams
-) -> tuple[list[list[float]], EmbeddingUsage]:
+) -> tuple[list[Any], EmbeddingUsage]:
     """The embeddings of a request's input and its tokens."""
     prompts = await service.prompts(
         body.input,
@@ -58,13 +58,15 @@ async def embed_input(
         room=0,
     )
     check_count(body, len(prompts))
+    if params.task == "token_embed":
+        check_size(usage(prompts)["total_tokens"], service.facts.embedding_size)
     return await embed(service, prompts, params, body.priority), usage(prompts)
 
 
 async def embed(
     service: Service, prompts: list[Prompt], params: PoolingParams, priority: int | None = None
-) -> list[list[float]]:
-    """What prompts are pooled into, computed together; if one fails, the others are dropped."""
+) -> list[Any]:
+    """What prompts are pooled into (`Vector`), computed together; if one fails, the others are dropped."""
     service.check_priority(priority)
     request_id = new_id("embd-")
     tasks = [

@@ -82,7 +82,7 @@ async def _rerank(service: Service, body: RerankRequest) -> Reranked:
 
 
 async def create_pooling(request: Request) -> Response:
-    """Pool the states of texts into vectors; as /v1/embeddings."""
+    """Pool the states of texts into vectors, or into one of each token; else as /v1/embeddings."""
     return await answer(request, PoolingRequest, _pool)
 
 

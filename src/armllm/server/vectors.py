@@ -15,9 +15,10 @@ from armllm.server.service import MANY_TEXTS, away_if
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from armllm.server.protocol.tokens import AboutVectors, EmbeddingRequest
+    from armllm.server.protocol.tokens import AboutVectors, EmbeddingRequest, Vector
 
 MOST_DESCRIBED = 256  # vectors in a header: clients and proxies read 64 KiB of headers at most
+MOST_NUMBERS = 1 << 24  # of an answer: one text of 8192 tokens has half as many in BGE-M3
 # Bits of exponent and mantissa, and how many codes of one sign: the last is 448, or infinity.
 _FP8 = {"fp8_e4m3": (4, 3, 0x7F), "fp8_e5m2": (5, 2, 0x7D)}
 
@@ -31,14 +32,24 @@ def check_count(body: EmbeddingRequest, count: int) -> None:
         )
 
 
-async def as_json(body: EmbeddingRequest, vectors: list[list[float]]) -> list[list[float] | str]:
+def check_size(tokens: int, width: int) -> None:
+    """Refuse vectors of so many tokens that the answer would fill the server's memory."""
+    if tokens * width > MOST_NUMBERS:
+        raise ApiError(
+            f"the vectors of {tokens} tokens have {tokens * width} numbers, and an answer up to"
+            f" {MOST_NUMBERS}: send fewer texts, or shorter ones",
+            param="input",
+        )
+
+
+async def as_json(body: EmbeddingRequest, vectors: list[Vector]) -> list[Any]:
     """Vectors as JSON has them: numbers or base64."""
     if body.encoding_format != "base64":
         return [*vectors]
     return [base64.b64encode(one).decode() for one in await _as_bytes(body, vectors)]
 
 
-async def as_response(body: EmbeddingRequest, vectors: list[list[float]], about: AboutVectors) -> Response:
+async def as_response(body: EmbeddingRequest, vectors: list[Vector], about: AboutVectors) -> Response:
     """Vectors one after the other; for ``bytes`` the header ``metadata`` says where each one is."""
     pieces = await _as_bytes(body, vectors)
     headers = {}
@@ -51,7 +62,7 @@ async def as_response(body: EmbeddingRequest, vectors: list[list[float]], about:
                 "endianness": body.endianness or "native",
                 "start": end - len(pieces[index]),
                 "end": end,
-                "shape": [len(vectors[index])],
+                "shape": [*np.shape(vectors[index])],
             }
             for index, end in enumerate(ends)
         ]
@@ -59,7 +70,7 @@ async def as_response(body: EmbeddingRequest, vectors: list[list[float]], about:
     return Response(b"".join(pieces), media_type="application/octet-stream", headers=headers)
 
 
-async def _as_bytes(body: EmbeddingRequest, vectors: list[list[float]]) -> list[bytes]:
+async def _as_bytes(body: EmbeddingRequest, vectors: list[Vector]) -> list[bytes]:
     dtype, big = body.embed_dtype or "float32", body.endianness == "big"
 
     def work() -> list[bytes]:

@@ -62,8 +62,8 @@ def test_what_a_model_cannot_do_is_said(llm):
         llm.classify("Hello")
     with pytest.raises(RequestError, match="classification head"):
         llm.encode("Hello", pooling_task="classify")
-    with pytest.raises(RequestError, match="can only be 'embed'"):
-        PoolingParams(task="token_embed")
+    with pytest.raises(RequestError, match="can only be one of embed"):
+        PoolingParams(task="plugin")
     with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
         llm.generate("Hello", lora_request=object())
     with pytest.raises(RequestError, match="takes no pictures"):
@@ -250,7 +250,7 @@ def test_arguments_and_fields_of_newer_releases_are_there(llm):
     assert outputs[0].metrics.arrival_time == 12.5
     assert outputs[0].lora_request is outputs[0].outputs[0].lora_request is None
     assert outputs[0].kv_transfer_params is outputs[0].outputs[0].routed_experts is None
-    assert engine.get_supported_tasks() == ("generate", "embed")
+    assert engine.get_supported_tasks() == ("generate", "embed", "token_embed")
     with pytest.raises(AttributeError, match="max_cpu_loras says how many adapters"):
         engine.pin_lora(1)
 

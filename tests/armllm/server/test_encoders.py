@@ -49,6 +49,29 @@ def test_embeddings_in_all_forms(served):
     assert short["embedding"] == pytest.approx((head / head.norm()).tolist(), abs=1e-5)
 
 
+def test_vectors_of_tokens_in_all_forms(served, monkeypatch):
+    body = {"input": TEXTS, "task": "token_embed"}
+    items = served.post("/pooling", body).json()["data"]
+    token_ids = [served.post("/tokenize", {"prompt": text}).json()["tokens"] for text in TEXTS]
+    assert [len(one["data"]) for one in items] == [len(ids) for ids in token_ids]
+    for one in items:
+        for vector in one["data"]:
+            assert sum(x * x for x in vector) == pytest.approx(1, abs=1e-5)
+    coded = served.post("/pooling", {**body, "encoding_format": "base64"}).json()["data"]
+    for one, other in zip(items, coded, strict=True):
+        numbers = [x for vector in one["data"] for x in vector]
+        data = base64.b64decode(other["data"])
+        assert struct.unpack(f"<{len(data) // 4}f", data) == pytest.approx(numbers, abs=1e-6)
+    shapes = json.loads(served.post("/pooling", {**body, "encoding_format": "bytes"}).headers["metadata"])
+    assert [one["shape"] for one in shapes["data"]] == [
+        [len(one["data"]), len(one["data"][0])] for one in items
+    ]
+    monkeypatch.setattr("armllm.server.vectors.MOST_NUMBERS", 100)
+    answer = served.post("/pooling", body)
+    assert answer.status_code == 400
+    assert "send fewer texts" in answer.json()["error"]["message"]
+
+
 def test_a_text_is_cut_at_its_end(served):
     long = "a " * 200
     answer = served.post("/v1/embeddings", {"input": long})

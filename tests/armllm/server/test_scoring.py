@@ -69,7 +69,8 @@ def test_pooling_returns_the_embedding(served):
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "x", "documents": ["y"], "priority": 1}, "--scheduling-policy priority"),
         ("/pooling", {"input": "x", "task": "classify"}, "classification head"),
-        ("/pooling", {"input": "x", "task": "token_embed"}, "task can only be 'embed'"),
+        ("/pooling", {"input": "x", "task": "token_classify"}, "classification head"),
+        ("/pooling", {"input": "x", "task": "plugin"}, "task can only be one of embed"),
         ("/classify", {"input": "x"}, "classification head"),
     ],
 )

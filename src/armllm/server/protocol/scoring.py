@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from armllm.server.protocol.base import FIRST_ERROR, OF_POOLING, PooledRequest, Strict, Strings, TextOrIds
-from armllm.server.protocol.tokens import EmbeddingRequest, EmbeddingUsage
+from armllm.server.protocol.tokens import EmbeddingRequest, EmbeddingUsage, Vector
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -133,11 +133,11 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class Pooled(TypedDict):
-    """One vector."""
+    """One vector, or one of each token."""
 
     index: int
     object: Literal["pooling"]
-    data: list[float] | str
+    data: Vector | str
 
 
 class Poolings(TypedDict):

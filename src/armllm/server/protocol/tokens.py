@@ -62,6 +62,9 @@ class Detokenized(TypedDict):
     prompt: str
 
 
+Vector = list[float] | list[list[float]]  # the latter of each token
+
+
 class EmbeddingRequest(PooledRequest):
     """Texts or token ids to embed."""
 
