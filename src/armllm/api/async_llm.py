@@ -21,12 +21,12 @@ import torch
 from armllm.api.llm_engine import LLMEngine
 from armllm.api.missing import OF_LOADING, OF_REQUESTS, WithReasons, only_these
 from armllm.engine.caller import Caller
-from armllm.engine.config import EngineConfig
 from armllm.engine.facts import EngineFacts
 from armllm.engine.generation import read_default_sampling
 from armllm.engine.prompts import as_prompt
 from armllm.engine.reporting import as_embedding
 from armllm.engine.shares import Shares
+from armllm.engine.spread import config_of
 from armllm.engine.stream import Stream
 from armllm.errors import EngineError, RequestError
 from armllm.helper_process import LOWEST_PRIORITY
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from armllm.engine.arg_utils import EngineArgs
+    from armllm.engine.config import EngineConfig
     from armllm.engine.prompts import Prompt
     from armllm.engine.sequence import Request
     from armllm.engine.stats import EngineStats
@@ -62,7 +63,7 @@ class AsyncLLM(WithReasons):
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        config = EngineConfig.of(model, options, "server")
+        config = config_of(model, options, "server")
         self._process = os.getpid()
         self.dead_error: Exception | None = None
         # A client that went away may come back with the same id while the engine still has the old request.

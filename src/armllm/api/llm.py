@@ -11,10 +11,10 @@ from tqdm import tqdm
 from armllm.api.llm_engine import LLMEngine
 from armllm.api.missing import WithReasons, only_these
 from armllm.engine.beam_search import search
-from armllm.engine.config import EngineConfig
 from armllm.engine.generation import read_default_sampling
 from armllm.engine.prompts import as_batch
 from armllm.engine.reporting import as_classes, as_embedding, as_pooled, as_score
+from armllm.engine.spread import config_of
 from armllm.errors import RequestError
 from armllm.inputs import PicturePrompt
 from armllm.outputs import ScoringOutput, ScoringRequestOutput
@@ -68,7 +68,7 @@ class LLM(WithReasons):
     """
 
     def __init__(self, model: str, *, chat_template: str | Path | None = None, **options: Any) -> None:
-        self.llm_engine = LLMEngine(EngineConfig.of(model, options))
+        self.llm_engine = LLMEngine(config_of(model, options))
         self._chat_template = chat_template
         self._renderers: dict[str, Renderer] = {}  # the last one, by its source
         self._request_ids = map(str, itertools.count())

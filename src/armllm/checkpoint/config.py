@@ -77,6 +77,7 @@ class ModelConfig:
     is_encoder: each token sees those after it, too: sequences are computed whole and nothing is cached.
     default_model_len: a shorter length that the checkpoint asks for. classes: of a classification head.
     is_recurrent: some layers keep a state per sequence. pictures: of a model that takes them.
+    equal_heads: all layers have as many.
     """
 
     architecture: str
@@ -98,6 +99,7 @@ class ModelConfig:
     classes: Classes | None = None
     is_recurrent: bool = False
     pictures: PictureConfig | None = None
+    equal_heads: bool = True
 
 
 class ConfigReader:

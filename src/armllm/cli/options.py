@@ -18,7 +18,7 @@ from armllm.checkpoint.scheme import SCHEMES
 from armllm.errors import RequestError
 from armllm.foregone import Foregone, find_flag, read_flag
 from armllm.progress import progress
-from armllm.utils.options import human_readable_int, opposite
+from armllm.utils.options import human_readable_int, opposite, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,14 @@ def count(text: str | int) -> int:
         return human_readable_int(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def number_of_ranks(text: str | int) -> int | str:
+    """A number, or "auto"."""
+    try:
+        return ranks(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor auto") from None
 
 
 def json_object(text: str | dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +185,13 @@ class _EngineOptions:
     ] = False
     backend: Annotated[str, model_option(help="Back end of the model: armllm or openvino.")] = "armllm"
     tensor_parallel_size: Annotated[
-        int,
+        Any,
         parallelism_option(
             "--tensor-parallel-size",
             "-tp",
-            help="Processes that compute the model together, such as one per NUMA node.",
+            help="Processes that compute the model together; auto: one per NUMA node, where that pays.",
+            parser=number_of_ranks,
+            metavar="N",
         ),
     ] = 1
     pipeline_parallel_size: Annotated[

@@ -139,6 +139,11 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
     name = model_tag or model or ""
     only("--distributed-executor-backend", distributed_executor_backend, BACKENDS, "these start processes")
     on_cluster = distributed_executor_backend == "ray"
+    if on_cluster and engine.get("tensor_parallel_size") == "auto":
+        raise RequestError(
+            "--tensor-parallel-size auto and --distributed-executor-backend ray do not go together: Ray"
+            " chooses the machines"
+        )
     if on_cluster:
         _check_cluster(ctx)
     if headless:
@@ -167,6 +172,8 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         allowed_hosts=listening.hosts,
         allowed_media_domains=tuple(allowed_media_domains or ()),
     )
+    if engine.get("tensor_parallel_size") == "auto":
+        data_parallel_size = _choose(ctx, name, engine, may_be_replicas=not options.may_change_adapters)
     if on_cluster or (data_parallel_size or 1) > 1:
         if options.may_change_adapters:
             flag = "--distributed-executor-backend ray" if on_cluster else "--data-parallel-size"
@@ -188,6 +195,20 @@ def serve_command(  # noqa: PLR0917 - typer reads options from parameters
         log_level=listening.uvicorn_log_level,
         access_log=not listening.disable_uvicorn_access_log,
     )
+
+
+def _choose(ctx: typer.Context, name: str, engine: dict[str, Any], *, may_be_replicas: bool) -> int:
+    """Put the number of ranks in the place of "auto"; return the number of replicas."""
+    replicas = ctx.params["data_parallel_size"]
+    if (replicas or 1) > 1:
+        raise RequestError(
+            f"--data-parallel-size {replicas} and --tensor-parallel-size auto do not go together: choose one"
+        )
+    from armllm.engine.spread import spread_for  # noqa: PLC0415 - --help needs none of it
+
+    found = spread_for(name, engine, "server", replicas=may_be_replicas and replicas is None)
+    ctx.params["tensor_parallel_size"] = engine["tensor_parallel_size"] = found.ranks
+    return found.replicas
 
 
 def _be_stage(name: str, engine: dict[str, Any]) -> int:

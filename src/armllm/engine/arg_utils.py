@@ -8,9 +8,10 @@ import json
 from typing import Any
 
 from armllm.engine.config import USAGES, EngineConfig
+from armllm.engine.spread import NAME, config_of
 from armllm.errors import RequestError
 from armllm.foregone import Foregone, foregone_options
-from armllm.utils.options import human_readable_int
+from armllm.utils.options import human_readable_int, ranks
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"  # vLLM's
 CONTEXTS = {"LLM_CLASS": "offline", "OPENAI_API_SERVER": "server"}  # UsageContext -> USAGES
@@ -63,8 +64,8 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
         """Give a parser a flag for each option; those that only vLLM has are not shown by --help."""
         for name, field in cls.__dataclass_fields__.items():
             flag = f"--{name.replace('_', '-')}"
-            kind = str(_CONFIG[name].type)
-            parser.add_argument(flag, default=field.default, **_reader(kind, field.default))
+            reader = _reader(str(_CONFIG[name].type), field.default)
+            parser.add_argument(flag, default=field.default, **({"type": ranks} if name == NAME else reader))
         for option in foregone_options().values():
             flag = f"--{option.name.replace('_', '-')}"
             if option.command is not None or flag in parser._option_string_actions:  # noqa: SLF001 - a flag of the program's own stays
@@ -90,7 +91,7 @@ class EngineArgs(_Options):  # type: ignore[misc, valid-type]
         """
         options = {name: getattr(self, name) for name in type(self).__dataclass_fields__}
         usage = CONTEXTS.get(getattr(usage_context, "value", usage_context), "engine")
-        return EngineConfig.of(options.pop("model"), options, usage)
+        return config_of(options.pop("model"), options, usage)
 
 
 class AsyncEngineArgs(EngineArgs):

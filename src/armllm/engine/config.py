@@ -89,6 +89,7 @@ class EngineConfig:
     - backend: "armllm" computes with our kernels, "openvino" with OpenVINO: an IR, or a checkpoint that is
       converted first.
     - tensor_parallel_size: processes that compute the model together, as on a machine of several NUMA nodes.
+      `LLM` and the others take "auto" too: one for each node, where that pays. A log line says why.
     - pipeline_parallel_size: processes of which each has some of the layers.
     - nnodes: machines that compute the model, a stage on each. node_rank: the number of this one.
     - master_addr, master_port: where machine 0 waits for the others.

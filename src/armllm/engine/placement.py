@@ -230,11 +230,7 @@ def _of_rank(
     allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path, rank: int, size: int
 ) -> frozenset[int]:
     """A rank's CPUs: those of a node, or of the part of a node that it has."""
-    nodes = _visible(nodes)
-    sets = [allowed & frozenset(cpus) for cpus in nodes.values()] or [allowed]
-    usable = [_physical(root, _fast(root, cpus)) for cpus in sets if cpus]
-    if not usable:
-        raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
+    usable = list(_cores(allowed, nodes, root).values()) or [_physical(root, _fast(root, allowed))]
     if len(usable) >= size:
         return sorted(usable, key=len, reverse=True)[rank]
     order = [cpu for cpus in usable for cpu in sorted(cpus)]
@@ -242,6 +238,25 @@ def _of_rank(
         _say_once(f"{size} ranks share {len(order)} cores: they wait for one another")
         return frozenset({order[rank % len(order)]})
     return frozenset(order[len(order) * rank // size : len(order) * (rank + 1) // size])
+
+
+def computing_nodes(
+    allowed: frozenset[int] | None = None, root: Path = Path("/")
+) -> dict[int, frozenset[int]]:
+    """The cores of each NUMA node that may compute, in the order in which ranks get them."""
+    found = _cores(_allowed() if allowed is None else allowed, host.numa_nodes(root), root)
+    return dict(sorted(found.items(), key=lambda item: len(item[1]), reverse=True))
+
+
+def _cores(
+    allowed: frozenset[int], nodes: dict[int, tuple[int, ...]], root: Path
+) -> dict[int, frozenset[int]]:
+    """One CPU for each core of the nodes that may be seen; empty if /sys doesn't tell of nodes."""
+    sets = {node: allowed & frozenset(cpus) for node, cpus in _visible(nodes).items()}
+    found = {node: _physical(root, _fast(root, cpus)) for node, cpus in sets.items() if cpus}
+    if sets and not found:
+        raise RequestError("CPU_VISIBLE_MEMORY_NODES names only nodes whose CPUs are not allowed here")
+    return found
 
 
 def _visible(nodes: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

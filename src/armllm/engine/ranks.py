@@ -57,6 +57,11 @@ def _check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
             f"tensor_parallel_size {size}: {model_config.architecture} has recurrent layers,"
             " which are computed in one process"
         )
+    if not model_config.equal_heads:
+        raise RequestError(
+            f"tensor_parallel_size {size}: layers of {model_config.architecture} have different heads,"
+            " which are computed in one process"
+        )
     if heads % size:
         numbers = [f"{number}" for number in range(1, heads + 1) if heads % number == 0]
         raise RequestError(

@@ -17,7 +17,6 @@ from armllm.layers.linear import as_float32, load_linear
 from armllm.layers.mlp import GatedMLP
 from armllm.layers.moe import load_experts
 from armllm.layers.norm import PlainNorm, RMSNorm
-from armllm.layers.ranks import current_ranks
 from armllm.models.gemma3 import LocalRotary
 from armllm.models.gemma4_config import Gemma4Config, read_text_config
 from armllm.models.llama import LlamaAttention, LlamaDecoderLayer
@@ -200,8 +199,6 @@ class Gemma4ForCausalLM(LocalRotary):
     layers: list[Gemma4DecoderLayer]  # type: ignore[assignment]
 
     def __init__(self, config: Any, weights: Weights, *, max_positions: int) -> None:
-        if current_ranks() is not None:
-            raise RequestError("tensor_parallel_size must be 1: layers of this family have different heads")
         super().__init__(config, weights, max_positions=max_positions)
         own = self.stage.own(config.num_layers)
         for index, layer in zip(own, self.layers, strict=True):

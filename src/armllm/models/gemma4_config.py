@@ -92,6 +92,7 @@ def read_text_config(reader: ConfigReader, architecture: str) -> Gemma4Config:
         final_soft_cap=reader.optional_number("final_logit_softcapping", None),
         qkv_bias=bias,
         output_bias=bias,
+        equal_heads=False,
     )
 
 

@@ -28,6 +28,11 @@ def human_readable_int(text: str | int) -> int:
     return int(float(match.group(1)) * _SUFFIXES.get(match.group(2), 1))
 
 
+def ranks(text: str | int) -> int | str:
+    """A number of ranks, or "auto". Raises ValueError for another text."""
+    return "auto" if text == "auto" else int(text)
+
+
 def dashed(argument: str) -> str:
     """``--max_model_len`` as ``--max-model-len``: guides write both."""
     if not argument.startswith("--"):

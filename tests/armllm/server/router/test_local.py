@@ -140,17 +140,33 @@ def test_replicas_get_the_flags_of_the_user(monkeypatch):
 
 
 def test_replicas_of_several_ranks_are_refused(capsys):
-    assert main(["serve", "folder", "-dp", "2", "-tp", "2"]) == 2
-    assert "do not go together" in capsys.readouterr().err
+    for size, backend in (("2", "mp"), ("auto", "mp"), ("auto", "ray")):
+        flags = ["-dp", "2", "-tp", size, "--distributed-executor-backend", backend]
+        assert main(["serve", "folder", *flags]) == 2
+        assert "go together" in capsys.readouterr().err
+
+
+AUTO = """
+import sys
+from armisa import host
+from armllm.cli import main
+cpus = sorted(__import__("os").sched_getaffinity(0))[:2]
+host.numa_nodes = lambda root: {node: (cpu,) for node, cpu in enumerate(cpus)}
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.mark.slow
 def test_replicas_of_the_smoke_model(start, folder, monkeypatch):
+    """One for each of two nodes of one CPU, which its process sees."""
     monkeypatch.undo()
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("each replica needs a CPU")
-    server = start(folder, "--dtype", "float32", "--served-model-name", "smoke", "-dp", "2")
+    given = ("--dtype", "float32", "--served-model-name", "smoke", "-tp", "auto")
+    server = start(folder, *given, code=AUTO)
     url = server.wait_ready()
+    (line,) = [line for line in server.lines if "tensor_parallel_size auto: " in line]
+    assert "auto: 2 replicas, since each of 2 ranks would read " in line
 
     def ask():
         return httpx2.post(f"{url}/v1/completions", json={"prompt": "A wheel", "temperature": 0}, timeout=60)
