@@ -113,21 +113,55 @@ def test_a_request_that_is_aborted_while_its_step_is_on_its_way_changes_no_other
                 assert found[f"{number}"] == output.outputs[0].token_ids
 
 
-def test_grammars_stay_at_rank_0(make_checkpoint):
-    folder = make_checkpoint(num_hidden_layers=2).folder
-    params = [
+SHAPES = [
+    {"regex": "[a-d]{3}-[0-9]{2}"},
+    {"choice": ["yes", "no", "perhaps"]},
+    {"json": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}},
+    {"grammar": 'root ::= "a" [0-9]+ "b"'},
+]
+
+
+def choices(folder, size, by):
+    """Texts, tokens and log-probabilities of requests with grammars, several answers, seeds and penalties."""
+    grammars = [
         SamplingParams(
-            max_tokens=24,
-            seed=seed,
-            structured_outputs=StructuredOutputsParams(regex="[a-d]{3}-[0-9]{2}"),
+            n=2, max_tokens=24, seed=seed, logprobs=2, structured_outputs=StructuredOutputsParams(**shape)
         )
-        for seed in range(4)
+        for seed, shape in enumerate(SHAPES)
     ]
-    texts = []
-    for size in (1, 2):
-        with loaded(folder, size, "pipeline", dtype="bfloat16") as llm:
-            texts.append([one.outputs[0].text for one in llm.generate(["x"] * 4, params, use_tqdm=False)])
-    assert texts[0] == texts[1]
+    free = [
+        SamplingParams(n=3, max_tokens=9, seed=7, temperature=1.3, top_p=0.9, min_p=0.01, logprobs=0),
+        SamplingParams(
+            n=2, max_tokens=9, seed=8, presence_penalty=0.4, repetition_penalty=1.2, logit_bias={9: 3.0},
+        ),
+        SamplingParams(max_tokens=9, temperature=0, min_tokens=9, stop=["e"], bad_words=["the"]),
+    ]  # fmt: skip
+    params = grammars + free
+    with loaded(folder, size, by, dtype="bfloat16", seed=5) as llm:
+        results = llm.generate(["The quick"] * len(params), params, use_tqdm=False)
+        llm.llm_engine.check_integrity()
+    for shape, result in zip(SHAPES[:2], results, strict=False):
+        for one in result.outputs:
+            assert one.text in shape.get("choice", ()) or one.text[3] == "-"
+    return [
+        (
+            one.text,
+            one.token_ids,
+            one.finish_reason,
+            [{token: found.logprob for token, found in step.items()} for step in one.logprobs or ()],
+        )
+        for result in results
+        for one in result.outputs
+    ]
+
+
+@pytest.mark.parametrize("by", ["tensor", "pipeline"])
+def test_grammars_answers_and_seeds_are_those_of_one_process(make_checkpoint, by):
+    """Rank 0 has sampler and grammars, and gets the scores of one process."""
+    folder = make_checkpoint(num_hidden_layers=2).folder
+    expected = choices(folder, 1, by)
+    assert len(expected) == 14
+    assert choices(folder, 2, by) == expected
 
 
 def test_embeddings_are_those_of_one_process(make_checkpoint):
