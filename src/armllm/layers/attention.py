@@ -37,7 +37,9 @@ class Attention:
     """One layer's attention and its KV cache, which the model runner binds before the first step.
 
     sliding_window: how many tokens a token sees, itself included; None is all. logit_soft_cap: scores x
-    become c * tanh(x / c) (Gemma 2). Of several ranks each computes a range of the heads.
+    become c * tanh(x / c) (Gemma 2). Of several ranks each computes a range of the heads. It is given those
+    of all ranks, or its own ones only with ``own_inputs``. counts: heads of query, key and value that it is
+    given.
     """
 
     layout: KVCacheLayout
@@ -52,6 +54,7 @@ class Attention:
         scale: float,
         sliding_window: int | None = None,
         logit_soft_cap: float | None = None,
+        own_inputs: bool = False,
     ) -> None:
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -62,6 +65,9 @@ class Attention:
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
         self._own, self._own_kv = own_range(num_heads, rank, size), own_range(num_kv_heads, rank, size)
         self._gather = None if ranks is None else Cut(ranks).gatherer([num_heads * head_dim])
+        self._takes_own = ranks is None or own_inputs
+        heads, kv_heads = (len(self._own), len(self._own_kv)) if own_inputs else (num_heads, num_kv_heads)
+        self.counts = (heads, kv_heads, kv_heads)
 
     def use_sinks(self, sinks: Tensor) -> None:
         """``sinks[num_heads]``: one more score per head, without a value (arXiv:2309.17453)."""
@@ -89,16 +95,15 @@ class Attention:
         self.cache = cache
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """Store keys, values ``[T, num_kv_heads, head_dim]``; attend by ``query[T, num_heads, head_dim]``."""
-        if self._gather is not None:
+        """Store keys and values, and attend by ``query``: all are ``[T, heads, head_dim]``."""
+        if not self._takes_own:
             key, value = (x[:, self._own_kv.start : self._own_kv.stop] for x in (key, value))
         kernels.write_kv_cache(key, value, self.cache, self.layout, metadata.slot_mapping)
         return self.attend(query, metadata)
 
     def attend(self, query: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """By ``query[T, num_heads, head_dim]`` to keys and values that are in the cache."""
-        shape = query.shape
-        if self._gather is not None:
+        """By ``query[T, heads, head_dim]`` to keys and values that are in the cache."""
+        if not self._takes_own:
             query = query[:, self._own.start : self._own.stop]
         out = torch.empty(query.shape, dtype=query.dtype)
         kernels.paged_attention(
@@ -112,4 +117,6 @@ class Attention:
             self.scale,
             **self.options,
         )
-        return out if self._gather is None else self._gather(out.flatten(1)).view(shape)
+        if self._gather is None:
+            return out
+        return self._gather(out.flatten(1)).view(len(out), self.num_heads, self.head_dim)

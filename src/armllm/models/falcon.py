@@ -27,6 +27,8 @@ class FalconConfig(ParallelConfig):
 class GroupedAttention(LlamaAttention):
     """The rows of one matrix are, per key and value head, its queries, its key and its value."""
 
+    by_heads = False
+
     fused_name: str
 
     def qkv_parts(self) -> dict[str, int]:

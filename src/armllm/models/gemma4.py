@@ -37,6 +37,8 @@ KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm", "v_norm")
 class Gemma4Attention(LlamaAttention):
     """Queries, keys and values are normalized; values may be the keys before that."""
 
+    by_heads = False
+
     def __init__(
         self, config: Gemma4Config, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:

@@ -51,15 +51,22 @@ class Mixer(Protocol):
 
 
 class LlamaAttention:
-    """Self-attention of one layer; ``rotary`` None: its tokens don't know their positions."""
+    """Self-attention of one layer; ``rotary`` None: its tokens don't know their positions.
+
+    by_heads: rows of the three products are heads, and what `project` makes of one depends on no other. So a
+    rank needs its own ones only.
+    """
 
     output_name = "o_proj"
+    by_heads = True
 
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:
         self.sizes = [config.num_heads * config.head_dim] + [config.num_kv_heads * config.head_dim] * 2
-        self.qkv_proj = load_linear(weights, self.qkv_parts(), config.hidden_size, bias=config.qkv_bias)
+        self.qkv_proj = load_linear(
+            weights, self.qkv_parts(), config.hidden_size, bias=config.qkv_bias, gathered=not self.by_heads
+        )
         self.o_proj = load_linear(
             weights, {self.output_name: config.hidden_size}, self.sizes[0], bias=config.output_bias
         )
@@ -69,6 +76,7 @@ class LlamaAttention:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             sliding_window=config.windows[index],
+            own_inputs=self.by_heads,
             **self.score_options(config),
         )
 
@@ -88,9 +96,8 @@ class LlamaAttention:
         return self.o_proj(attended if rows is None else gather(attended, rows))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query ``[T, num_heads, head_dim]``, key and value ``[T, num_kv_heads, head_dim]``."""
-        counts = (self.attention.num_heads, self.attention.num_kv_heads, self.attention.num_kv_heads)
-        query, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(counts, 1)
+        """Query ``[T, heads, head_dim]``, key and value with fewer heads, as `Attention` takes them."""
+        query, key, value = self.heads(self.qkv_proj(x)).split_with_sizes(self.attention.counts, 1)
         return query, key, value
 
     def rotate(self, places: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

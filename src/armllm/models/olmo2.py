@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class Olmo2Attention(LlamaAttention):
     """Query and key are normalized before they are cut into heads."""
 
+    by_heads = False
+
     def __init__(self, config: Any, weights: Weights, rotary: RotaryEmbedding | None, index: int) -> None:
         super().__init__(config, weights, rotary, index)
         self.q_norm = RMSNorm(weights.scope("q_norm"), self.sizes[0], config.rms_norm_eps)

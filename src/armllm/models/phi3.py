@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Phi3Attention(LlamaAttention):
     """Query, key and value come from one matrix of the checkpoint."""
 
+    by_heads = False
+
     def qkv_parts(self) -> dict[str, int]:
         """The fused matrix."""
         return {"qkv_proj": sum(self.sizes)}

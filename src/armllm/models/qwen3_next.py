@@ -54,6 +54,8 @@ class Qwen3NextConfig(DeltaNetConfig, QwenMoEConfig):
 class GatedAttention(LlamaAttention):
     """Normalized queries and keys, and a gate beside each head's query for what the head finds."""
 
+    by_heads = False
+
     def __init__(
         self, config: LlamaConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:

@@ -38,6 +38,8 @@ class ParallelConfig(LlamaConfig):
 class HeadNormAttention(LlamaAttention):
     """Each head's query and key may have a layer norm."""
 
+    by_heads = False
+
     def __init__(
         self, config: ParallelConfig, weights: Weights, rotary: RotaryEmbedding | None, index: int
     ) -> None:

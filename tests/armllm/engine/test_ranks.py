@@ -100,7 +100,7 @@ class ThreadFollowers:
     def check(self):
         if self.group.failure:
             for error in self.errors:
-                if isinstance(error, RequestError):
+                if isinstance(error, RequestError | CheckpointError):
                     raise error
             raise EngineError(f"failure {self.group.failure}: {self.errors}")
 
