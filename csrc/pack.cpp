@@ -144,6 +144,7 @@ PackPanel* packer(const WeightLayout& layout, int bits) {
   if (&layout == &kColumns16) return packer_of<kColumns16>(bits);
   if (&layout == &kColumnPairs4x4) return packer_of<kColumnPairs4x4>(bits);
   if (&layout == &kColumns4x8) return packer_of<kColumns4x8>(bits);
+  if (&layout == &kColumns16x4) return packer_of<kColumns16x4>(bits);
   return packer_of<kColumnPairs4x8>(bits);
 }
 

@@ -95,17 +95,22 @@ ARMLLM_INLINE void store_panel(const MatmulArgs& a, const float* from, const flo
   }
 }
 
+#if !defined(ARMLLM_WIDEN_SIXTEEN)  // which says that the target brings its own
+template <class T>
+ARMLLM_INLINE void widen_sixteen(const T* from, float* to) {
+  Vf some[16 / kLanes];  // loads first: they and the stores might be the same memory, to a compiler
+  ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
+    some[j] = load(from + j * kLanes);
+  ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
+    store(to + j * kLanes, some[j]);
+}
+#endif
+
 // Scales that are stored in 16 bits, as floats: of `count`, a multiple of 4.
 static ARMLLM_ENTRY void widen_scales(Storage type, const uint8_t* from, int64_t count, float* to) {
   const auto widen = [&](const auto* scales) __attribute__((always_inline)) {
     int64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-      Vf some[16 / kLanes];  // loads first: they and the stores might be the same memory, to a compiler
-      ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
-        some[j] = load(scales + i + j * kLanes);
-      ARMLLM_UNROLL for (int j = 0; j < 16 / kLanes; ++j)
-        store(to + i + j * kLanes, some[j]);
-    }
+    for (; i + 16 <= count; i += 16) widen_sixteen(scales + i, to + i);
     for (; i < count; i += kLanes) store(to + i, load(scales + i));
   };
   if (type == Storage::f16) return widen(reinterpret_cast<const float16*>(from));

@@ -2,8 +2,6 @@
 // a row, which LD1RW puts into every lane. FMLA by element would run on one of A64FX's two pipes. A column
 // has one sum in every tile, in the order of in_features. Shorter vectors take a panel in parts, which is not
 // fast.
-//
-// SVE's vectors can lie in no array: a tile has sixteen sums with names, rows by panels.
 
 #pragma once
 
@@ -12,6 +10,7 @@
 #include "simd/sve.h"
 #endif
 #include "kernels/dense_rows.h"
+#include "kernels/sums_sve.h"
 
 namespace panels {
 
@@ -45,49 +44,7 @@ ARMLLM_INLINE void load_two(const bfloat16* w, int64_t first, Vf& even, Vf& odd)
   odd = svreinterpret_f32_u32(svand_n_u32_x(every(), pairs, 0xffff0000u));
 }
 
-#define ARMLLM_FOUR(x) x##0, x##1, x##2, x##3
-#define ARMLLM_EIGHT(x) ARMLLM_FOUR(x), x##4, x##5, x##6, x##7
-
 // NOLINTBEGIN(readability-function-size): the sums have no array.
-template <int i>
-ARMLLM_INLINE Vf& pick(ARMLLM_EIGHT(Vf& a), ARMLLM_EIGHT(Vf& b)) {
-  if constexpr (i == 0) return a0;
-  if constexpr (i == 1) return a1;
-  if constexpr (i == 2) return a2;
-  if constexpr (i == 3) return a3;
-  if constexpr (i == 4) return a4;
-  if constexpr (i == 5) return a5;
-  if constexpr (i == 6) return a6;
-  if constexpr (i == 7) return a7;
-  if constexpr (i == 8) return b0;
-  if constexpr (i == 9) return b1;
-  if constexpr (i == 10) return b2;
-  if constexpr (i == 11) return b3;
-  if constexpr (i == 12) return b4;
-  if constexpr (i == 13) return b5;
-  if constexpr (i == 14) return b6;
-  if constexpr (i == 15) return b7;
-}
-
-// One element of in_features for panel `p` and all rows.
-template <int p, int rows, int count>
-ARMLLM_INLINE void add_element(Vf w, ARMLLM_FOUR(Vf x), ARMLLM_EIGHT(Vf& a), ARMLLM_EIGHT(Vf& b)) {
-  Vf& sum = pick<p>(ARMLLM_EIGHT(a), ARMLLM_EIGHT(b));
-  sum = fma(w, x0, sum);
-  if constexpr (rows > 1) {
-    Vf& second = pick<count + p>(ARMLLM_EIGHT(a), ARMLLM_EIGHT(b));
-    second = fma(w, x1, second);
-  }
-  if constexpr (rows > 2) {
-    Vf& third = pick<2 * count + p>(ARMLLM_EIGHT(a), ARMLLM_EIGHT(b));
-    third = fma(w, x2, third);
-  }
-  if constexpr (rows > 3) {
-    Vf& fourth = pick<3 * count + p>(ARMLLM_EIGHT(a), ARMLLM_EIGHT(b));
-    fourth = fma(w, x3, fourth);
-  }
-}
-
 template <int p, int rows, int count, class T>
 ARMLLM_INLINE void add_panels(const T* w, int64_t panel, int64_t first, ARMLLM_FOUR(Vf x), ARMLLM_FOUR(Vf y),
                               ARMLLM_EIGHT(Vf& a), ARMLLM_EIGHT(Vf& b)) {
@@ -180,8 +137,5 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
     }
   }
 }
-
-#undef ARMLLM_FOUR
-#undef ARMLLM_EIGHT
 
 }  // namespace panels

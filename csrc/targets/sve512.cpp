@@ -1,8 +1,11 @@
-// SVE with vectors of a panel's sixteen columns or longer (A64FX): products with floating-point weights in
-// panels.
+// SVE with vectors of a panel's sixteen columns or longer (A64FX): quantized products with SDOT, and products
+// with floating-point weights. SVE is no more than a tile needs: rows are quantized by Advanced SIMD.
 
 // clang-format off
+#include <arm_neon.h>
+
 #define ARMLLM_SECTION "armllm.sve512"
+#define ARMLLM_LANES 4
 #include "targets/target.h"
 
 // Unless the baseline has it. GCC's intrinsics ask for Armv8.2 beside the feature; clang before 16 needs a flag as
@@ -19,14 +22,25 @@
 
 namespace armllm::sve512 {
 
+#include "simd/neon.h"
+#include "kernels/matmul_sve.h"
+
+// A panel of floating-point weights has sixteen columns.
+namespace sixteen {
 #define ARMLLM_SVE_LANES 16
+#undef ARMLLM_ADDEND
 #include "simd/sve.h"
+#include "kernels/dense_sve.h"
 #include "kernels/panels_sve.h"
+}  // namespace sixteen
 #include "kernels/entries.h"
 
-ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float, f32, panels)
-ARMLLM_FLOAT_MATMUL_ENTRIES(panel, float16, f16, panels)
-ARMLLM_FLOAT_MATMUL_ENTRIES(panel, bfloat16, bf16, panels)
+#define ARMLLM_SVE_MATMUL_ENTRIES(T, suffix)                    \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(dense, T, suffix, sixteen::dense) \
+  ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, sixteen::panels)
+ARMLLM_SVE_MATMUL_ENTRIES(float, f32)
+ARMLLM_SVE_MATMUL_ENTRIES(float16, f16)
+ARMLLM_SVE_MATMUL_ENTRIES(bfloat16, bf16)
 
 }  // namespace armllm::sve512
 // clang-format on

@@ -25,6 +25,7 @@ struct WeightLayout {
 inline constexpr WeightLayout kColumns16{"columns16", 16, 16, 2, 0, 0};
 inline constexpr WeightLayout kColumnPairs4x4{"columnpairs4x4", 4, 8, 4, 0x08, 4};
 inline constexpr WeightLayout kColumns4x8{"columns4x8", 4, 4, 8, 0, 0};
+inline constexpr WeightLayout kColumns16x4{"columns16x4", 16, 16, 4, 0, 0};
 inline constexpr WeightLayout kColumnPairs4x8{"columnpairs4x8", 4, 4, 8, 0x08, 1};
 
 // The layout that a target's matmul reads.
@@ -33,8 +34,9 @@ struct TargetLayout {
   const WeightLayout* layout;
 };
 inline constexpr TargetLayout kTargetLayouts[] = {
-    {"scalar", &kColumns16}, {"avx2", &kColumns16},         {"avx512", &kColumns16},
-    {"neon", &kColumns4x8},  {"dotprod", &kColumnPairs4x4}, {"i8mm", &kColumnPairs4x8},
+    {"scalar", &kColumns16},   {"avx2", &kColumns16},         {"avx512", &kColumns16},
+    {"neon", &kColumns4x8},    {"dotprod", &kColumnPairs4x4}, {"i8mm", &kColumnPairs4x8},
+    {"sve512", &kColumns16x4},
 };
 
 // Whether a target, by the name of its section (`armllm.<target>`), is listed with this layout.
