@@ -29,7 +29,7 @@ import cache_model
 import conformance
 import rows_table
 from armbuild.errors import ArmbuildError, BuildError, MissingError
-from kernel_loops import CORES, LOOPS, ONE_ROW, ONE_ROW_SHARE, Core, Loop
+from kernel_loops import CORES, LOOPS, ONE_ROW, ONE_ROW_SHARE, ONE_ROW_WEIGHTS, Core, Loop
 from marked_loops import crack, find_loops
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +56,8 @@ class Row:
     limit: str
     loads: float = 0
     """Attention of one row: bytes of KV beside what loads can do. 0: another loop."""
+    weights: float = 0
+    """A product of one row: bytes of weights per cycle. 0: another loop."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -239,29 +241,32 @@ def row(loop: Loop, core: Core, body: list[str], cycles: float, limit: str) -> R
     if loop.length:
         rate = iterations(body, loop) * loop.rows * loop.length * loop.columns / cycles
         figures = f"{rate:.1f} MAC"
-        if loop.rows == 1:
-            figures += f", {rate * loop.bits / 8:.1f} bytes of weights"
+        weights = rate * loop.bits / 8 if loop.rows == 1 else 0
+        if weights:
+            figures += f", {weights:.1f} bytes of weights"
         peak = core.fmla * (8 if loop.target == "i8mm" else 4)
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
-            peak=f"{rate / peak:.0%}", limit=limit,
+            peak=f"{rate / peak:.0%}", limit=limit, weights=weights,
         )  # fmt: skip
     if loop.rows:
         count, peak = macs(body, core)
         rate = count / loop.digits / cycles
         size: float = 1 if loop.entry.startswith("int8") else 4 if loop.entry.endswith("f32") else 2
         figures = f"{rate:.1f} MAC"
-        loads = 0.0
+        loads = weights = 0.0
         if loop.rows <= 2:
             read = "weights" if loop.marker in WEIGHTS else "KV"
             size *= rate / loop.rows
             figures += f", {size:.1f} bytes of {read}"
+            if read == "weights" and loop.rows == 1:
+                weights = size
             if read == "KV":
                 loads = size / core.loads(loop.target)
                 figures += f" ({loads:.0%} of loads)"
         return Row(
             title=loop.title, target=loop.target, core=core.name, cycles=cycles, rate=figures,
-            peak=f"{rate * loop.digits / peak:.0%}", limit=limit, loads=loads,
+            peak=f"{rate * loop.digits / peak:.0%}", limit=limit, loads=loads, weights=weights,
         )  # fmt: skip
     vectors = int(body[-1].split()[-1])
     lanes = core.sve_bits // 32 if loop.target == "sve" else 4
@@ -320,8 +325,14 @@ def losses(rows: list[Row], before: dict[tuple[str, str, str], str]) -> list[str
 
 
 def slow_rows(rows: list[Row]) -> list[str]:
-    """Return a sentence per loop of attention of one row that leaves too many loads unused."""
-    return [
+    """Return a sentence per loop of one row that leaves too many loads unused, or reads too few weights."""
+    few = [
+        f"{entry.title} ({entry.target}, {entry.core}): {entry.weights:.1f} bytes of weights per cycle, not "
+        f"{ONE_ROW_WEIGHTS[entry.target]:.0f}"
+        for entry in rows
+        if 0 < entry.weights < ONE_ROW_WEIGHTS.get(entry.target, 0)
+    ]
+    return few + [
         f"{entry.title} ({entry.target}, {entry.core}): {entry.loads:.0%} of what loads can do, not "
         f"{ONE_ROW_SHARE:.0%}"
         for entry in rows

@@ -40,6 +40,8 @@ ONE_ROW = (
     ("neon", "attention_split_f32", ("neoverse-v2",)),
 )
 ONE_ROW_SHARE = 0.9
+# Bytes of weights per cycle that a single row reads at least, by target.
+ONE_ROW_WEIGHTS = {"sve512": 16.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,24 +103,33 @@ LOOPS = (
     ),
     *(
         Loop(
-            target="neon",
+            target="sve512",
             entry=f"w{bits}a8_tile",
-            marker="sixteen",
+            marker=marker,
             rows=rows,
-            length=16,
+            length=32,
             bits=bits,
-            columns=4,
+            columns=16 * panels,
             cores=("a64fx",),
         )
         for bits in (4, 8)
-        for rows in (4, 1)
+        for marker, rows, panels in (
+            ("group", 8, 1),
+            ("group", 4, 1),
+            ("group", 1, 8),
+            ("group_of_two", 1, 2),
+            ("channel", 8, 1),
+            ("channel", 1, 8),
+        )
     ),
     *(
         Loop(target=target, entry=f"dense_multiply_{storage}", marker="dense", rows=rows, cores=cores)
         for target, storage, tiles, cores in (
             ("neon", "f32", (4, 1), ("neoverse-n1",)),
             ("neon", "bf16", (4, 1), ("neoverse-n1",)),
-            ("neon", "bf16", (1,), ("a64fx",)),
+            ("sve512", "f32", (4, 2, 1), ("a64fx",)),
+            ("sve512", "f16", (4, 2, 1), ("a64fx",)),
+            ("sve512", "bf16", (4, 2, 1), ("a64fx",)),
             ("bf16", "bf16", (8, 2), ARMV9),
         )
         for rows in tiles

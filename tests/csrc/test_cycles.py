@@ -82,6 +82,24 @@ def test_attention_of_one_row_must_use_the_loads_of_its_core():
     assert tool.slow_rows([dataclasses.replace(slow, title="attention_split_f16: logits, 1 row")]) == []
 
 
+def test_a_product_of_one_row_must_read_enough_weights_on_a64fx():
+    (core,) = (core for core in tool.CORES if core.name == "a64fx")
+    packed = tool.Loop(
+        target="sve512", entry="w4a8_tile", marker="group", rows=1, length=32, bits=4, columns=128
+    )
+    dense = tool.Loop(target="sve512", entry="dense_multiply_bf16", marker="dense", rows=1)
+    for loop, body, quick, slow in (
+        (packed, ["// 1032"], 127, 130),
+        (dense, ["fmla\tz4.s, p0/m, z1.s, z2.s"] * 8, 15.9, 16.1),
+    ):
+        assert tool.slow_rows([tool.row(loop, core, body, quick, "")]) == []
+        assert (
+            "bytes of weights per cycle, not 16" in tool.slow_rows([tool.row(loop, core, body, slow, "")])[0]
+        )
+    several = dataclasses.replace(packed, rows=2)
+    assert tool.slow_rows([tool.row(several, core, ["// 2032"], 1000, "")]) == []
+
+
 @pytest.mark.parametrize("operation", ["smmla z{0}.s, z30.b, z31.b", "and z{0}.d, z30.d, z31.d"])
 def test_sve_multiplies_no_faster_where_its_vectors_are_long(operation):
     """On Neoverse-V1, of 256 bits: why quantized products have no SVE version (docs/kernels.md)."""

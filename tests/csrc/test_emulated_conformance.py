@@ -66,8 +66,9 @@ def test_what_a_core_chooses_conforms_on_it(arm64, cpu):
     assert chosen("matmul_w4a8_f32", "i8mm") is newer
     assert chosen("matmul_w8a8_bf16", "dotprod") is (cpu in {"cortex-a76", "neoverse-n1"})
     assert chosen("silu_and_mul_f32", "sve") is wide
-    for storage in ("f32", "f16", "bf16"):
-        assert chosen(f"panel_matmul_{storage}", "sve512") is (cpu == "a64fx")
+    for op in ("matmul_w8a8", "matmul_w4a8", "dense_matmul", "panel_matmul"):
+        for storage in ("f32", "f16", "bf16"):
+            assert chosen(f"{op}_{storage}", "sve512") is (cpu == "a64fx")
 
 
 @pytest.mark.slow

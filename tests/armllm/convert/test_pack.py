@@ -136,6 +136,7 @@ def test_a_folder_for_another_target_is_refused_where_it_cannot_run(make_checkpo
         ("neoverse-v1", "columnpairs4x8"),
         ("neoverse-n1", "columnpairs4x4"),
         ("cortex-a72", "columns4x8"),
+        ("a64fx", "columns16x4"),
     ):
         folder = tmp_path / target
         pack(make_checkpoint(**SIZES).folder, folder, "--quantization", "int4", "--target", target)

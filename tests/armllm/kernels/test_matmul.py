@@ -130,7 +130,7 @@ def test_rows_without_numbers_stay_so_with_a_given_scale():
     assert out[3].isfinite().all()
 
 
-@pytest.mark.parametrize("target", ["scalar", "neon", "dotprod", "i8mm"])
+@pytest.mark.parametrize("target", ["scalar", "neon", "dotprod", "sve512", "i8mm"])
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_packed_for_every_target(target, case):
     """By the description of layouts in csrc/include/armllm/layouts.h, element by element."""
@@ -139,6 +139,7 @@ def test_weights_are_packed_for_every_target(target, case):
         "scalar": (16, 16, 2, 0, 0),
         "neon": (4, 4, 8, 0, 0),
         "dotprod": (4, 8, 4, 0x08, 4),
+        "sve512": (16, 16, 4, 0, 0),
         "i8mm": (4, 4, 8, 0x08, 1),
     }[target]
     columns = int4_columns if bits == 4 else columns
