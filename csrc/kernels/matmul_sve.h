@@ -150,7 +150,8 @@ ARMLLM_INLINE void sum_columns(const Product& p, int64_t first) {
     if constexpr (short_groups) {
       if constexpr (panels == 2) {
         ARMLLM_LOOP("group_of_two", rows * 1000 + 32);
-      } else {
+      }
+      if constexpr (panels != 2) {
         ARMLLM_LOOP("group", rows * 1000 + 32);
       }
       add_32();

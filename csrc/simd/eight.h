@@ -9,7 +9,7 @@
 #define ARMLLM_FOUR(x) x##0, x##1, x##2, x##3
 #define ARMLLM_EIGHT(x) ARMLLM_FOUR(x), x##4, x##5, x##6, x##7
 
-// NOLINTBEGIN(readability-function-size): there is no array.
+// NOLINTBEGIN(readability-function-size): the vectors have no array.
 template <int i, class V>
 ARMLLM_INLINE V& pick_of_eight(ARMLLM_EIGHT(V& a)) {
   if constexpr (i == 0) return a0;
