@@ -31,6 +31,8 @@ OURS = frozenset(
     {"CMAKE_TOOLCHAIN_FILE", "HOME", "PATH", "PYTHONHOME", "PYTHONPATH", "SOURCE_DATE_EPOCH", "TMPDIR"}
 )
 """Variables that armbuild decides in every lane."""
+COPIES = "sources"
+"""The folder, in a build's own, of the copies of added sources."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 OUTSIDE_OF_GIT = ("env", "GIT_DIR=/nonexistent", "GIT_CEILING_DIRECTORIES=/", *process.GIT[1:])
 """How git is asked about files that are in no repository, or whose repository must not be looked at."""
@@ -229,7 +231,7 @@ def lay_out(found: Sequence[Input], folder: Path) -> dict[str, Path]:
     """Copy sources into a build's ``folder``, where it may write, and return where, by names in capitals."""
     return {
         item.name.upper(): source.mirror(
-            item.folder, folder / "sources" / item.name, complete=source.complete(item.folder)
+            item.folder, folder / COPIES / item.name, complete=source.complete(item.folder)
         )
         for item in found
         if item.folder

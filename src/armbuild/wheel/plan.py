@@ -121,6 +121,7 @@ class Plan:
     def key(self, python: HostPython) -> str:
         """Return the digest that names the build folder: equal plans share what was compiled.
 
+        The content of added sources is no part of it: a compile cache knows objects by their paths, too.
         The engine's kernels know nothing of Python: wheels for several Pythons are compiled in one folder.
         """
         own = self.project.is_armllm and self.lane == "cross"
@@ -138,7 +139,7 @@ class Plan:
                 self.packages,
                 self.variables,
                 self.settings.build_requires,
-                [(item.name.upper(), item.digest) for item in self.sources],
+                [item.name.upper() for item in self.sources],
                 *([self.container.as_dict(())] if self.container else []),
             ]
         )

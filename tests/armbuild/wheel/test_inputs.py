@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -105,17 +106,33 @@ def test_the_container_lane_names_what_it_cannot_take_and_where_to_say_it(folder
 
 def test_what_changes_the_build_changes_its_folder(plan, tmp_path):
     """Else a changed variable would meet what CMake remembers of the former one."""
-    sources = tmp_path / "sources"
-    sources.mkdir()
-    (sources / "a").write_text("1")
+    (tmp_path / "sources").mkdir()
     settings = [{}, {"env": ("A=1",)}, {"env": ("A=2",)}, {"build_requires": ("cython",)}]
-    settings.append({"source": (f"answer={sources}",)})
+    settings.append({"source": (f"answer={tmp_path / 'sources'}",)})
     python = pythons.find()
     keys = [plan(**item).key(python) for item in settings]
-    (sources / "a").write_text("2")
-    keys.append(plan(**settings[-1]).key(python))
     assert len(set(keys)) == len(keys)
     assert plan(env=("B=1", "A=1")).key(python) == plan(env=("A=1", "B=1")).key(python)
+
+
+def test_other_added_sources_are_compiled_anew_at_the_same_paths(plan, tmp_path):
+    """A compile cache knows objects by their paths: what did not change is not compiled again."""
+    (sources := tmp_path / "answers").mkdir()
+    stat, keys = None, set()
+    for text, stays in (("1", False), ("1", True), ("2", False)):
+        (sources / "a").write_text(text)
+        if stat:  # as in archives whose files all have one time
+            os.utime(sources / "a", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        stat = (sources / "a").stat()
+        made = plan(source=(f"answer={sources}",))
+        keys.add(made.key(pythons.find()))
+        for name in ("build", "source"):
+            (tmp_path / name / "of-before").mkdir(parents=True, exist_ok=True)
+        local.forget_other_sources(tmp_path, made.sources)
+        assert [(tmp_path / name).exists() for name in ("build", "source")] == [stays, stays]
+        copies = inputs.lay_out(made.sources, tmp_path)
+        assert (copies["ANSWER"] / "a").read_text() == text
+    assert len(keys) == 1
 
 
 def test_the_callers_flags_are_compiled_anew_when_they_change(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.lanes.setup import backend_family, prefix_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from armbuild.host import isolation
@@ -81,6 +81,7 @@ def build(
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_tools(folder, setup)
+        forget_other_sources(folder, plan.sources)
         added = inputs.environment(plan, setup.environment, folder)
         sources = _sources(plan, folder)
         (out := work / f"built-{python.version}").mkdir()
@@ -149,7 +150,7 @@ def _sandbox(
         readable.append(compilers.zig().parent)
     if python.include:
         readable.append(python.include)
-    writable = [folder / "source", folder / "sources", folder / "build", folder / ZIG_CACHE, out]
+    writable = [folder / "source", folder / inputs.COPIES, folder / "build", folder / ZIG_CACHE, out]
     return sandbox.make(out.parent, readable=readable, writable=writable, mirror=mirror)
 
 
@@ -157,10 +158,24 @@ def forget_other_tools(folder: Path, setup: Setup) -> None:
     """Drop what was compiled with other tools: CMake and meson keep the compiler they first saw."""
     callers = {name: os.environ[name] for name in os.environ if name in FLAGS or name.startswith("SKBUILD_")}
     own = setup.tools_key or dict(setup.environment)
-    current = cache.digest({"environment": own, "settings": setup.settings, "callers": callers})
-    stamp = folder / "tools"
-    if not stamp.is_file() or stamp.read_text() != current:
-        for build_folder in (folder / "build", folder / "source/build"):
-            shutil.rmtree(build_folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(current)
+    current = {"environment": own, "settings": setup.settings, "callers": callers}
+    _drop_unless(folder / "tools", current, "build", "source/build")
+
+
+def forget_other_sources(folder: Path, found: Sequence[inputs.Input]) -> None:
+    """Drop copies of other added sources, and what the build made of them; CMake keeps what it found there.
+
+    A compile cache still has what is compiled of equal files.
+    """
+    current = {item.name.upper(): dict(item.digest) for item in found}
+    _drop_unless(folder / "added", current, "build", "source", inputs.COPIES)
+
+
+def _drop_unless(stamp: Path, current: object, *names: str) -> None:
+    """Drop the folders ``names`` beside the file ``stamp`` unless it says that they are of ``current``."""
+    key = cache.digest(current)
+    if not stamp.is_file() or stamp.read_text() != key:
+        for name in names:
+            shutil.rmtree(stamp.parent / name, ignore_errors=True)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(key)
