@@ -1,4 +1,7 @@
-"""The order of test files: what takes minutes comes first, so that no worker is alone with it at the end."""
+"""The order of test files: what takes minutes comes first, so that no worker is alone with it at the end.
+
+What takes an hour (the marker "hours") runs only where it is asked for: `pytest -m hours`.
+"""
 
 import os
 from pathlib import Path
@@ -24,5 +27,8 @@ LONGEST_FIRST = (
 PLACES = {(TESTS / name).resolve(strict=True): place for place, name in enumerate(LONGEST_FIRST)}
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "hours" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("hours")])
+        items[:] = [item for item in items if not item.get_closest_marker("hours")]
     items.sort(key=lambda item: PLACES.get(item.path, len(PLACES)))
