@@ -1,15 +1,15 @@
-"""vLLM's back end for CPUs from its published sdist: an hour of compiling, for `pytest -m hours` alone."""
+"""vLLM's back end for CPUs from its published sdist: an hour of compiling, with `-m hours` alone."""
 
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import zipfile
 
 import pytest
 
+from armbuild.artifact import archives
 from armbuild.host import download, pythons
 from armbuild.target import arm64_root, debian, qemu, target_packages
 
@@ -59,8 +59,8 @@ def sources(folder):
         target = folder / place.rpartition("/")[2]
         download.fetch(f"{debian.archive().uri.rstrip('/')}/{place}", target)
         assert hashlib.sha256(target.read_bytes()).hexdigest() == digest
-        with tarfile.open(target) as archive:
-            archive.extractall(folder / name, filter="data")
+        (folder / name).mkdir()
+        archives.unpack_tar(target, folder / name)
         (unpacked,) = (folder / name).iterdir()
         options.append(f"--source={name}={unpacked}")
         matmul = unpacked / "src/cpu/aarch64/matmul/acl_matmul.cpp"

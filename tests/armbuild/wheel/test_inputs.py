@@ -219,17 +219,25 @@ SCIKIT = {
         "cmake_minimum_required(VERSION 3.24)\nproject(fetching C)\n"
         f"{FETCH}FetchContent_MakeAvailable(Answer)\n"
         'if(NOT "$ENV{FLAVOUR}" STREQUAL "sweet")\n  message(FATAL_ERROR "no flavour")\nendif()\n'
+        "execute_process(COMMAND cat /proc/cpuinfo OUTPUT_VARIABLE cpu COMMAND_ERROR_IS_FATAL ANY)\n"
+        'if(NOT cpu MATCHES " asimd")\n  message(FATAL_ERROR "another CPU: ${cpu}")\nendif()\n'
+        "set(nested $ENV{NESTED_DIR}/build)\n"
+        'foreach(step "-B;build" "--build;build")\n'
+        "  execute_process(COMMAND ${CMAKE_COMMAND} ${step} WORKING_DIRECTORY $ENV{NESTED_DIR} "
+        "COMMAND_ERROR_IS_FATAL ANY)\nendforeach()\n"
+        "file(COPY_FILE ${nested}/libnested.a ${CMAKE_BINARY_DIR}/libshim.a)\n"
+        "find_library(SHIM shim PATHS ${CMAKE_BINARY_DIR} REQUIRED NO_DEFAULT_PATH)\n"
         "find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)\n"
         "python_add_library(fetching MODULE WITH_SOABI module.c)\n"
-        "target_link_libraries(fetching PRIVATE answer)\n"
+        "target_link_libraries(fetching PRIVATE answer ${SHIM})\n"
         'target_compile_definitions(fetching PRIVATE FLAVOUR="$ENV{FLAVOUR}")\n'
         "install(TARGETS fetching DESTINATION .)\n"
     ),
     "module.c": (
-        '#include <Python.h>\n#include "answer.h"\n#error "patched away"\n'
+        '#include <Python.h>\n#include "answer.h"\nint nested(void);\n#error "patched away"\n'
         'static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "fetching", FLAVOUR, -1, 0};\n'
         "PyMODINIT_FUNC PyInit_fetching(void) {\n  PyObject *self = PyModule_Create(&module);\n"
-        '  PyModule_AddIntConstant(self, "answer", ANSWER);\n  return self;\n}\n'
+        '  PyModule_AddIntConstant(self, "answer", ANSWER + nested());\n  return self;\n}\n'
     ),
 }
 
@@ -238,13 +246,19 @@ SCIKIT = {
 @pytest.mark.network
 @pytest.mark.emulated
 def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_has_them(tmp_path):
-    project, answer = tmp_path / "project", tmp_path / "answer"
+    """All that vLLM's back end asks of a build is here, too: test_vllm_backend.py takes an hour."""
+    project, answer, nested = tmp_path / "project", tmp_path / "answer", tmp_path / "nested"
     for place, files in (
         (project, SCIKIT),
         (answer, {
             "CMakeLists.txt": "add_library(answer INTERFACE)\n"
             "target_include_directories(answer INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})\n",
-            "answer.h": "#define ANSWER 42\n",
+            "answer.h": "#define ANSWER 40\n",
+        }),
+        (nested, {
+            "CMakeLists.txt": "cmake_minimum_required(VERSION 3.24)\nproject(nested C)\n"
+            "set(CMAKE_POSITION_INDEPENDENT_CODE ON)\nadd_library(nested STATIC nested.c)\n",
+            "nested.c": "int nested(void) { return 2; }\n",
         }),
     ):  # fmt: skip
         place.mkdir()
@@ -255,6 +269,7 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     (tmp_path / "fix.patch").write_text("".join(difflib.unified_diff(old, new, "a/module.c", "b/module.c")))
     command = [sys.executable, "-m", "armbuild"]
     options = ["--lane=cross", "--cpu=neoverse-n1", "--env=FLAVOUR=sweet", f"--source=answer={answer}",
+               f"--source=nested={nested}", "--env=NESTED_DIR={nested}",
                f"--patch={tmp_path / 'fix.patch'}", "--build-requires=cmake>=3.24", "--json",
                "--check-reproducible", "--sandbox", f"--output={tmp_path}",
                "--command=python -c 'import fetching as f; print(f.answer, f.__doc__)'"]  # fmt: skip
@@ -264,7 +279,7 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     assert result["smoke"]["results"][0]["said"] == "42 sweet"
     statement = json.loads(Path(result["provenance"]).read_text())
     definition = statement["predicate"]["buildDefinition"]
-    assert definition["externalParameters"]["env"] == ["FLAVOUR=sweet"]
+    assert definition["externalParameters"]["env"] == ["FLAVOUR=sweet", "NESTED_DIR={nested}"]
     found = {item["name"]: item["digest"] for item in definition["resolvedDependencies"] if "digest" in item}
     assert found["answer"] == {"dirHash": source.digest(answer)}
     assert "sha256" in found["fix.patch"]
@@ -272,4 +287,4 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
         [*command, "verify", result["path"]], check=False, capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stdout
-    assert "and 1 patch and 1 fetched source" in checked.stdout
+    assert "and 1 patch and 2 fetched sources" in checked.stdout
