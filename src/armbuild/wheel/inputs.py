@@ -238,6 +238,11 @@ def lay_out(found: Sequence[Input], folder: Path) -> dict[str, Path]:
     }
 
 
+def libraries(folder: Path) -> list[Path]:
+    """Return the folders of shared libraries that a build in ``folder`` made in copies of sources."""
+    return sorted({path.parent for path in (folder / COPIES).rglob("lib*.so*") if path.is_file()})
+
+
 def for_cmake(copies: Mapping[str, Path]) -> dict[str, str]:
     """Return the variables that name copies of sources.
 

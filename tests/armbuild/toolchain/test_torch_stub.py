@@ -3,7 +3,8 @@ import subprocess
 import sys
 
 from armbuild.host import pythons
-from armbuild.toolchain import torch_stub
+from armbuild.toolchain import crossenv, torch_stub
+from armbuild.wheel.lanes import cross
 
 
 def test_torch_is_taken_out_of_the_build_requirements_and_its_helpers_put_in():
@@ -62,7 +63,7 @@ def test_the_stand_in_answers_for_the_target_and_refuses_to_run_anything(tmp_pat
 
 
 def test_a_cuda_build_of_torch_gets_a_cmake_package_of_its_cpu_part(tmp_path, monkeypatch):
-    """The build's own file looks for CUDA, and stops."""
+    """The build's own file looks for CUDA, and stops. What torch brings is no project's."""
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
 
     def install(_packages, _python, folder, **_others):
@@ -74,23 +75,22 @@ def test_a_cuda_build_of_torch_gets_a_cmake_package_of_its_cpu_part(tmp_path, mo
         (folder / "torch/share/cmake/Torch/TorchConfig.cmake").write_text('message(FATAL_ERROR "no CUDA")\n')
 
     monkeypatch.setattr(torch_stub.target_packages, "install", install)
-    _, site, cmake = torch_stub.make("torch>=2.11", pythons.find(), log=tmp_path / "log")
+    variables = cross.with_torch({"PYTHONPATH": ""}, "torch>=2.11", pythons.find(), tmp_path)
+    site = variables[crossenv.TARGET_SITE]
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.26)\nproject(user LANGUAGES NONE)\n"
         "find_package(Torch CONFIG REQUIRED)\n"
         "get_target_property(place torch_cpu IMPORTED_LOCATION)\n"
         "get_target_property(links torch INTERFACE_LINK_LIBRARIES)\n"
-        'message(STATUS "found ${Torch_VERSION} ${place} ${links} ${TORCH_LIBRARIES}")\n'
+        "find_library(brought c10)\n"
+        'message(STATUS "found ${Torch_VERSION} ${place} ${links} ${TORCH_LIBRARIES} ${brought}")\n'
     )
     done = subprocess.run(
         ["cmake", "-S", tmp_path, "-B", tmp_path / "build"],
-        env={
-            "PATH": os.environ["PATH"],
-            "Torch_DIR": str(cmake / "Torch"),
-            "CMAKE_PREFIX_PATH": f"{cmake}:{site / 'torch'}",
-        },
+        env={**variables, "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert f"found 2.11.0 {site}/torch/lib/libtorch_cpu.so torch_cpu;c10 torch" in done.stdout, done.stderr
+    libraries = f"{site}/torch/lib/libtorch_cpu.so torch_cpu;c10 torch brought-NOTFOUND"
+    assert f"found 2.11.0 {libraries}" in done.stdout, done.stderr

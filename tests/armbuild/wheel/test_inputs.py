@@ -135,6 +135,14 @@ def test_other_added_sources_are_compiled_anew_at_the_same_paths(plan, tmp_path)
     assert len(keys) == 1
 
 
+def test_shared_libraries_that_a_build_makes_in_added_sources_can_be_bundled(tmp_path):
+    for name in ("a/source/build/libone.so", "b/source/lib/libtwo.so.1", "b/source/include/library.h"):
+        (path := tmp_path / inputs.COPIES / name).parent.mkdir(parents=True)
+        path.touch()
+    found = [str(path.relative_to(tmp_path / inputs.COPIES)) for path in inputs.libraries(tmp_path)]
+    assert found == ["a/source/build", "b/source/lib"]
+
+
 def test_the_callers_flags_are_compiled_anew_when_they_change(tmp_path, monkeypatch):
     setup = Setup(environment={}, compiler="", headers="")
     local.forget_other_tools(tmp_path, setup)

@@ -196,7 +196,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         environment["PATH"] += f"{os.pathsep}{rust.ask(folder / ASKED_FOR_RUST)}"
     torch = torch_stub.split(plan.project.requires)[1]
     if torch:
-        environment = _with_torch(environment, torch, python, folder)
+        environment = with_torch(environment, torch, python, folder)
     name = f"runtime-{compiler.description.replace(' ', '-')}-{plan.target}"
     if plan.settings.sandbox:  # whose code may not write what other builds link
         zig_cache, runtime = folder / local.ZIG_CACHE, cache.root() / "zig-copied" / name
@@ -228,7 +228,7 @@ def _rust(plan: Plan, folder: Path, mirror: str | None) -> rust.Rust | None:
     return rust.find(mirror) if wanted else None
 
 
-def _with_torch(
+def with_torch(
     environment: dict[str, str], requirement: str, python: HostPython, folder: Path
 ) -> dict[str, str]:
     """Let the back end find the target's torch: from Python, and as a package of CMake's."""
@@ -236,7 +236,7 @@ def _with_torch(
     stub, site, cmake = torch_stub.make(requirement, python, log=folder / "torch.log")
     return environment | {
         "PYTHONPATH": os.pathsep.join((environment["PYTHONPATH"], str(stub))),
-        "CMAKE_PREFIX_PATH": os.pathsep.join((str(cmake), str(site / "torch"))),
+        "CMAKE_PREFIX_PATH": str(cmake),  # torch's own folder has libraries of others, too
         "Torch_DIR": str(cmake / "Torch"),
         crossenv.TARGET_SITE: str(site),
     }

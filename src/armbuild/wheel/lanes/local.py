@@ -81,9 +81,8 @@ def build(
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_tools(folder, setup)
-        forget_other_sources(folder, plan.sources)
-        added = inputs.environment(plan, setup.environment, folder)
         sources = _sources(plan, folder)
+        added = inputs.environment(plan, setup.environment, folder)
         (out := work / f"built-{python.version}").mkdir()
         if setup.runtime and source.has_cxx(sources):
             with watcher.step("runtime", f"{setup.compiler}'s own C++ library, once on this machine"):
@@ -113,7 +112,7 @@ def build(
         path=path,
         compiler=setup.compiler,
         headers=setup.headers,
-        libraries=setup.libraries,
+        libraries=(*setup.libraries, *inputs.libraries(folder)),
         tools=environment.installed(),
         static=setup.static if setup.rust or source.has_cxx(sources) else (),
         folders=prefix_map(plan, folder),
@@ -124,6 +123,7 @@ def build(
 
 def _sources(plan: Plan, folder: Path) -> Path:
     """Return a copy of the project, without what its back end would take from an older build."""
+    forget_other_sources(folder, plan.sources)
     complete = plan.project.origin is not None
     sources = source.mirror(plan.project.folder, folder, leave_out=plan.settings.output, complete=complete)
     if backend_family(plan.project.backend) == "other" and not (sources / "build").is_symlink():
