@@ -26,23 +26,23 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
 DATA, PAGE = Path(__file__).with_name("published.json"), ROOT / "docs/reference/published.md"
-LIKE_ALL = ("--import", "--cpu", "--compile-cache", "--python")
+LIKE_ALL = ("--import", "--cpu", "--compile-cache", "--python", "--command", "--requires")
 """Options that say how a wheel was tested: the table has them in other columns, or not at all."""
 HEAD = """\
 # Published projects
 
 These sdists of the Python package index were built on an x86-64 machine, each in its newest version. The
 command was `armbuild wheel PROJECT --import MODULE --cpu CORE`, with the options shown. {built} of {all}
-became wheels. Each wheel was repaired, audited, and imported on the emulated core. `python
-tools/build_published.py` builds one and writes this page.
+became wheels. Each wheel was repaired, audited, and imported on the emulated core. For the last column the
+project's own tests ran there, too, by `--command`. `python tools/build_published.py` builds one and writes
+this page.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
 version or a date that is not shown was not noted. Projects that need crates of Rust's registry are not here,
-because it was not reachable; those with their crates inside are. The tests of bitarray, ujson, kiwisolver,
-hiredis and frozenlist also passed on the core.
+because it was not reachable; those with their crates inside are.
 
-| project | version | back end | options | CPU, s | proven on | date |
-| --- | --- | --- | --- | ---: | --- | --- |
+| project | version | back end | options | CPU, s | proven on | date | own tests on the core |
+| --- | --- | --- | --- | ---: | --- | --- | --- |
 """
 FAILED = """
 ## What did not build
@@ -54,7 +54,10 @@ FAILED = """
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What came of one project, and when. failure: empty for a wheel; advice: what to do about a failure."""
+    """What came of one project, and when. failure: empty for a wheel; advice: what to do about a failure.
+
+    tests: the command that ran the project's own tests, and the last line that it printed.
+    """
 
     project: str
     version: str = ""
@@ -65,6 +68,7 @@ class Entry:
     failure: str = ""
     advice: str = ""
     date: str = ""
+    tests: str = ""
 
 
 def read() -> list[Entry]:
@@ -92,7 +96,7 @@ def page(entries: list[Entry]) -> str:
         options = f"`{entry.options}`" if entry.options else ""
         seconds = "" if entry.cpu_seconds is None else f"{entry.cpu_seconds:.1f}"
         cells = (entry.project, entry.version, entry.backend, options, seconds, entry.proven_on, entry.date)
-        text += f"| {' | '.join(cells)} |\n"
+        text += f"| {' | '.join((*cells, entry.tests))} |\n"
     if failed:
         text += FAILED
     for entry in failed:
@@ -103,10 +107,10 @@ def page(entries: list[Entry]) -> str:
 
 def note(arguments: list[str], document: dict[str, Any], stderr: str) -> Entry:
     """Return what came of `armbuild wheel ARGUMENTS`, given what it printed."""
-    project = Requirement(arguments[0]).name
+    project, joined = Requirement(arguments[0]).name, _joined(arguments[1:])
     options = [
         re.sub(r"(--source=[\w.-]+=)\S*/", r"\1", word)  # the file's name is enough
-        for word in _joined(arguments[1:])
+        for word in joined
         if not word.startswith(LIKE_ALL)
     ]
     (wheel,) = document.get("wheels") or [{}]
@@ -116,13 +120,16 @@ def note(arguments: list[str], document: dict[str, Any], stderr: str) -> Entry:
         return Entry(project=project, failure=_cell(cause), advice=_cell(rest.partition("\n")[0]))
     statement = json.loads(Path(wheel["provenance"]).read_text())
     built = statement["predicate"]["buildDefinition"]
+    results = (wheel["smoke"] or {}).get("results", ())
+    command = next((word.removeprefix("--command=") for word in joined if word.startswith("--command=")), "")
     return Entry(
         project=project,
         version=str(parse_wheel_filename(Path(wheel["path"]).name)[1]),
         backend=_family(built["internalParameters"]["backend"], wheel["compiler"]),
         options=shlex.join(options),
         cpu_seconds=wheel["cpu_seconds"],
-        proven_on=", ".join(result["cpu"] for result in (wheel["smoke"] or {}).get("results", ())),
+        proven_on=", ".join(result["cpu"] for result in results),
+        tests=f"`{command}`: {_cell(results[0]['said'])}" if command and results else "",
     )
 
 

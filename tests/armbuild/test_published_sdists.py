@@ -17,11 +17,14 @@ def test_options_are_noted_as_one_word_each_and_without_places_of_this_machine(t
     provenance = {"predicate": {"buildDefinition": {"internalParameters": {"backend": "mesonpy"}}}}
     (tmp_path / "p.json").write_text(json.dumps(provenance))
     wheel = {"ok": True, "provenance": tmp_path / "p.json", "path": "thing-1.0-py3-none-any.whl"}
-    wheel |= {"compiler": "zig", "cpu_seconds": 1.0, "smoke": {"results": [{"cpu": "max"}]}}
+    results = [{"cpu": "max", "said": "2 passed"}]
+    wheel |= {"compiler": "zig", "cpu_seconds": 1.0, "smoke": {"results": results}}
     asked = ["thing", "--import", "thing", "--with", "a-dev,b-dev", "--source=x=/here/x.tar", "--env=A=/usr"]
+    asked += ["--command", "pytest -q {project}/tests", "--requires=pytest"]
     found = build_published.note(asked, {"wheels": [wheel]}, "")
     assert found.options == "--with=a-dev,b-dev --source=x=x.tar --env=A=/usr"
     assert (found.version, found.backend, found.proven_on) == ("1.0", "meson-python", "max")
+    assert found.tests == "`pytest -q {project}/tests`: 2 passed"
 
 
 def test_a_failure_is_noted_with_its_reason_and_a_wheel_with_its_options():
