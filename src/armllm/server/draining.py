@@ -7,6 +7,7 @@ import asyncio
 import collections
 import contextlib
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LOOPBACK = ("http://127.", "http://[::1]", "https://127.", "https://[::1]")
 PATIENCE = 10.0  # seconds, at the end, for clients that keep a request open with nothing to compute
 LOOK_EVERY = 0.1  # seconds
+FAILED_SECONDS = 1.0  # in which /health says that the engine has failed
 
 
 def configured(
@@ -135,6 +137,14 @@ class EngineServer(DrainingServer):
         self.engine = engine
         self.address = address
         self._log: asyncio.Task[None] | None = None
+        self._failed_at: float | None = None
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: a second after the engine has failed, so that who asks for its health is told."""
+        if not self.failed():
+            return await super().on_tick(counter)
+        self._failed_at = self._failed_at or time.monotonic()
+        return self.should_exit or time.monotonic() - self._failed_at >= FAILED_SECONDS
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say what was found."""
