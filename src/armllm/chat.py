@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from armllm.checkpoint.json_file import check_size, read_object
-from armllm.errors import CheckpointError, NoChatTemplateError, RequestError, printable
+from armllm.errors import CheckpointError, NoChatTemplateError, RequestError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class ChatTemplate:
         try:
             self.template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"the chat template can't be compiled: {_line(error):.300}") from None
+            raise CheckpointError(f"the chat template can't be compiled: {first_line(error, 300)}") from None
 
     def render(
         self,
@@ -95,7 +95,7 @@ class ChatTemplate:
         try:
             text = self._generate({**self.tokens, **(variables or {}), **conversation_values})
         except Exception as error:  # noqa: BLE001 - a template is someone else's program
-            raise RequestError(f"the chat template fails on these messages: {_line(error):.200}") from None
+            raise RequestError(f"the chat template fails on these messages: {first_line(error)}") from None
         return _cut(text, conversation[-1].get("content")) if continue_final_message else text
 
     def _generate(self, variables: dict[str, Any]) -> str:
@@ -229,10 +229,6 @@ def _with_parsed_arguments(call: Any) -> Any:
             f"messages: the arguments of a tool call are not JSON: {function['arguments']!r:.80}"
         ) from None
     return call | {"function": function | {"arguments": arguments}}
-
-
-def _line(error: Exception) -> str:
-    return printable(str(error).strip().split("\n", 1)[0][:1000]) or type(error).__name__
 
 
 def _cut(text: str, final: Any) -> str:

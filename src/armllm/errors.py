@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What another library says, in one line of up to ``most`` characters; its kind if it says nothing."""
+    return printable(str(error).strip().split("\n", 1)[0][:most]) or type(error).__name__
+
+
 class ArmllmError(ValueError):
     """Base of the engine's errors; ``status`` is the exit status of the `armllm` command."""
 
@@ -42,6 +47,10 @@ class RequestError(ArmllmError):
 
 class NoChatTemplateError(RequestError):
     """A conversation for a model that has no chat template."""
+
+
+class BusyError(RequestError):
+    """Too much is waiting to take this request as well; later there will be room for it."""
 
 
 class MemoryLimitError(ArmllmError):

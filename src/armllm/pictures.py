@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from armllm.checkpoint.json_file import read_object
-from armllm.errors import CheckpointError, RequestError
+from armllm.errors import BusyError, CheckpointError, RequestError, first_line
 from armllm.helper_process import HelperProcess, answer_questions
 
 if TYPE_CHECKING:
@@ -44,12 +44,35 @@ PROCESSORS = (
     "Qwen2VLImageProcessorPil",
     "Qwen2_5_VLImageProcessor",
 )
+# As on the hub, and as transformers 5 writes it, with all that makes a prompt in one file.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 SETTINGS = (
     *("size", "min_pixels", "max_pixels", "image_mean", "image_std", "rescale_factor", "resample"),
     *("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"),
 )
 MOST_WAITING = 2 << 30  # bytes of pixels of all requests
 LARGEST_SIDES = 1 << 26  # pixels that a checkpoint may ask for
+
+
+class PictureLimit(NamedTuple):
+    """How many pictures a prompt may have; ``refusal`` says why there may be none."""
+
+    most: int
+    refusal: str = ""
+
+    def check(self, count: int) -> None:
+        """RequestError unless there may be so many."""
+        if count and self.refusal:
+            raise RequestError(self.refusal)
+        if count > self.most:
+            raise RequestError(
+                f"a prompt has {count} pictures; limit_mm_per_prompt allows at most {self.most}"
+            )
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether a prompt may have one."""
+        return not self.refusal and self.most > 0
 
 
 class Patches(NamedTuple):
@@ -79,7 +102,7 @@ class PictureReader:
         RequestError says why it is refused.
         """
         if self._bytes > MOST_WAITING:
-            raise RequestError("too many pictures wait to be computed: try again later")
+            raise BusyError("too many pictures wait to be computed: try again later")
         answer = self._process.ask(_question(picture))
         refusal = self._process.setup_answer
         if refusal or refusal is None:
@@ -100,6 +123,17 @@ class PictureReader:
     def _count(self, size: int) -> None:
         with self._lock:
             self._bytes += size
+
+
+def picture_limit(folder: Path, config: PictureConfig | None, most: int, num_processes: int) -> PictureLimit:
+    """Of the model in ``folder``, which so many processes compute."""
+    if config is None:
+        return PictureLimit(0, "this model takes no pictures")
+    if num_processes > 1:
+        return PictureLimit(0, "pictures are not supported where several processes compute the model")
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        return PictureLimit(0, f"pictures need {PROCESSOR_FILES[0]}, which the model's folder does not have")
+    return PictureLimit(most)
 
 
 def take_pictures(
@@ -159,11 +193,12 @@ def _from_url(value: Any, fetch: Callable[[str], bytes] | None) -> bytes:
 
 
 def _settings(folder: Path, config: PictureConfig) -> dict[str, Any]:
-    """What the image processor is made with, from preprocessor_config.json."""
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no preprocessor_config.json: the model can't take pictures")
+    """What the image processor is made with, from the first of `PROCESSOR_FILES` that is there."""
+    path = next(folder / name for name in PROCESSOR_FILES if (folder / name).is_file())
     values = read_object(path)
+    values = values.get("image_processor", values)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path}: image_processor must be an object, not {values!r:.100}")
     kind = values.get("image_processor_type", PROCESSORS[0])
     if kind not in PROCESSORS:
         raise CheckpointError(
@@ -227,7 +262,7 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
         family = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     except ImportError as error:
         return (
-            f"pictures need a newer transformers (pip install 'armllm[vision]'): {_line(error)}",
+            f"pictures need a newer transformers (pip install 'armllm[vision]'): {first_line(error)}",
             lambda _: {},
         )
     import PIL  # noqa: PLC0415 - an extra
@@ -235,7 +270,7 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
     try:
         processor = family.Qwen2VLImageProcessorPil(**setup)
     except Exception as error:  # noqa: BLE001 - of values that come from a checkpoint
-        return f"the image processor can't be made: {_line(error)}", lambda _: {}
+        return f"the image processor can't be made: {first_line(error)}", lambda _: {}
 
     def read(question: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -249,7 +284,7 @@ def _prepare(setup: dict[str, Any]) -> tuple[str, Callable[[dict[str, Any]], dic
         except MemoryError:
             return {"error": "a picture takes too much memory to read"}
         except Exception as error:  # noqa: BLE001 - whatever a broken file causes
-            return {"error": f"a picture can't be read: {_line(error)}"}
+            return {"error": f"a picture can't be read: {first_line(error)}"}
         _, height, width = (int(size) for size in result["image_grid_thw"][0])
         pixels = np.ascontiguousarray(result["pixel_values"], np.float32)
         return {"pixels": base64.b64encode(pixels.tobytes()).decode(), "height": height, "width": width}
@@ -272,10 +307,6 @@ def _open(question: dict[str, Any]) -> Any:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().split("\n", 1)[0] or type(error).__name__)[:200]
 
 
 if __name__ == "__main__":

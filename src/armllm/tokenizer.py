@@ -10,7 +10,7 @@ from armllm.checkpoint.byte_pairs import has_byte_pairs, read_byte_pairs
 from armllm.checkpoint.json_file import read_object
 from armllm.checkpoint.tokenizer_limits import check_size, check_tokenizer, is_library_error
 from armllm.checkpoint.word_pieces import has_word_pieces, read_word_pieces
-from armllm.errors import CheckpointError, RequestError
+from armllm.errors import CheckpointError, RequestError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Tokenizer:
         except BaseException as error:  # lone surrogates, for one
             if not is_library_error(error):
                 raise
-            raise RequestError(f"the prompt can't be tokenized: {_line(error)}") from None
+            raise RequestError(f"the prompt can't be tokenized: {first_line(error)}") from None
         return ids
 
     def encode_beginning(self, text: str, most: int, *, add_special_tokens: bool = True) -> list[int]:
@@ -90,7 +90,7 @@ class Tokenizer:
         except BaseException as error:
             if not is_library_error(error):
                 raise
-            raise RequestError(f"the pair of texts can't be tokenized: {_line(error)}") from None
+            raise RequestError(f"the pair of texts can't be tokenized: {first_line(error)}") from None
         types: list[int] = encoding.type_ids
         return list(encoding.ids), types.index(1) if 1 in types else None
 
@@ -156,10 +156,8 @@ def _read_folder(folder: Path) -> tuple[Any, dict[str, Any]]:
     except BaseException as error:
         if not is_library_error(error):
             raise
-        raise CheckpointError(f"{path} is not a tokenizer that `tokenizers` reads: {_line(error)}") from None
+        raise CheckpointError(
+            f"{path} is not a tokenizer that `tokenizers` reads: {first_line(error)}"
+        ) from None
     settings = folder / "tokenizer_config.json"
     return tokenizer, read_object(settings) if settings.is_file() else {}
-
-
-def _line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0][:300]

@@ -131,7 +131,7 @@ class AsyncLLM(WithReasons):
             has_priorities=engine.processor.priorities,
             is_encoder=engine.processor.is_encoder,
             labels=None if classes is None else classes.labels,
-            most_pictures=0 if engine.processor.reader is None else engine.processor.most_pictures,
+            pictures=engine.processor.picture_limit,
             embedding_size=engine.processor.pooling.embedding_size,
         )
 

@@ -345,7 +345,7 @@ class LLM(WithReasons):
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         taken = [take_pictures(one) for one in cast("Sequence[Sequence[Message]]", conversations)]
         for _, pictures in taken:
-            self.llm_engine.processor.check_pictures(len(pictures))
+            self.llm_engine.processor.picture_limit.check(len(pictures))
         prompts = [
             template.render(
                 conversation,

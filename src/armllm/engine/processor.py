@@ -18,7 +18,7 @@ from armllm.engine.stop_strings import StopStrings
 from armllm.engine.structured import GrammarCompiler
 from armllm.errors import RequestError
 from armllm.inputs import PicturePrompt
-from armllm.pictures import PictureReader
+from armllm.pictures import PictureReader, picture_limit
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -79,10 +79,12 @@ class Processor:
         )
         self._adapters = adapters
         self._picture_config = model_config.pictures
-        self.most_pictures = config.most_pictures
+        self.picture_limit = picture_limit(
+            config.model_folder, model_config.pictures, config.most_pictures, config.num_processes
+        )
         self.reader = (
-            PictureReader(config.model_folder, self._picture_config)
-            if self._picture_config is not None and config.num_processes == 1
+            PictureReader(config.model_folder, model_config.pictures)
+            if model_config.pictures is not None and not self.picture_limit.refusal
             else None
         )
         self._lock = threading.Lock()
@@ -185,24 +187,11 @@ class Processor:
         if not isinstance(prompt, PicturePrompt):
             return self.tokenize(prompt), None
         token_ids = self.tokenize(prompt.prompt)
-        self.check_pictures(len(prompt.pictures))
+        self.picture_limit.check(len(prompt.pictures))
         assert self.reader is not None  # noqa: S101 - checked with the others
         assert self._picture_config is not None  # noqa: S101
         found = [self.reader.read(picture) for picture in prompt.pictures]
         return place_pictures(token_ids, found, self._picture_config, self.max_model_len)
-
-    def check_pictures(self, count: int) -> None:
-        """RequestError unless a prompt may have so many pictures."""
-        if not count:
-            return
-        if self._picture_config is None:
-            raise RequestError("this model takes no pictures")
-        if self.reader is None:
-            raise RequestError("pictures are not supported where several processes compute the model")
-        if count > self.most_pictures:
-            raise RequestError(
-                f"a prompt has {count} pictures; limit_mm_per_prompt allows at most {self.most_pictures}"
-            )
 
     def tokenize(self, prompt: EnginePrompt) -> list[int]:
         """The token ids of a prompt; RequestError for ids that are none of the vocabulary's."""

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
-from armllm.errors import ArmllmError, NoChatTemplateError, RequestError
+from armllm.errors import ArmllmError, BusyError, NoChatTemplateError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 # Their variants have a tag, which pydantic puts after the name.
 TAGGED = ("response_format", "format")
+# The first that an error is: status and code.
+REFUSED = {
+    BusyError: (503, "busy"),
+    NoChatTemplateError: (400, "no_chat_template"),
+    RequestError: (400, "invalid_value"),
+}
 LONGEST = 1000  # characters of a message: it may quote what a client has sent
 _WORD = re.compile(r"[a-z_]+[0-9]?")
 
@@ -76,8 +82,8 @@ def as_api_error(error: Exception, fields: Mapping[str, str] | None = None) -> A
     if isinstance(error, ValidationError):
         return _invalid(error)
     if isinstance(error, RequestError):
-        code = "no_chat_template" if isinstance(error, NoChatTemplateError) else "invalid_value"
-        return ApiError(str(error), param=_field_in(str(error), fields or {}), code=code)
+        status, code = next(found for kind, found in REFUSED.items() if isinstance(error, kind))
+        return ApiError(str(error), status=status, param=_field_in(str(error), fields or {}), code=code)
     if isinstance(error, ArmllmError):  # the engine's, the model's or the template's fault, not the request's
         return ApiError(str(error), status=500, code="engine_error")
     if isinstance(error, HTTPException):

@@ -39,8 +39,8 @@ RESTS = 3  # as long as the work that they follow
 class Limits:
     """The limits of one server, and the memory that bodies take until they are read."""
 
-    def __init__(self, max_model_len: int, most_pictures: int = 0) -> None:
-        base = BASE_BODY_BYTES + (PICTURE_BYTES if most_pictures else 0)
+    def __init__(self, max_model_len: int, takes_pictures: bool = False) -> None:
+        base = BASE_BODY_BYTES + (PICTURE_BYTES if takes_pictures else 0)
         self.body_bytes = min(base + BODY_BYTES_PER_TOKEN * max_model_len, MOST_BODY_BYTES)
         self.values = BASE_VALUES + VALUES_PER_TOKEN * max_model_len
         self.offload = Offload()

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from armllm.errors import RequestError
+from armllm.errors import RequestError, first_line
 from armllm.pictures import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Fetcher:
         except TimeoutError:
             raise RequestError(f"image_url: {_shown(url)} takes more than {SECONDS:.0f} s") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise RequestError(f"image_url: {_shown(url)} can't be fetched: {_line(error)}") from None
+            raise RequestError(f"image_url: {_shown(url)} can't be fetched: {first_line(error)}") from None
         raise RequestError(f"image_url: {_shown(url)} redirects more than {MOST_REDIRECTS} times")
 
     def _get(self, url: str, deadline: float) -> tuple[bytes, str | None]:
@@ -148,7 +148,3 @@ def _left(deadline: float) -> float:
 
 def _shown(url: str) -> str:
     return repr(url[:80])
-
-
-def _line(error: Exception) -> str:
-    return (str(error).split("\n", 1)[0] or type(error).__name__)[:200]

@@ -13,6 +13,7 @@ from armllm.server.protocol.responses_input import (
     InputMessage,
     InputReasoning,
     NamedFunctionTool,
+    TextPart,
 )
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ def _append(messages: list[dict[str, Any]], item: InputItem) -> None:
     """Add an item; what the model thought, said and called in one turn is one message."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if isinstance(item, InputMessage):
-        text = _text(item.content)
+        content = _content(item)
         only_thoughts = last is not None and last["content"] is None and "tool_calls" not in last
         if item.role == "assistant" and last is not None and only_thoughts:
-            last["content"] = text
+            last["content"] = content
             return
         role = "system" if item.role == "developer" else item.role
-        messages.append({"role": role, "content": text})
+        messages.append({"role": role, "content": content})
     elif isinstance(item, InputReasoning):
         thought = "".join(part.text for part in item.content or ())
         messages.append({"role": "assistant", "content": None, **dict.fromkeys(_THOUGHTS, thought)})
@@ -96,6 +97,20 @@ _THOUGHTS = ("reasoning", "reasoning_content")
 def _call(item: InputCall) -> dict[str, Any]:
     function = {"name": item.name, "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _content(item: InputMessage) -> str | list[dict[str, Any]]:
+    """One text, or its parts where there are pictures among them."""
+    texts = [part for part in item.content if isinstance(part, TextPart)]
+    if isinstance(item.content, str) or len(texts) == len(item.content):
+        return _text(item.content if isinstance(item.content, str) else texts)
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": part.image_url}}
+        for part in item.content
+        if not isinstance(part, str)
+    ]
 
 
 def _text(content: Texts) -> str:

@@ -51,6 +51,7 @@ class Run:
         )
         self._sequence = 0
         self._tokens = 0
+        self._prompt_tokens = len(conversation.prompt.token_ids)
         self._cached = 0
         self._reason: str | None = None
 
@@ -94,6 +95,7 @@ class Run:
 
     def _read(self, output: RequestOutput) -> list[Event]:
         self._cached = output.num_cached_tokens
+        self._prompt_tokens = len(output.prompt_token_ids)  # with those of pictures
         events: list[Event] = []
         completion: CompletionOutput
         for completion in output.outputs:
@@ -113,7 +115,7 @@ class Run:
 
     def _object(self, status: Any) -> ResponseObject:
         done = status != "in_progress"
-        prompt = len(self.conversation.prompt.token_ids)
+        prompt = self._prompt_tokens
         usage: ResponsesUsage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": self._cached},

@@ -122,7 +122,7 @@ class Service:
         self.tokenizer = self.facts.tokenizer
         self.default_sampling = self.facts.default_sampling
         self.max_model_len = self.facts.max_model_len
-        self.limits = Limits(self.max_model_len, most_pictures=self.facts.most_pictures)
+        self.limits = Limits(self.max_model_len, takes_pictures=self.facts.pictures.takes_any)
         self.fetcher = Fetcher(options.allowed_media_domains)
         self.num_requests = 0  # that are being answered
         self.longest_text = self.max_model_len * self.tokenizer.longest_token
@@ -295,11 +295,10 @@ class Service:
         count = kinds.count("image_url")
         if not count:
             return messages, ()
-        if count > self.facts.most_pictures:
-            most = self.facts.most_pictures
-            allowed = f"limit_mm_per_prompt allows {most}, not {count}"
-            reason = allowed if most else "this model takes no pictures"
-            raise ApiError(f"messages: image_url: {reason}", param="messages")
+        try:
+            self.facts.pictures.check(count)
+        except RequestError as error:
+            raise ApiError(f"messages: image_url: {error}", param="messages") from None
         if "image_pil" in kinds:
             raise ApiError("messages: image_pil is for Python: send an image_url", param="messages")
         work = functools.partial(take_pictures, messages, self.fetcher.fetch if self.fetcher.hosts else None)

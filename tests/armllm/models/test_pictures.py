@@ -22,9 +22,11 @@ from tests.armllm.models.picture_models import (
     save,
     save_tokenizer,
 )
+from tests.armllm.models.reference import MOST_OF_ROUNDINGS, rounded_modules
 
 from armllm import LLM, SamplingParams
-from armllm.errors import CheckpointError, RequestError
+from armllm.cli import main
+from armllm.errors import BusyError, CheckpointError, RequestError
 from armllm.models import read_model_config
 from armllm.pictures import PictureReader
 
@@ -62,23 +64,121 @@ def processor():
     return module.Qwen2VLImageProcessorPil(**SIZES)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_fp32_logits_are_those_of_transformers(tmp_path, reader, seed):
-    model = save(tmp_path, seed)
-    llm = load(tmp_path, reader)
+def ask_with_logits(llm):
+    """The greedy tokens, and the logits that they were chosen from."""
     seen, run = [], llm.llm_engine.runner.run
     llm.llm_engine.runner.run = lambda *arguments: seen.append(run(*arguments).clone()) or seen[-1]
     output = ask(llm)
+    llm.llm_engine.runner.run = run
+    return output, torch.cat(seen)
+
+
+class Reference:
+    """The logits of transformers for `PROMPT` and what was generated behind it."""
+
+    def __init__(self, model):
+        self.model = model
+        self.made = processor()(list(PICTURES), return_tensors="pt")
+        counts = iter(self.made["image_grid_thw"].prod(-1) // 4)
+        self.ids = [one for token in PROMPT for one in [token] * (int(next(counts)) if token == PAD else 1)]
+
+    @torch.inference_mode()
+    def logits(self, tokens):
+        whole = torch.tensor([[*self.ids, *tokens]])
+        found = self.model(whole, mm_token_type_ids=(whole == PAD).int(), **self.made).logits
+        return found[0, len(self.ids) - 1 : -1]
+
+    def noise(self, tokens, dtype):
+        """How far four draws of roundings to ``dtype`` move the logits, as in `reference.rounding_noise`."""
+        exact = self.logits(tokens)
+        with rounded_modules(self.model, dtype):
+            noisy = torch.stack([self.logits(tokens) for _ in range(4)])
+        return float((noisy - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fp32_logits_are_those_of_transformers(tmp_path, reader, seed):
+    reference = Reference(save(tmp_path, seed))
+    output, logits = ask_with_logits(load(tmp_path, reader))
     tokens = output.outputs[0].token_ids
-    made = processor()(list(PICTURES), return_tensors="pt")
-    counts = iter(made["image_grid_thw"].prod(-1) // 4)
-    ids = [one for token in PROMPT for one in [token] * (int(next(counts)) if token == PAD else 1)]
-    assert output.prompt_token_ids == ids
-    whole = torch.tensor([[*ids, *tokens]])
-    with torch.inference_mode():
-        expected = model(whole, mm_token_type_ids=(whole == PAD).int(), **made).logits[0, len(ids) - 1 : -1]
-    torch.testing.assert_close(torch.cat(seen), expected, rtol=0, atol=1e-4)
+    assert output.prompt_token_ids == reference.ids
+    expected = reference.logits(tokens)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert expected.argmax(-1).tolist() == list(tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_as_near_as_their_roundings(tmp_path, reader, dtype):
+    """Against fp32 arithmetic on the same rounded weights, encoder included."""
+    model = save(tmp_path, 2)
+    output, logits = ask_with_logits(load(tmp_path, reader, dtype=dtype))
+    tokens = output.outputs[0].token_ids
+    reference = Reference(model.to(dtype).float())
+    expected = reference.logits(tokens)
+    error = (logits - expected).norm() / expected.norm()
+    assert error < MOST_OF_ROUNDINGS * reference.noise(tokens, dtype)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["quantize", "--scheme", "int8"],
+        ["quantize", "--scheme", "int8", "--calibrate", "TEXT"],
+        ["pack", "--quantization", "int8"],
+    ],
+)
+def test_weights_of_8_bits_stay_near_and_the_encoder_as_it_is(tmp_path, reader, arguments):
+    (tmp_path / "model").mkdir()
+    save(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    text = tmp_path / "text"
+    text.write_text(" ".join(f"w{index % 380 + 3}" for index in range(2000)))
+    command, *options = [str(text) if one == "TEXT" else one for one in arguments]
+    assert main([command, str(tmp_path / "model"), *options, "-o", str(tmp_path / "made")]) == 0
+    _, exact = ask_with_logits(whole := load(tmp_path / "model", reader))
+    _, logits = ask_with_logits(made := load(tmp_path / "made", reader))
+    assert 0 < (logits[0] - exact[0]).norm() / exact[0].norm() < 0.1
+    pixels = torch.from_numpy(reader.read(PICTURES[0]).pixels)
+    states = [llm.llm_engine.runner.model.embed_picture(pixels, 10, 18) for llm in (whole, made)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_without_a_processor_there_is_text(tmp_path):
+    """As for a folder to which somebody copied the weights alone."""
+    save(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    llm = LLM(tmp_path, **OPTIONS)
+    assert llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestError, match=r"pictures need preprocessor_config\.json"):
+        ask(llm)
+
+
+def test_settings_are_read_from_the_file_of_newer_releases(tmp_path, reader):
+    """Transformers 5 writes those of all parts of a processor into one file."""
+    save(tmp_path)
+    expected = ask(load(tmp_path, reader)).outputs[0].token_ids
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
+    llm = LLM(tmp_path, **OPTIONS)
+    assert ask(llm).outputs[0].token_ids == expected
+    (tmp_path / "processor_config.json").write_text('{"image_processor": 3}')
+    with pytest.raises(CheckpointError, match="image_processor must be an object"):
+        LLM(tmp_path, **OPTIONS)
+
+
+@pytest.mark.parametrize("by", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_several_processes_take_text_only(tmp_path, by):
+    save(tmp_path, 3)  # with two heads of keys, and layers enough
+    llm = LLM(tmp_path, **OPTIONS, **{by: 2})
+    try:
+        with pytest.raises(RequestError, match="not supported where several processes"):
+            ask(llm)
+        (output,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    finally:
+        llm.llm_engine.followers.close()
+    (alone,) = LLM(tmp_path, **OPTIONS).generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
 def test_chunks_recorded_steps_batches_and_preemption_change_no_token(tmp_path, reader):
@@ -151,7 +251,7 @@ def test_pictures_that_wait_take_a_limited_memory(tmp_path, reader, monkeypatch)
     patches = reader.read(PICTURES[0])
     assert reader._bytes == patches.pixels.nbytes
     monkeypatch.setattr("armllm.pictures.MOST_WAITING", 1)
-    with pytest.raises(RequestError, match="too many pictures wait"):
+    with pytest.raises(BusyError, match="too many pictures wait"):
         ask(llm)
     del patches
     assert reader._bytes == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.armllm.models.random_configs import FAMILIES, random_config
 from tests.armllm.models.reference import (
+    MOST_OF_ROUNDINGS,
     Spy,
     check_logits,
     expected_logits,
@@ -19,9 +20,6 @@ from armllm import LLM, SamplingParams
 PROMPT_LENGTHS = (1, 13, 36, 62)
 NUM_TOKENS = 8
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Errors of a prompt's logits beside those of simulated roundings: 2.2 at most with AVX512-BF16, half of them
-# below 0.8. A type with three bits less would make them eight times as large.
-MOST_OF_ROUNDINGS = 3
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -48,7 +48,7 @@ def test_a_server_answers_about_pictures(start, seeing):
     with httpx2.stream("POST", url, json=body(URL, stream=True), timeout=DEADLINE) as answer:
         assert answer.read().endswith(b"data: [DONE]\n\n")
     for given, message in (
-        (body(URL, URL), "image_url: limit_mm_per_prompt allows 1, not 2"),
+        (body(URL, URL), "image_url: a prompt has 2 pictures; limit_mm_per_prompt allows at most 1"),
         (body("https://example.org/cat.png"), "is not a data URL"),
         (body("data:image/png;base64,aaaa"), "none of JPEG, PNG"),
     ):
@@ -59,6 +59,37 @@ def test_a_server_answers_about_pictures(start, seeing):
     for part in (video, {"type": "image"}):  # the latter is a place without a picture
         answer = httpx2.post(url, json={"messages": [{"role": "user", "content": [part]}]}, timeout=DEADLINE)
         assert f"'{part['type']}' is not supported" in answer.json()["error"]["message"]
+
+
+def response_body(*urls, **fields):
+    parts = [{"type": "input_text", "text": "w5 w6 "}]
+    parts += [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
+    options = {"max_output_tokens": 4, "temperature": 0}
+    return {"input": [{"role": "user", "content": parts}], **options, **fields}
+
+
+def test_responses_take_pictures_and_too_many_wait(serving, seeing, monkeypatch):
+    """The answer is that of a chat, and its usage counts the picture. A full memory is not a bad request."""
+    with serving({}, folder=str(seeing)) as server:
+        chat = server.post("/v1/chat/completions", body(URL, ignore_eos=False)).json()
+        given = server.post("/v1/responses", response_body(URL)).json()
+        assert given["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+        assert given["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"] == 2 + TOKENS
+        streamed = server.post("/v1/responses", response_body(URL, stream=True)).text
+        assert f'"input_tokens":{2 + TOKENS}' in streamed.replace(" ", "")
+        for wrong, message in (
+            ({"type": "input_image", "file_id": "file-1"}, "image_url is required"),
+            ({"type": "input_image", "image_url": "https://example.org/cat.png"}, "is not a data URL"),
+            ({"type": "input_file", "file_id": "file-1"}, "its type can only be input_text"),
+        ):
+            answer = server.post("/v1/responses", {"input": [{"role": "user", "content": [wrong]}]})
+            assert answer.status_code == 400
+            assert message in answer.json()["error"]["message"]
+        monkeypatch.setattr("armllm.pictures.MOST_WAITING", -1)
+        answer = server.post("/v1/chat/completions", body(URL))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "busy"
+        server.assert_idle()
 
 
 def test_a_model_of_text_refuses_pictures(served):

@@ -11,6 +11,10 @@ from armllm.server.protocol.base import FIRST_ERROR, Strict
 from armllm.server.protocol.chat import Function, NamedFunction
 
 
+def _kind(item: Any) -> Any:
+    return item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+
+
 class TextPart(Strict):
     """A piece of text, said to or by the model."""
 
@@ -20,6 +24,24 @@ class TextPart(Strict):
     logprobs: list[Any] | None = None
 
 
+class PicturePart(Strict):
+    """A picture, as a data URL or, where the server allows it, an address; ``detail`` has no effect."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["low", "high", "auto", "original"] | None = None
+
+
+# In capitals, so that they are no part of the path of a field in an error.
+_PARTS = {"input_text": "TEXT", "output_text": "TEXT", "text": "TEXT", "input_image": "PICTURE"}
+Part: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("TEXT")] | Annotated[PicturePart, Tag("PICTURE")],
+    Discriminator(
+        lambda part: _PARTS.get(str(_kind(part))),
+        custom_error_type="part_type",
+        custom_error_message=f"its type can only be {', '.join(_PARTS)}",
+    ),
+]
 Texts: TypeAlias = str | Annotated[list[TextPart], FIRST_ERROR]
 
 
@@ -28,7 +50,7 @@ class InputMessage(Strict):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Texts
+    content: str | Annotated[list[Part], FIRST_ERROR]
     id: str | None = None
     status: str | None = None
 
@@ -72,7 +94,6 @@ class CallResult(Strict):
     status: str | None = None
 
 
-# in capitals, so that they are no part of the path of a field in an error
 _TAGS = {
     "message": "MESSAGE",
     "reasoning": "REASONING",
@@ -82,7 +103,7 @@ _TAGS = {
 
 
 def _tag(item: Any) -> str | None:
-    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = _kind(item)
     return _TAGS["message"] if kind is None else _TAGS.get(str(kind))
 
 
