@@ -79,7 +79,7 @@ class Runner(abc.ABC):
     """A loaded model with its KV cache. Back ends differ in how they load, and in `_compute`.
 
     dtype, cache_dtype: of the computation and of the KV cache, which has ``num_blocks`` blocks of
-    ``block_size`` tokens, ``cache_bytes`` in all. own_products: all products are those of our kernels.
+    ``block_size`` tokens, ``cache_bytes`` in all. own_products: torch multiplies nothing.
     slots: room for LoRA adapters. num_states: of recurrent layers. model: for what pools its states otherwise
     than by their mean or place. num_steps: the most that are on their way
     at the same time.

@@ -1,15 +1,18 @@
-"""A causal language model of OpenVINO, with paged attention, in two compiled parts: decoder and head.
+"""A causal language model of OpenVINO, with paged attention.
 
-The decoder gives the hidden states of all tokens of a step, the head the logits of those that are looked at.
+It gives the hidden states of all tokens of a step, and the logits of chosen rows. Its head is compiled once
+more, alone, when logits of other states are asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import openvino
 import openvino.frontend
 import torch
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import numpy.typing as npt
     from torch import Tensor
-
-    from armllm.engine.runner import StepInput
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "u8": torch.uint8}
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 LONGEST_XML = 64 << 20  # bytes; a model of 80 layers has 7 MB
+ROWS, STATES = "rows", "states"  # what is added to a graph
 STEP_INPUTS = {
     *("input_ids", "position_ids", "past_lens", "subsequence_begins"),
     *("block_indices", "block_indices_begins", "max_context_len"),
@@ -66,20 +69,16 @@ class Graph:
         core = openvino.Core()
         with _refusing(path, "OpenVINO does not take it"):
             model = _read(path)
-            head = _cut_head(model, path)
-        properties = {"INFERENCE_NUM_THREADS": num_threads, **precision.properties()}
-        try:
-            self._decoder = core.compile_model(model, "CPU", properties)
-            self._head = core.compile_model(head, "CPU", properties)
-        except RuntimeError as error:
-            raise RequestError(f"{path}: OpenVINO cannot compile it: {_last_line(error)}") from None
-        self.dtype = TYPES[self._decoder.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
+            _choose_rows(model, path)
+        self._path, self._core = path, core
+        self._properties = {"INFERENCE_NUM_THREADS": num_threads, **precision.properties()}
+        self._model = self._compile(model)
+        self.dtype = TYPES[self._model.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
         if precision.dtype not in (None, self.dtype):
             raise RequestError(
                 f"dtype {_name(precision.dtype)}: OpenVINO computes in {_name(self.dtype)} on this CPU"
             )
-        self._path = path
-        self._caches = [port for port in self._decoder.inputs if _is_cache(port.any_name)]
+        self._caches = [port for port in self._model.inputs if _is_cache(port.any_name)]
         self.num_layers = len(self._caches) // 2
         with _refusing(path, "its shapes are not those of a text model"):
             cache_types = {port.get_element_type().get_type_name() for port in self._caches}
@@ -89,10 +88,16 @@ class Graph:
             self.block_bytes = sum(
                 math.prod(_block_shape(port)) * port.get_element_type().size for port in self._caches
             )
-            self.hidden_size = self._head.input(0).get_partial_shape()[2].get_length()
-            self.vocab_size = self._head.output(0).get_partial_shape()[2].get_length()
-        self._step = self._decoder.create_infer_request()
-        self._scores = self._head.create_infer_request()
+            self.hidden_size = self._model.output(STATES).get_partial_shape()[2].get_length()
+            self.vocab_size = self._model.output("logits").get_partial_shape()[2].get_length()
+        self._inputs = {port.any_name for port in self._model.inputs if not _is_cache(port.any_name)}
+        self._step = self._model.create_infer_request()
+
+    def _compile(self, model: Any) -> Any:
+        try:
+            return self._core.compile_model(model, "CPU", self._properties)
+        except RuntimeError as error:
+            raise RequestError(f"{self._path}: OpenVINO cannot compile it: {_last_line(error)}") from None
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache, and compute two tokens: what the graph says of itself may be wrong."""
@@ -100,50 +105,57 @@ class Graph:
             shape = openvino.Shape([num_blocks, *_block_shape(port)])
             self._step.set_tensor(port.any_name, openvino.Tensor(port.get_element_type(), shape))
         with _refusing(self._path, "OpenVINO cannot compute it"):
-            numbers, ends = torch.arange(2), torch.tensor([0, 2], dtype=torch.int32)
-            tables = torch.zeros(1, 1, dtype=torch.int32)
-            self.logits(self._infer(numbers, numbers, ends, ends[1:], tables))
+            numbers = np.arange(2)
+            begins = np.array([0, 2], dtype=np.int32)
+            blocks = np.zeros(1, dtype=np.int32)
+            self.infer(numbers, numbers, begins, begins[1:], blocks=blocks, rows=numbers[1:])
 
-    def states(self, step: StepInput) -> Tensor:
-        """Final hidden states fp32 ``[R, hidden_size]`` of a step's rows; caches keys and values of all."""
-        metadata = step.metadata
-        states = self._infer(
-            step.token_ids,
-            step.positions,
-            metadata.query_start_loc,
-            metadata.seq_lens,
-            metadata.block_tables,
-        )
-        return states.clone() if step.rows is None else states[step.rows]
-
-    def _infer(
-        self, token_ids: Tensor, positions: Tensor, starts: Tensor, seq_lens: Tensor, block_tables: Tensor
+    def infer(
+        self,
+        token_ids: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        begins: npt.NDArray[np.int32],
+        lens: npt.NDArray[np.int32],
+        *,
+        blocks: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.int64],
     ) -> Tensor:
-        """Hidden states of all tokens, valid until the next call."""
-        counts = starts[1:] - starts[:-1]
-        blocks = -(-seq_lens // OPENVINO_BLOCK_SIZE)
-        tables = [table[:count] for table, count in zip(block_tables, blocks.tolist(), strict=True)]
+        """Compute a step, and cache its keys and values; fp32 logits ``[R, vocab_size]`` of ``rows`` [R].
+
+        token_ids, positions [T]: of S sequences in a row. begins [S + 1]: where each begins, and the end.
+        lens [S]: tokens, with those that are cached. blocks: the block tables in a row, each as long as its
+        sequence needs. The logits are valid until the next call.
+        """
+        counts = -(-lens // OPENVINO_BLOCK_SIZE)
         values = {
             "input_ids": token_ids,
             "position_ids": positions,
-            "past_lens": seq_lens - counts,
-            "subsequence_begins": starts,
-            "block_indices": torch.cat(tables),
-            "block_indices_begins": torch.cat([starts[:1], blocks.cumsum(0).int()]),
-            "max_context_len": seq_lens.max(),
+            "past_lens": lens - (begins[1:] - begins[:-1]),
+            "subsequence_begins": begins,
+            "block_indices": blocks,
+            "block_indices_begins": np.concatenate(([0], counts.cumsum()), dtype=np.int32),
+            "max_context_len": lens.max(keepdims=True).reshape(()),
+            ROWS: rows,
         }
-        for port in self._decoder.inputs:
-            if (name := port.any_name) in values:
-                self._step.set_tensor(name, openvino.Tensor(values[name].numpy()))
+        for name in self._inputs:
+            self._step.set_tensor(name, openvino.Tensor(values[name]))
         self._step.infer()
-        found = torch.from_numpy(self._step.get_output_tensor(0).data)
-        return found.view(-1, self.hidden_size)
+        return torch.from_numpy(self._step.get_tensor("logits").data).view(-1, self.vocab_size)
+
+    def states(self) -> Tensor:
+        """Final hidden states fp32 ``[T, hidden_size]`` of the latest step, valid until the next one."""
+        return torch.from_numpy(self._step.get_tensor(STATES).data).view(-1, self.hidden_size)
 
     def logits(self, states: Tensor) -> Tensor:
         """Fp32 ``[R, vocab_size]`` of states ``[R, hidden_size]``, valid until the next call."""
-        self._scores.set_input_tensor(openvino.Tensor(states.unsqueeze(1).contiguous().numpy()))
-        self._scores.infer()
-        return torch.from_numpy(self._scores.get_output_tensor(0).data).view(-1, self.vocab_size)
+        self._head.set_input_tensor(openvino.Tensor(states.unsqueeze(1).contiguous().numpy()))
+        self._head.infer()
+        return torch.from_numpy(self._head.get_output_tensor(0).data).view(-1, self.vocab_size)
+
+    @functools.cached_property
+    def _head(self) -> Any:
+        """A request for the head alone, which few requests need."""
+        return self._compile(_head(_read(self._path), self._path)).create_infer_request()
 
 
 @contextlib.contextmanager
@@ -164,8 +176,8 @@ def _read(path: Path) -> Any:
     return model
 
 
-def _cut_head(model: Any, path: Path) -> Any:
-    """Take the product that makes logits out of ``model``, whose result are the hidden states then."""
+def _choose_rows(model: Any, path: Path) -> None:
+    """Let the head compute the ``rows`` of an input alone; what it reads becomes an output."""
     unknown = {port.any_name for port in model.inputs if not _is_cache(port.any_name)} - STEP_INPUTS
     if unknown:
         raise CheckpointError(f"{path} asks for {', '.join(sorted(unknown))}: only text models are supported")
@@ -173,19 +185,37 @@ def _cut_head(model: Any, path: Path) -> Any:
         raise CheckpointError(
             f"{path} has no attention over a KV cache; convert with --task text-generation-with-past"
         )
+    _, product = _logits(model, path)
+    states = product.input_value(0)
+    rows = openvino.opset13.parameter([-1], np.int64, name=ROWS)
+    rows.output(0).get_tensor().set_names({ROWS})
+    chosen = openvino.opset13.gather(states, rows, openvino.opset13.constant(0))
+    product.input(0).replace_source_output(chosen.output(0))
+    result = openvino.opset13.result(states)
+    result.output(0).get_tensor().add_names({STATES})
+    model.add_parameters([rows])
+    model.add_results([result])
+    model.validate_nodes_and_infer_types()
+
+
+def _head(model: Any, path: Path) -> Any:
+    """The product of a model that makes logits of hidden states, as a model."""
+    result, product = _logits(model, path)
+    states = product.input_value(0)
+    source = openvino.opset13.parameter(states.get_partial_shape(), states.get_element_type())
+    product.input(0).replace_source_output(source.output(0))
+    return openvino.Model([result], [source], "head")
+
+
+def _logits(model: Any, path: Path) -> tuple[Any, Any]:
+    """The result that holds the logits, and the product that makes them."""
     result = next((port.get_node() for port in model.outputs if "logits" in port.names), None)
     node = result
     while node is not None and node.get_type_name() != "MatMul":
         node = node.input_value(0).get_node() if node.get_input_size() else None
     if node is None:
         raise CheckpointError(f"{path} has no output named logits that a product makes")
-    states = node.input_value(0)
-    source = openvino.opset13.parameter(states.get_partial_shape(), states.get_element_type())
-    node.input(0).replace_source_output(source.output(0))
-    head = openvino.Model([result], [source], "head")
-    model.remove_result(result)
-    model.add_results([openvino.opset13.result(states)])
-    return head
+    return result, node
 
 
 def _is_cache(name: str) -> bool:

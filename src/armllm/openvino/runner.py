@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import openvino
 import torch
 from torch import Tensor
@@ -26,11 +27,12 @@ from armllm.openvino.graph import Graph, Precision
 from armllm.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence as Sequences
 
     from armllm.engine.config import EngineConfig
     from armllm.engine.placement import Placement
     from armllm.engine.runner import StepInput
+    from armllm.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def check_cpu() -> None:
 class OpenVINORunner(Runner):
     """Runs steps by OpenVINO. A checkpoint without an IR is converted first, at every start."""
 
-    own_products = False
+    own_products = True  # of OpenVINO, on its threads
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, placement: Placement) -> None:
         check_cpu()
@@ -125,11 +127,48 @@ class OpenVINORunner(Runner):
         """OpenVINO and its version."""
         return f"OpenVINO {openvino.__version__}"
 
-    def copy_states(self, copies: Sequence[tuple[int | None, int]]) -> None:
+    def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
         """A graph keeps no states: there is nothing to copy."""
 
+    def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
+        """The logits of a step in which nobody looks at other states."""
+        if any(one.reader is not None or one.pooler is not None for one in sequences):
+            return None
+        starts = np.array([one.num_computed_tokens for one in sequences], dtype=np.int32)
+        counts = np.array([one.num_scheduled_tokens for one in sequences], dtype=np.int32)
+        lens = starts + counts
+        begins = np.concatenate(([0], counts.cumsum()), dtype=np.int32)
+        token_ids = [
+            one.token_ids[start:end] for one, start, end in zip(sequences, starts, lens, strict=True)
+        ]
+        num_blocks = -(-lens // self.block_size)
+        tables = [one.block_table[:count] for one, count in zip(sequences, num_blocks, strict=True)]
+        rows = begins[1:][[one.samples_next for one in sequences]] - 1
+        logits = self._graph.infer(
+            np.concatenate(token_ids, dtype=np.int64),
+            np.arange(begins[-1]) + np.repeat(starts - begins[:-1], counts),
+            begins,
+            lens,
+            blocks=np.concatenate(tables, dtype=np.int32),
+            rows=(rows if rows.size else begins[:1]).astype(np.int64),
+        )
+        return logits[: rows.size]
+
     def _compute(self, x: StepInput | Tensor) -> Tensor:
-        return self._graph.logits(x) if isinstance(x, Tensor) else self._graph.states(x)
+        if isinstance(x, Tensor):
+            return self._graph.logits(x)
+        lens = x.metadata.seq_lens.numpy()
+        tables = zip(x.metadata.block_tables.numpy(), -(-lens // self.block_size), strict=True)
+        self._graph.infer(
+            x.token_ids.numpy(),
+            x.positions.numpy(),
+            x.metadata.query_start_loc.numpy(),
+            lens,
+            blocks=np.concatenate([table[:count] for table, count in tables]),
+            rows=np.zeros(1, dtype=np.int64),
+        )
+        states = self._graph.states()
+        return states.clone() if x.rows is None else states[x.rows]
 
 
 def _weight_bytes(path: Path) -> int:
