@@ -84,7 +84,7 @@ class LLMEngine(WithReasons):
         slots = self.runner.slots
         if slots is not None:
             logger.info("LoRA is on: decode steps with an adapter are not recorded")
-        self.adapters = AdapterCache(config, {} if slots is None else slots.shapes())
+        self.adapters = AdapterCache(config, self.runner.adapter_shapes)
         self.processor = Processor(
             self.tokenizer,
             model_config=model_config,

@@ -204,10 +204,6 @@ class EngineConfig:
             raise RequestError(
                 f"max_cpu_loras {self.max_cpu_loras} must be at least max_loras {self.max_loras}"
             )
-        if self.pipeline_parallel_size > 1:
-            raise RequestError(
-                "enable_lora with pipeline_parallel_size above 1 is not supported: use tensor_parallel_size"
-            )
         if self.calibration is not None:
             raise RequestError(
                 "enable_lora with calibration is not supported: it scales the inputs that adapters know"

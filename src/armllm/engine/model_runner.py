@@ -14,7 +14,7 @@ from armllm.checkpoint.mapping import mapped_spans, release
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
 from armllm.engine.messages import Message, adapter_of, as_message, read_bytes, written
-from armllm.engine.pipeline import Pipeline, Room
+from armllm.engine.pipeline import FILLS, Pipeline, Room
 from armllm.engine.placement import torch_threads
 from armllm.engine.recording import RecordedDecode
 from armllm.engine.runner import Runner, StepInput
@@ -98,6 +98,7 @@ class ModelRunner(Runner):
         with building_for(part.ranks), building_stage(part.stage):
             with building_with(planned := self._slots(config)):
                 inventory, layouts = self._check(config, architecture, source, planned)
+            self.adapter_shapes = {} if planned is None else planned.shapes()  # of all stages
             checked(self)
             self.slots = self._slots(config)
             with building_with(self.slots):
@@ -122,8 +123,9 @@ class ModelRunner(Runner):
                 block_size=self.block_size,
                 slots=self.slots,
             )
-        if self.slots is not None and self._ranks is not None and not self._ranks.rank:
-            self.slots.on_fill = lambda slot, adapter: self._tell({"slot": slot} | as_message(adapter))
+        leads = isinstance(self._end, Pipeline) or (self._ranks is not None and not self._ranks.rank)
+        if self.slots is not None and leads:
+            self.slots.on_fill = lambda slot, adapter: self._tell({FILLS: slot} | as_message(adapter))
         release(mapped_spans(source.checkpoint.files()))
 
     def _agree(self, end: StageEnd, layouts: list[KVCacheLayout]) -> None:
@@ -227,9 +229,9 @@ class ModelRunner(Runner):
             return super()._begin(x)
         pipeline = self._end
         copies, self._copies = self._copies, []
+        message = _message(x) | self._adapter_rows() | ({"copies": copies} if copies else {})
         try:
-            states = self._advance(x, ())
-            pipeline.start(_message(x) | ({"copies": copies} if copies else {}), states)
+            pipeline.start(message, self._advance(x, ()))
         except BaseException:
             pipeline.fail(INTERRUPTED)  # steps that are on their way would land as later ones
             raise
@@ -245,17 +247,18 @@ class ModelRunner(Runner):
 
     @torch.inference_mode()
     def follow_stage(self, message: Message, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Go on with a step, from what the stage before this one has made of it."""
+        """Go on with a step, from what the stage before this one has made of it; or fill a slot."""
+        if self._fills(message):
+            return ()
         self.copy_states([(source, target) for source, target in message.get("copies", ())])
-        return self._advance(_step(message), states)
+        with self._adapted(message):
+            return self._advance(_step(message), states)
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         """The final hidden states of a step, or the logits of hidden states, by all ranks."""
         if self._ranks is None:
             return self._compute_own(x)
-        rows = {} if self.slots is None else self.slots.rows
-        message = {"hidden": x} if isinstance(x, Tensor) else _message(x)
-        self._tell(message | {f"{ADAPTERS}{count}": slots for count, slots in rows.items()})
+        self._tell(({"hidden": x} if isinstance(x, Tensor) else _message(x)) | self._adapter_rows())
         try:
             return self._compute_own(x)
         except BaseException:
@@ -263,7 +266,10 @@ class ModelRunner(Runner):
             raise
 
     def _tell(self, message: Message) -> None:
-        """Send the other ranks what is next."""
+        """Send the other ranks, or stages, what is next."""
+        if isinstance(self._end, Pipeline):
+            self._end.tell(message)
+            return
         assert self._ranks is not None  # noqa: S101 - else there is nobody
         try:
             self._ranks.send(b"".join(written(message)))
@@ -275,18 +281,33 @@ class ModelRunner(Runner):
     def follow(self, data: bytes) -> None:
         """Do this rank's part of what rank 0 computes, or let a slot hold an adapter as rank 0 does."""
         message = read_bytes(data)
-        if "slot" in message:
-            assert self.slots is not None  # noqa: S101 - rank 0 has them
-            self.slots.fill(message["slot"], adapter_of(message))
+        if self._fills(message):
             return
         own = message["hidden"] if "hidden" in message else _step(message)
+        with self._adapted(message):
+            self._compute_own(own)
+
+    def _adapter_rows(self) -> Message:
+        """For `_adapted` in another process."""
+        rows = {} if self.slots is None else self.slots.rows
+        return {f"{ADAPTERS}{count}": slots for count, slots in rows.items()}
+
+    def _adapted(self, message: Message) -> AbstractContextManager[None]:
+        """A step within has rows with the adapters that rank 0 says."""
         rows = {
             int(name.removeprefix(ADAPTERS)): slots
             for name, slots in message.items()
             if name.startswith(ADAPTERS)
         }
-        with nullcontext() if self.slots is None or not rows else self.slots.applied_rows(rows):
-            self._compute_own(own)
+        return nullcontext() if self.slots is None or not rows else self.slots.applied_rows(rows)
+
+    def _fills(self, message: Message) -> bool:
+        """Whether it has been about a slot, which now holds an adapter as rank 0's does."""
+        if FILLS not in message:
+            return False
+        assert self.slots is not None  # noqa: S101 - rank 0 has them
+        self.slots.fill(message[FILLS], adapter_of(message))
+        return True
 
     def _compute_own(self, x: StepInput | Tensor) -> Tensor:
         if not isinstance(x, Tensor):

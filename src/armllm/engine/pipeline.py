@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOAD_SECONDS = 120.0  # more than a process needs to import torch
 LATE = extension.Ranks.LATE
+FILLS = "slot"  # in a message that brings an adapter, for which there is no result
 STATES = "states."  # and their number: the names of tensors that a stage makes
 
 
@@ -99,9 +100,16 @@ class Pipeline:
 
     def start(self, step: Message, states: tuple[Tensor, ...]) -> None:
         """Let stage 1 go on with what this one has made of a step."""
+        self._send(step, named(states))
+
+    def tell(self, message: Message) -> None:
+        """Let all stages hold an adapter, after the steps that were started before."""
+        self._send(message, {})
+
+    def _send(self, step: Message, states: Message) -> None:
         self._steps[1].append(step)
         try:
-            self.links[0].send(step | named(states))
+            self.links[0].send(step | states)
         except BlockingIOError:
             self.fail(LATE + 1)
         except OSError:  # whoever watches it says more
@@ -126,7 +134,8 @@ class Pipeline:
             raise EngineError(f"rank {rank} answered a step that it does not have")
         step = self._steps[rank].popleft()
         if rank == self.size - 1:
-            self._results.put(states_of(message))
+            if FILLS not in step:
+                self._results.put(states_of(message))
             return
         self._steps[rank + 1].append(step)
         try:

@@ -262,6 +262,7 @@ class RecordedDecode:
         metadata = x.metadata
         return (
             self.refused is None
+            and (self._slots is None or not self._slots.rows)
             and x.rows is None
             and len(metadata.query_start_loc) - 1 == len(x.token_ids) <= self.most_sequences
             and metadata.state_slots is None

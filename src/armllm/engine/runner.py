@@ -18,7 +18,7 @@ from armllm.errors import MemoryLimitError, RequestError
 from armllm.layers.attention import AttentionMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Sequences
     from contextlib import AbstractContextManager
 
@@ -80,9 +80,9 @@ class Runner(abc.ABC):
 
     dtype, cache_dtype: of the computation and of the KV cache, which has ``num_blocks`` blocks of
     ``block_size`` tokens, ``cache_bytes`` in all. own_products: torch multiplies nothing.
-    slots: room for LoRA adapters. num_states: of recurrent layers. model: for what pools its states otherwise
-    than by their mean or place. num_steps: the most that are on their way
-    at the same time.
+    slots: room for LoRA adapters. adapter_shapes: as `AdapterSlots.shapes`, of the whole model.
+    num_states: of recurrent layers. model: for what pools its states otherwise than by their mean or place.
+    num_steps: the most that are on their way at the same time.
     """
 
     model_config: ModelConfig
@@ -95,6 +95,7 @@ class Runner(abc.ABC):
     own_products: bool
     load_report: LoadReport
     slots: AdapterSlots | None = None
+    adapter_shapes: Mapping[str, tuple[int, int]] = {}
     model: Model | None = None
     num_states = 0
     num_steps = 1

@@ -241,18 +241,19 @@ def test_recorded_steps_with_adapters_have_the_bits_of_computed_ones(three, dtyp
     ("dtype", "quantization", "most"),
     [("float32", None, 1), ("bfloat16", None, 3), ("float16", None, 2), ("bfloat16", "int8", 2)],
 )
-def test_ranks_give_one_process_s_bits(three, dtype, quantization, most):
+def test_ranks_and_stages_give_one_process_s_bits(three, dtype, quantization, most):
     """Catches rows of another rank, an adapter that a follower lacks, and slots of another step."""
     checkpoint, expected = three
     prompts, requests, _ = mixed(expected)
     prompts = [list(prompt) for prompt in prompts]
     options = {"dtype": dtype, "quantization": quantization, "enable_lora": True, "max_loras": most}
     found = []
-    for size in (1, 2):
-        with loaded(str(checkpoint.folder), size, max_cpu_loras=3, **options) as llm:
+    for size, by in ((1, "tensor"), (2, "tensor"), (2, "pipeline")):
+        with loaded(str(checkpoint.folder), size, by, max_cpu_loras=3, **options) as llm:
             turns = (requests, requests[1:] + requests[:1])
             found.append([log_probabilities(llm, prompts, turn) for turn in turns])
     assert found[0] == found[1]
+    assert found[0] == found[2]
 
 
 @pytest.mark.usefixtures("in_threads")
@@ -266,6 +267,22 @@ def test_ranks_cut_adapters_of_all_kinds_of_matrices(make_checkpoint, tmp_path, 
     with loaded(str(checkpoint.folder), 2, **options) as llm:
         found = generate(llm, expected, LoRARequest("one", 1, str(folder)))
     assert found == [[tokens] for tokens in expected.values()]
+
+
+@pytest.mark.usefixtures("in_threads")
+def test_an_adapter_goes_through_a_stage_to_the_next(make_checkpoint, tmp_path):
+    """One slot for two adapters, whose steps are on their way at the same time."""
+    checkpoint = make_checkpoint(num_hidden_layers=3)
+    expected = {}
+    for number in (1, 2):
+        folder = write_adapter(tmp_path / str(number), checkpoint.model, seed=number)
+        request = LoRARequest(f"adapter-{number}", number, str(folder))
+        expected[request] = Merged(checkpoint, folder).prompts((3, 20))
+    prompts, requests, tokens = mixed(expected)
+    options = {"dtype": "float32", "enable_lora": True, "max_loras": 1, "max_cpu_loras": 2}
+    with loaded(str(checkpoint.folder), 3, "pipeline", **options) as llm:
+        for _ in range(2):
+            assert generate(llm, prompts, requests) == [[one] for one in tokens]
 
 
 def test_other_adapters_in_the_slots_need_no_other_recording(three):
@@ -302,7 +319,6 @@ def test_requests_that_are_refused(three):
         {"max_loras": 0},
         {"max_lora_rank": 0},
         {"max_loras": 3, "max_cpu_loras": 2},
-        {"pipeline_parallel_size": 2},
         {"quantization": "int8", "calibration": "some text"},
     ):
         with pytest.raises(RequestError, match=r"max_lora|max_cpu_loras|enable_lora"):

@@ -193,7 +193,6 @@ def test_what_stages_cannot_compute_is_refused(make_checkpoint, tmp_path, monkey
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be a positive integer"),
         ({"pipeline_parallel_size": 65}, "at most 64"),
         ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "do not go together"),
-        ({"pipeline_parallel_size": 2, "enable_lora": True}, "enable_lora with pipeline_parallel_size"),
         (
             {"pipeline_parallel_size": 2, "quantization": "int4-g32", "calibration": "a.txt"},
             "pipeline_parallel_size 2: calibration",
