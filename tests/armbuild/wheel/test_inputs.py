@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -235,17 +236,18 @@ SCIKIT = {
         "COMMAND_ERROR_IS_FATAL ANY)\nendforeach()\n"
         "file(COPY_FILE ${nested}/libnested.a ${CMAKE_BINARY_DIR}/libshim.a)\n"
         "find_library(SHIM shim PATHS ${CMAKE_BINARY_DIR} REQUIRED NO_DEFAULT_PATH)\n"
+        "find_library(OTHER other PATHS ${nested} REQUIRED NO_DEFAULT_PATH)\n"
         "find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)\n"
         "python_add_library(fetching MODULE WITH_SOABI module.c)\n"
-        "target_link_libraries(fetching PRIVATE answer ${SHIM})\n"
+        "target_link_libraries(fetching PRIVATE answer ${SHIM} ${OTHER})\n"
         'target_compile_definitions(fetching PRIVATE FLAVOUR="$ENV{FLAVOUR}")\n'
         "install(TARGETS fetching DESTINATION .)\n"
     ),
     "module.c": (
-        '#include <Python.h>\n#include "answer.h"\nint nested(void);\n#error "patched away"\n'
+        '#include <Python.h>\n#include "answer.h"\nint nested(void), other(void);\n#error "patched away"\n'
         'static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "fetching", FLAVOUR, -1, 0};\n'
         "PyMODINIT_FUNC PyInit_fetching(void) {\n  PyObject *self = PyModule_Create(&module);\n"
-        '  PyModule_AddIntConstant(self, "answer", ANSWER + nested());\n  return self;\n}\n'
+        '  PyModule_AddIntConstant(self, "answer", ANSWER + nested() + other());\n  return self;\n}\n'
     ),
 }
 
@@ -265,8 +267,10 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
         }),
         (nested, {
             "CMakeLists.txt": "cmake_minimum_required(VERSION 3.24)\nproject(nested C)\n"
-            "set(CMAKE_POSITION_INDEPENDENT_CODE ON)\nadd_library(nested STATIC nested.c)\n",
-            "nested.c": "int nested(void) { return 2; }\n",
+            "set(CMAKE_POSITION_INDEPENDENT_CODE ON)\nadd_library(nested STATIC nested.c)\n"
+            "add_library(other SHARED other.c)\n",
+            "nested.c": "int nested(void) { return 1; }\n",
+            "other.c": "int other(void) { return 1; }\n",
         }),
     ):  # fmt: skip
         place.mkdir()
@@ -285,6 +289,8 @@ def test_fetched_sources_a_patch_and_a_variable_make_a_wheel_whose_provenance_ha
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["wheels"]
     assert result["smoke"]["results"][0]["said"] == "42 sweet"
+    with zipfile.ZipFile(result["path"]) as archive:
+        assert [name for name in archive.namelist() if "libother" in name], "bundled"
     statement = json.loads(Path(result["provenance"]).read_text())
     definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"]["env"] == ["FLAVOUR=sweet", "NESTED_DIR={nested}"]
