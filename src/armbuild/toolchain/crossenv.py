@@ -118,12 +118,13 @@ test -n "$host_alias" || {{ host_alias={triplet} host={triplet}; }}
 cross_compiling=yes
 """
 
+LOADER = "lib/ld-linux-aarch64.so.1"
 RUN_TARGET = """\
 #!/bin/sh
 # Runs what configure checks have built: AArch64 programs under QEMU, the build's own tools as they are.
 case "$(dd if="$1" bs=1 skip=18 count=2 2>/dev/null | od -An -tx1 | tr -d ' ')" in
 b700)
-  test -x {emulator} && exec {emulator} "$@"
+  test -x {emulator} && exec {emulator} {root}"$@"
   echo "the build runs an AArch64 program, and there is no QEMU here yet: $1" >&2
   exit 126 ;;
 *) exec "$@" ;;
@@ -249,13 +250,21 @@ def make(
     return environment
 
 
+def run_target(system: Sysroot | None) -> str:
+    """Return the script that runs what was built, with the libraries that it was linked with."""
+    complete = system is not None and (system.folder / LOADER).exists()
+    root = f"-L {shlex.quote(str(system.folder))} " if system and complete else ""
+    return RUN_TARGET.format(emulator=shlex.quote(str(emulator())), root=root)
+
+
 def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
+    script = run_target(inputs.sysroot)
     facts = {
         "compiler": compiler.identity,
         "flags": inputs.flags,
         "headers": [str(folder) for folder in inputs.headers],
         "sysroot": str(inputs.sysroot.folder) if inputs.sysroot else "",
-        "emulator": str(emulator()),
+        "run-target": script,
         "code": hashlib.sha256(Path(compilers.__file__).read_bytes()).hexdigest(),
     }
 
@@ -263,7 +272,7 @@ def _tools(compiler: Compiler, inputs: TargetInputs) -> Path:
         (folder / "bin").mkdir()
         compiler.write(folder / "bin", inputs)
         program(folder / "bin/strip", "#!/bin/sh\n# The linker has stripped already (-s).\nexit 0\n")
-        program(folder / "bin/run-target", RUN_TARGET.format(emulator=shlex.quote(str(emulator()))))
+        program(folder / "bin/run-target", script)
 
     return cache.fill(cache.root() / "tools" / cache.digest(facts), fill)
 

@@ -5,7 +5,10 @@ import subprocess
 import sys
 import sysconfig
 
-from armbuild.toolchain import crossenv
+import pytest
+
+from armbuild.toolchain import compilers, crossenv
+from armbuild.toolchain.sysroot import Sysroot
 from armbuild.wheel import hints
 
 
@@ -92,3 +95,21 @@ def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(t
     assert configured() == ["aarch64-linux-gnu", "aarch64-linux-gnu", "yes"]
     other = {"host_alias": "aarch64-linux-musl", "host": "aarch64-linux-musl", "cross_compiling": "maybe"}
     assert configured(**other) == ["aarch64-linux-musl", "aarch64-linux-musl", "yes"]
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_program_runs_with_the_libraries_that_it_was_linked_with(tmp_path, monkeypatch, complete):
+    """The emulator's own root lacks some, such as Fortran's; a sysroot without a loader runs nothing."""
+    monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
+    system = Sysroot(folder=tmp_path / "my root", suite="bullseye")
+    (system.folder / "lib").mkdir(parents=True)
+    if complete:
+        (system.folder / crossenv.LOADER).touch()
+    (built := tmp_path / "built").write_bytes(b"\x7fELF".ljust(18, b"\0") + b"\xb7\0")
+    compilers.program(tmp_path / "run-target", crossenv.run_target(system))
+    done = subprocess.run([tmp_path / "run-target", built], capture_output=True, text=True, check=False)
+    assert (done.returncode, "there is no QEMU here yet" in done.stderr) == (126, True)
+    compilers.program(crossenv.emulator(), '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    done = subprocess.run([tmp_path / "run-target", built], capture_output=True, text=True, check=False)
+    own = ["-L", str(system.folder)] if complete else []
+    assert done.stdout.splitlines() == [*own, str(built)]
