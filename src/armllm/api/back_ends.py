@@ -61,7 +61,7 @@ def _load(
     try:
         loaded = runner(
             part,
-            checked=lambda runner: followers.load(follower_config(config, runner)),
+            checked=lambda runner: followers.load(follower_config(config, runner), runner.num_states),
         )
         followers.wait()
     except BaseException:

@@ -115,9 +115,10 @@ class Followers:
         """Their process ids, from rank 1 on."""
         return [process.pid for process in self._shared.processes]
 
-    def load(self, config: EngineConfig) -> None:
-        """Have them load what ``config`` says; `wait` for it later."""
+    def load(self, config: EngineConfig, num_states: int) -> None:
+        """Have them load what ``config`` says; `wait` for it later. num_states: those of rank 0."""
         message: Message = {"config": dataclasses.asdict(config) | {"hf_token": None}}
+        message["num_states"] = num_states
         if isinstance(self.group, Pipeline):
             message["counts"] = list(self.group.stage.counts)
             message |= facts(config.model_folder)

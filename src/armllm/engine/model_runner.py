@@ -48,11 +48,13 @@ class Part(NamedTuple):
     """Which part of a model a process computes: rows of all products, or some layers; else all of it.
 
     node: the NUMA node whose memory is used. ranks, end: the processes that compute the model together.
+    num_states: of recurrent layers, as rank 0 has counted them.
     """
 
     node: int | None = None
     ranks: Ranks | None = None
     end: StageEnd | None = None
+    num_states: int = 0
 
     @property
     def stage(self) -> Stage:
@@ -82,7 +84,7 @@ class ModelRunner(Runner):
         checked: Callable[[ModelRunner], None] = lambda _: None,
     ) -> None:
         self.model_config = model_config
-        self._node, self._ranks, self._end = part
+        self._node, self._ranks, self._end, self.num_states = part
         self._num_ranks = 1 if part.ranks is None else part.ranks.size
         self._num_sharing = max(self._num_ranks, part.stage.local)
         self._copies: list[tuple[int | None, int]] = []  # of states, before the next step
@@ -169,7 +171,6 @@ class ModelRunner(Runner):
         except ValueError as error:
             raise RequestError(f"no attention kernel for this model: {error}") from None
         block_bytes = sum(layout.block_bytes for layout in layouts)
-        self.num_states = 0
         if self.model_config.is_encoder:  # nothing is cached: blocks only count tokens
             self._left_beside(inventory.num_bytes)
             self.num_blocks = -(-self.max_model_len // self.block_size) * config.max_num_seqs
@@ -205,7 +206,7 @@ class ModelRunner(Runner):
 
     def copy_states(self, copies: Sequences[tuple[int | None, int]]) -> None:
         """As `Runner`'s."""
-        if isinstance(self._end, Pipeline):
+        if isinstance(self._end, Pipeline) or (self._ranks is not None and not self._ranks.rank):
             self._copies += copies
         with torch.inference_mode():
             for source, target in copies:
@@ -228,8 +229,7 @@ class ModelRunner(Runner):
         if not isinstance(self._end, Pipeline):
             return super()._begin(x)
         pipeline = self._end
-        copies, self._copies = self._copies, []
-        message = _message(x) | self._adapter_rows() | ({"copies": copies} if copies else {})
+        message = self._step_message(x)
         try:
             pipeline.start(message, self._advance(x, ()))
         except BaseException:
@@ -250,7 +250,6 @@ class ModelRunner(Runner):
         """Go on with a step, from what the stage before this one has made of it; or fill a slot."""
         if self._fills(message):
             return ()
-        self.copy_states([(source, target) for source, target in message.get("copies", ())])
         with self._adapted(message):
             return self._advance(_step(message), states)
 
@@ -258,7 +257,7 @@ class ModelRunner(Runner):
         """The final hidden states of a step, or the logits of hidden states, by all ranks."""
         if self._ranks is None:
             return self._compute_own(x)
-        self._tell(({"hidden": x} if isinstance(x, Tensor) else _message(x)) | self._adapter_rows())
+        self._tell({"hidden": x} | self._adapter_rows() if isinstance(x, Tensor) else self._step_message(x))
         try:
             return self._compute_own(x)
         except BaseException:
@@ -287,13 +286,19 @@ class ModelRunner(Runner):
         with self._adapted(message):
             self._compute_own(own)
 
+    def _step_message(self, x: StepInput) -> Message:
+        """A step, and which states are copied before it."""
+        copies, self._copies = self._copies, []
+        return _message(x) | self._adapter_rows() | ({"copies": copies} if copies else {})
+
     def _adapter_rows(self) -> Message:
         """For `_adapted` in another process."""
         rows = {} if self.slots is None else self.slots.rows
         return {f"{ADAPTERS}{count}": slots for count, slots in rows.items()}
 
     def _adapted(self, message: Message) -> AbstractContextManager[None]:
-        """A step within has rows with the adapters that rank 0 says."""
+        """A step within has states and rows with adapters as rank 0 says."""
+        self.copy_states([(source, target) for source, target in message.get("copies", ())])
         rows = {
             int(name.removeprefix(ADAPTERS)): slots
             for name, slots in message.items()

@@ -52,11 +52,6 @@ def _check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     if size == 1:
         return
     _check_common("tensor_parallel_size", size, config, model_config)
-    if model_config.is_recurrent:
-        raise RequestError(
-            f"tensor_parallel_size {size}: {model_config.architecture} has recurrent layers,"
-            " which are computed in one process"
-        )
     if not model_config.equal_heads:
         raise RequestError(
             f"tensor_parallel_size {size}: layers of {model_config.architecture} have different heads,"
@@ -131,7 +126,7 @@ def work(link: Link, inbox: Inbox, file: int, rank: int, size: int) -> None:
         be_stage(link, inbox, message, config, rank)
     ranks = extension.Ranks(file, rank, size, environment.step_seconds())
     os.close(file)
-    runner = load_follower(config, Part(ranks=ranks), rank, size)
+    runner = load_follower(config, Part(ranks=ranks, num_states=message["num_states"]), rank, size)
     link.send({"loaded": True})
     try:
         follow(runner, ranks)

@@ -70,7 +70,8 @@ class ThreadFollowers:
             while True:
                 self.group.received(rank, link.receive())
 
-    def load(self, config):
+    def load(self, config, num_states):
+        self.num_states = num_states
         config = json.loads(json.dumps(dataclasses.asdict(config)))  # as a process gets it
         for rank in range(1, self.group.size):
             self._start(self._follow, rank, EngineConfig(**config))
@@ -87,7 +88,7 @@ class ThreadFollowers:
                 self.loaded.wait(SECONDS)
                 end.follow(runner)
             ranks = extension.Ranks(self._file, rank, size, SECONDS)
-            runner = load_follower(config, Part(ranks=ranks), rank, size)
+            runner = load_follower(config, Part(ranks=ranks, num_states=self.num_states), rank, size)
             self.loaded.wait(SECONDS)
             follow(runner, ranks)
         except Exception as error:  # noqa: BLE001 - looked at by `close`
@@ -234,7 +235,8 @@ def short_answers(folder, size, by="tensor", **options):
         ("Phi3ForCausalLM", 1), ("Qwen2ForCausalLM", 1), ("Qwen3ForCausalLM", 1), ("SmolLM3ForCausalLM", 1),
         ("Ernie4_5ForCausalLM", 1), ("Glm4ForCausalLM", 1), ("GraniteForCausalLM", 1),
         ("Olmo2ForCausalLM", 1), ("CohereForCausalLM", 2), ("FalconForCausalLM", 1),
-        ("StableLmForCausalLM", 1),
+        ("StableLmForCausalLM", 1), ("Qwen3_5ForCausalLM", 1), ("Qwen3NextForCausalLM", 1),
+        ("GraniteMoeHybridForCausalLM", 1),
     ],
 )  # fmt: skip
 def test_families_know_nothing_of_ranks(in_threads, tmp_path, architecture, seed):

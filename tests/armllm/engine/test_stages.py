@@ -218,12 +218,14 @@ def test_layers_that_share_keys_stay_in_one_stage(tmp_path, monkeypatch):
         short_answers(tmp_path, 2, "pipeline")
 
 
-def test_states_and_experts_after_preemptions_and_from_the_prefix_cache(tmp_path):
+@pytest.mark.parametrize("by", ["tensor", "pipeline"])
+def test_states_and_experts_after_preemptions_and_from_the_prefix_cache(tmp_path, by):
     for architecture, changes in (
         ("Qwen3_5ForCausalLM", {"layer_types": ["linear_attention", "full_attention"] * 2}),
         ("MixtralForCausalLM", {}),
     ):
         config = {k: v for k, v in random_config(architecture, 0).items() if k != "full_attention_interval"}
-        save_reference(tmp_path, config | {"num_hidden_layers": 4} | changes, 0)
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        save_reference(tmp_path, config | {"num_hidden_layers": 4} | heads | changes, 0)
         options = {"dtype": "bfloat16", "skip_tokenizer_init": True}
-        assert answers(tmp_path, 2, "pipeline", **options) == answers(tmp_path, 1, **options)
+        assert answers(tmp_path, 2, by, **options) == answers(tmp_path, 1, **options)

@@ -8,7 +8,7 @@ from tests.armllm.models.reference import random_prompts, save_reference
 
 from armllm import LLM, SamplingParams
 from armllm.engine.states import StateSlots
-from armllm.errors import MemoryLimitError, RequestError
+from armllm.errors import MemoryLimitError
 
 ARCHITECTURE = "Qwen3_5ForCausalLM"
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -111,11 +111,6 @@ def test_states_count_in_the_memory(folder, monkeypatch):
     monkeypatch.setattr("armllm.environment.kv_cache_bytes", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="the states of the recurrent layers take"):
         engine(folder)
-
-
-def test_ranks_are_refused(folder):
-    with pytest.raises(RequestError, match="has recurrent layers, which are computed in one process"):
-        engine(folder, tensor_parallel_size=2)
 
 
 def test_decode_steps_are_not_recorded(folder):
