@@ -17,9 +17,10 @@ from tests.armbuild.image import containers
 
 from armbuild import audit
 from armbuild.audit.elf import read_elf
-from armbuild.host import cache
-from armbuild.image import claims, reader
+from armbuild.host import bubblewrap, cache
+from armbuild.image import claims, reader, unpack
 from armbuild.image.client import Client, free_port
+from armbuild.target import qemu
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.emulated]
@@ -242,3 +243,43 @@ def _healthy(engine, container, client):
         assert running == "true", engine.logs(container)
         assert time.monotonic() < deadline, engine.logs(container)
         time.sleep(1)
+
+
+TOKENS_BY_OPENVINO = """
+import json
+from armllm import LLM, SamplingParams
+
+options = {"backend": "openvino", "dtype": "float32", "skip_tokenizer_init": True}
+llm = LLM("/run/ir/llama", num_gpu_blocks_override=32, **options)
+params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, detokenize=False)
+cases = json.load(open("/run/ir/expected.json"))
+answers = llm.generate([{"prompt_token_ids": case["prompt"]} for case in cases], params, use_tqdm=False)
+print(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
+"""
+
+
+def test_openvino_in_an_image_computes_on_a_core_with_sve_what_transformers_does(sources, tmp_path):
+    """It would catch a library that OpenVINO needs and the image has not, and a graph that fails on Arm."""
+    said = build(sources, tmp_path / "openvino.tar", "--with-openvino")
+    assert re.fullmatch(r"[\d.]+", said["platforms"]["linux/arm64"]["labels"]["armllm.openvino"])
+    root, ir = tmp_path / "root", ROOT / "tests/armllm/openvino"
+    root.mkdir()
+    with reader.open_image(tmp_path / "openvino.tar") as image:
+        unpack.into_folder(image, image.manifest("arm64"), root)
+    places = {root: "/", Path("/sys"): "/sys", ir: "/run/ir", qemu.find(("neoverse-v1",)): "/run/qemu"}
+    mounts = [("--ro-bind", str(source), place) for source, place in places.items()]
+    mounts[1:1] = [("--proc", "/proc"), ("--dev", "/dev"), ("--tmpfs", "/run"), ("--tmpfs", "/tmp")]  # noqa: S108
+    done = subprocess.run(
+        [
+            *bubblewrap.find(instead=""),
+            *(word for mount in mounts for word in mount),
+            *("/run/qemu", "-cpu", "neoverse-v1", "/usr/bin/python3", "-c", TOKENS_BY_OPENVINO),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    cases = json.loads((ir / "expected.json").read_text())
+    assert json.loads(done.stdout.splitlines()[-1]) == [case["tokens"] for case in cases]
