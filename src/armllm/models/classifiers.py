@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from armllm.checkpoint.config import Classes
 from armllm.layers.linear import DenseLinear, as_float32, load_linear
+from armllm.layers.ranks import building_for
 from armllm.models.encoder import read_classes
 from armllm.models.gemma2 import Gemma2ForCausalLM
 from armllm.models.gemma3 import Gemma3ForCausalLM
@@ -49,7 +50,8 @@ class Classifier(LlamaForCausalLM):
             difference = len(classes.labels) < len(rows)
             return DenseLinear((rows[1:].float() - rows[:1].float()).to(rows.dtype) if difference else rows)
         labels = len(classes.labels)
-        return load_linear(weights, {"score": labels}, self.config.hidden_size, bias=False)
+        with building_for(None):  # rank 0 alone computes it
+            return load_linear(weights, {"score": labels}, self.config.hidden_size, bias=False)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """Scores fp32 ``[R, num_labels]``."""

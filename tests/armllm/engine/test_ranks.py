@@ -23,6 +23,7 @@ import pytest
 import torch
 from tests.armllm.models.random_configs import random_config
 from tests.armllm.models.reference import random_prompts, save_reference
+from tests.armllm.models.test_classifiers import classifier
 from tests.armllm.quant.forms import awq, gptq, write_quantized
 
 from armllm import LLM, AsyncLLM, SamplingParams
@@ -254,6 +255,18 @@ def test_embeddings_are_those_of_one_process(in_threads, make_checkpoint):
         with loaded(folder, size, dtype="float32") as llm:
             vectors.append(llm.embed([[5, 6, 7]], use_tqdm=False)[0].outputs.embedding)
     assert vectors[0] == vectors[1]
+
+
+def test_classes_are_those_of_one_process(in_threads, tmp_path):
+    """Rank 0 alone has the head: a gather there would take another exchange's bytes for scores."""
+    classifier(tmp_path, "Qwen3ForSequenceClassification", 3)
+    found = []
+    for size, by in ((1, "tensor"), (2, "pipeline"), (2, "tensor")):
+        with loaded(tmp_path, size, by, dtype="float32", skip_tokenizer_init=True) as llm:
+            outputs = llm.classify([[5, 6, 7], [8, 9]], use_tqdm=False)
+            found.append([one.outputs.probs for one in outputs])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 def test_a_forked_process_leaves_the_ranks_of_its_parent_alone(in_threads, make_checkpoint, monkeypatch):
