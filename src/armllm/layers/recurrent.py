@@ -32,6 +32,11 @@ class StateShape(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
+def decay_of(logarithm: Tensor) -> Tensor:
+    """-exp(x). A model without data keeps x: for one such product torch imports its compiler, in seconds."""
+    return logarithm if logarithm.is_meta else logarithm.exp().neg_()
+
+
 class RecurrentLayer(abc.ABC):
     """A layer whose state the model runner binds before the first step.
 

@@ -11,7 +11,7 @@ from armllm.layers.causal_conv import CausalConv
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.recurrent import RecurrentLayer, StateShape, slots_of
+from armllm.layers.recurrent import RecurrentLayer, StateShape, decay_of, slots_of
 from armllm.layers.state_space import selective_scan
 from armllm.models.granite import GraniteDecoderLayer, GraniteForCausalLM, granite_fields
 from armllm.models.granite_moe import GraniteMoeConfig, GraniteMoeDecoderLayer
@@ -67,7 +67,7 @@ class Mamba(RecurrentLayer):
             weights.scope("conv1d"), self.channels, config.conv_width, bias=config.conv_bias
         )
         exact = weights.in_dtype(torch.float32)
-        self.decay = exact.take("A_log", config.mamba_heads).exp().neg_()
+        self.decay = decay_of(exact.take("A_log", config.mamba_heads))
         self.step_bias = exact.take("dt_bias", config.mamba_heads)
         self.skip = exact.take("D", config.mamba_heads).unsqueeze(-1)
         self.norm = exact.take("norm.weight", size)

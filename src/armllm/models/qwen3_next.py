@@ -12,7 +12,7 @@ from armllm.layers.embedding import gather
 from armllm.layers.gated_delta import gated_delta_rule
 from armllm.layers.linear import load_linear
 from armllm.layers.norm import RMSNorm
-from armllm.layers.recurrent import RecurrentLayer, StateShape, slots_of
+from armllm.layers.recurrent import RecurrentLayer, StateShape, decay_of, slots_of
 from armllm.models.llama import LlamaAttention, LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.mixtral import routing_fields
 from armllm.models.qwen2_moe import QwenMoEConfig, QwenMoEDecoderLayer, sparse_fields
@@ -95,7 +95,7 @@ class GatedDeltaNet(RecurrentLayer):
             weights.scope("conv1d"), 2 * self.key_size + self.value_size, config.conv_width
         )
         exact = weights.in_dtype(torch.float32)
-        self.decay = exact.take("A_log", config.value_heads).exp().neg_()
+        self.decay = decay_of(exact.take("A_log", config.value_heads))
         self.step_bias = exact.take("dt_bias", config.value_heads)
         self.norm = RMSNorm(exact.scope("norm"), config.value_head_dim, config.rms_norm_eps)
         self.out_proj = load_linear(weights, {"out_proj": config.hidden_size}, self.value_size, bias=False)
