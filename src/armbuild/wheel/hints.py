@@ -25,6 +25,12 @@ ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with {}, where the project takes an installed one"
 )
+FETCHED = re.compile(r"(?<![\w.+-])([\w.+-]+)-subbuild/")
+"""Where CMake's FetchContent downloads, which says what."""
+FETCHES = (
+    "CMake fetches {0}, which is out of reach: --source {0}=DIR, and --env VARIABLE={{{0}}} where a variable "
+    "of the project's says where it is"
+)
 LOADS = (
     "the build loads a library of the target into this machine's Python: say what it would ask, where the "
     f"project has variables for it (h5py: HDF5_VERSION, see docs/wheel.md), or {ON_THE_TARGET}"
@@ -125,6 +131,8 @@ def explain(log: str, project: str = "", packages: Sequence[str] = ()) -> str:
     """
     for pattern, sentence in KNOWN:
         if re.search(pattern, log, re.IGNORECASE):
+            if sentence == OUT_OF_REACH and (fetched := FETCHED.search(log)):
+                return FETCHES.format(fetched[1])
             own = package(project) or package(re.sub(r"^(?:python-|py)", "", project.lower()))
             return sentence.format(own or "the library's Debian package") if "{}" in sentence else sentence
     if UNDECLARED.search(log) and packages and not any("/" in item for item in packages):

@@ -13,6 +13,10 @@ from armbuild.wheel import hints
         ("x.c:15:10: fatal error: 'ffi.h' file not found", "--with libffi-dev"),
         ("x.c:1:10: fatal error: openssl/ssl.h: No such file or directory", "--with libssl-dev"),
         ("src/display.c:893:10: fatal error: 'xcb/xcb.h' file not found", "--with libxcb1-dev"),
+        (
+            "CMake Error at my_acl-subbuild/populate/clone.cmake:55: Failed to clone repository: x",
+            "fetches my_acl, .* --source my_acl=DIR, and --env VARIABLE={my_acl} where",
+        ),
         ('Dependency "geos" not found, tried pkgconfig', "--with libgeos-dev"),
         (
             "x.c:1:10: fatal error: 'rare/thing.h' file not found",
