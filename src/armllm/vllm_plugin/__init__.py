@@ -79,8 +79,8 @@ def _activate(part: str, *, is_named: bool) -> Status:
         if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
             return Status(part, "this vLLM does not compute on the CPU")
         module = importlib.import_module(f"armllm.vllm_plugin.{PARTS[part]}")
-        slower: str = module.why_slower()
-        if slower and not is_named:
+        why_slower = getattr(module, "why_slower", str)  # a part without it is slower nowhere
+        if (slower := why_slower()) and not is_named:
             return Status(part, f"{slower}; {VARIABLE}={part} takes ours nevertheless")
         module.register()
     except Exception as error:  # noqa: BLE001 - whatever another version of vLLM has changed

@@ -35,11 +35,6 @@ class ArmllmGeluAndMul(GeluAndMul):  # type: ignore[misc]
         return result
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Put our activations in the place of vLLM's."""
     replace_operator(GeluAndMul, ArmllmGeluAndMul)

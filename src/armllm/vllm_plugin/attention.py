@@ -131,11 +131,6 @@ class ArmllmAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
         return ArmllmAttentionImpl
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Put `ArmllmAttentionBackend` in the place of vLLM's for CPUs."""
     check_methods(ArmllmAttentionImpl, ("do_kv_cache_update", "forward"))

@@ -123,11 +123,6 @@ class ArmllmMoEMethod(UnquantizedFusedMoEMethod):  # type: ignore[misc]
             self.experts_cls = ArmllmExperts
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Let vLLM compute experts by our kernels."""
     check_methods(ArmllmExperts, ("process_weights_after_loading", "apply"))

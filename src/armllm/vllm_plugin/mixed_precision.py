@@ -98,11 +98,6 @@ def _rows_first(parameter: torch.nn.Parameter) -> Tensor:
     return data.t()
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Let vLLM choose `ArmllmWNA16LinearKernel` before its own."""
     fields = ("partition_weight_shape", "weight_type", "act_type", "group_size", "zero_points")

@@ -64,11 +64,6 @@ class ArmllmLayerNorm(LayerNorm):  # type: ignore[misc]
         return result
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Put our norms in the place of vLLM's."""
     for layer, ours in (

@@ -41,11 +41,6 @@ def _rotary(layer: type) -> type:
     return type(f"Armllm{layer.__name__}", (layer,), {"forward_cpu": forward_cpu})
 
 
-def why_slower() -> str:
-    """Nowhere that was measured."""
-    return ""
-
-
 def register() -> None:
     """Put our rotation in the place of vLLM's."""
     for layer in LAYERS:
