@@ -28,8 +28,6 @@ PiecewiseOp pieces(void (*kernel)(const Args&, int64_t, int64_t), const Args& ar
   return {[=](int64_t begin, int64_t end) { kernel(args, begin, end); }, count, elements_each};
 }
 
-constexpr int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : 2; }
-
 // Two tokens for one slot would make the cache depend on who writes last.
 void check_distinct(const int64_t* slots, int64_t tokens) {
   int64_t last = -1;
@@ -126,6 +124,19 @@ void activation(const KernelTable& table, Function function, Storage storage, co
   run(kernel_of(table, function, storage), args, chunks_of(args), chunk_cost(args, cost_of(function)));
 }
 
+Activation* converter(const KernelTable& table, Storage to, Storage from) {
+  if (to == from) return nullptr;
+  switch (from) {
+    case Storage::f32:
+      return to == Storage::f16 ? table.convert_f32_to_f16 : table.convert_f32_to_bf16;
+    case Storage::f16:
+      return to == Storage::f32 ? table.convert_f16_to_f32 : table.convert_f16_to_bf16;
+    case Storage::bf16:
+      return to == Storage::f32 ? table.convert_bf16_to_f32 : table.convert_bf16_to_f16;
+  }
+  return nullptr;
+}
+
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args) {
   if (to == from) {
     const int64_t size = bytes_of(from);
@@ -138,19 +149,7 @@ void convert(const KernelTable& table, Storage to, Storage from, const Activatio
     });
     return;
   }
-  Activation* kernel = nullptr;
-  switch (from) {
-    case Storage::f32:
-      kernel = to == Storage::f16 ? table.convert_f32_to_f16 : table.convert_f32_to_bf16;
-      break;
-    case Storage::f16:
-      kernel = to == Storage::f32 ? table.convert_f16_to_f32 : table.convert_f16_to_bf16;
-      break;
-    case Storage::bf16:
-      kernel = to == Storage::f32 ? table.convert_bf16_to_f32 : table.convert_bf16_to_f16;
-      break;
-  }
-  run(kernel, args, chunks_of(args), chunk_cost(args, 1));
+  run(converter(table, to, from), args, chunks_of(args), chunk_cost(args, 1));
 }
 
 void gather_rows(Storage storage, const GatherRowsArgs& args) {

@@ -51,13 +51,20 @@ void py_panel_linear(PyObject* const* a) {
   float_product(WeightForm::panels, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
-// How many input features of a column stand side by side in panels of a weight of this type.
-PyObject* py_panel_features_together(PyObject* const* a) {
-  StorageType type;
-  Size out_features("out_features"), in_features("in_features");
-  TensorMatcher({out_features, in_features}).of(type).match("weight", a[0]);
-  return PyLong_FromLongLong(
-      ARMLLM_OF_STORAGE(dispatched().table, panel_matmul, static_cast<Storage>(type))->features_together);
+// Rows `first` and on of a weight in panels. The dtypes may differ.
+void py_pack_panels(PyObject* const* a) {
+  StorageType to, from;
+  Size count("rows"), in_features("in_features"), panels("panels");
+  const Tensor rows = TensorMatcher({count, in_features}).of(from).match("weight", a[1]);
+  Size elements(panel_elements(in_features));
+  const Tensor packed = TensorMatcher({panels, elements}).of(to).contiguous().written().match("panels", a[0]);
+  const int64_t first = integer("first", a[2]);
+  if (first < 0 || count > panels * kPanelColumns || first > panels * kPanelColumns - count) {
+    throw std::invalid_argument("rows " + std::to_string(first) + " and on, " + count.text() +
+                                ", don't fit into " + panels.text() + " panels");
+  }
+  const PackPanelsArgs args{packed.data, rows.data, first, count, in_features, rows.stride[0]};
+  run_op([=] { pack_panels(dispatched().table, to, from, args); });
 }
 
 void py_quantize_rows(PyObject* const* a) {
@@ -227,7 +234,7 @@ void py_check_packed(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
     ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
-    ARMLLM_METHOD("panel_features_together", "weight", py_panel_features_together),
+    ARMLLM_METHOD("pack_panels", "panels, weight, first", py_pack_panels),
     ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
     ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),
     ARMLLM_METHOD("matmul_w8a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int8>),

@@ -203,6 +203,7 @@ struct QuantizeRowsArgs {
 using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
 
 enum class Storage : int { f32, f16, bf16 };
+constexpr int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : 2; }
 
 // A weight matrix of 4 or 8 bits, w[n, k] = scale[n, k / group_size] * (q[n, k] - zero[n, k / group_size]).
 // How it lies in memory belongs to the matmul kernel (armllm/layouts.h).

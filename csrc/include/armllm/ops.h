@@ -57,6 +57,8 @@ void rotary_embedding(const KernelTable& table, Storage storage, const RotaryArg
                       int64_t max_position);
 void layer_norm(const KernelTable& table, Storage storage, const LayerNormArgs& args);
 void activation(const KernelTable& table, Function function, Storage storage, const ActivationArgs& args);
+// The kernel that converts, null where both are one storage type.
+Activation* converter(const KernelTable& table, Storage to, Storage from);
 // Of one storage type, it copies.
 void convert(const KernelTable& table, Storage to, Storage from, const ActivationArgs& args);
 
@@ -93,6 +95,15 @@ int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& sh
 int64_t packed_bytes(const KernelTable& table, int bits, const WeightShape& shape);
 void pack_weight(const WeightLayout& layout, int bits, const PackWeightArgs& args);
 void pack_weight(const KernelTable& table, int bits, const PackWeightArgs& args);
+// Rows of a weight into their places in panels, as panel_matmul of `to` reads them. in_features are filled up
+// with zeros to a multiple of 4; what belongs to other rows stays as it is.
+struct PackPanelsArgs {
+  void* panels;      // of the whole weight
+  const void* rows;  // [count, in_features]
+  int64_t first;     // the number of the first row in the weight
+  int64_t count, in_features, stride;
+};
+void pack_panels(const KernelTable& table, Storage to, Storage from, const PackPanelsArgs& args);
 // A weight of the storage type, contiguous as it is or in panels; or a packed one of 4 or 8 bits.
 enum class WeightForm : int { dense, panels, int4, int8 };
 constexpr int bits_of(WeightForm form) {  // of a packed weight, else 0

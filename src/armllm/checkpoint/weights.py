@@ -22,7 +22,7 @@ from armllm.errors import CheckpointError
 from armllm.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from armllm.checkpoint.matrix import IntegerWeight, PackedMatrix
     from armllm.checkpoint.scheme import Scheme
@@ -170,6 +170,15 @@ class Weights(abc.ABC):
         """Several tensors in one, along their first dimension."""
 
     @abc.abstractmethod
+    def stored(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[int, Iterator[Tensor]] | None:
+        """What `concatenate` would join: how many rows, and the parts in the dtypes of the files.
+
+        A part may be gone once the next one is read. None while checking, which `concatenate` does.
+        """
+
+    @abc.abstractmethod
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
     ) -> Sequence[tuple[list[str], IntegerWeight | PackedMatrix]]:
@@ -216,6 +225,12 @@ class CheckingWeights(Weights):
             self.claim(name, shape)
         rows = sum(shape[0] for shape in shapes)
         return torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device="meta")
+
+    def stored(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[int, Iterator[Tensor]] | None:
+        del names, shapes  # `concatenate` notes them
+        return None
 
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool
@@ -344,12 +359,19 @@ class LoadingWeights(Weights):
         return self._read(name, shape).to(self.dtype)
 
     def concatenate(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
-        sizes = [shape[0] if self.own is None else self.own.num_rows(shape[0]) for shape in shapes]
-        whole = torch.empty((sum(sizes), *shapes[0][1:]), dtype=self.dtype)
-        for part, name, shape in zip(torch.split(whole, sizes), names, shapes, strict=True):
-            tensor = self._read(name, shape)
-            part.copy_(tensor if self.own is None else self.own.take(tensor))
+        rows, parts = self.stored(names, shapes)
+        whole = torch.empty((rows, *shapes[0][1:]), dtype=self.dtype)
+        first = 0
+        for part in parts:
+            whole[first : first + len(part)] = part
+            first += len(part)
         return whole
+
+    def stored(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> tuple[int, Iterator[Tensor]]:
+        own = self.own
+        rows = sum(shape[0] if own is None else own.num_rows(shape[0]) for shape in shapes)
+        tensors = (self._read(name, shape) for name, shape in zip(names, shapes, strict=True))
+        return rows, (tensor if own is None else own.take(tensor) for tensor in tensors)
 
     def matrices(
         self, parts: Mapping[str, int], in_features: int, scheme: Scheme, *, bias: bool

@@ -28,6 +28,19 @@ class PanelWeight:
     out_features: int
     in_features: int
 
+    @classmethod
+    def empty(cls, out_features: int, in_features: int, dtype: torch.dtype) -> PanelWeight:
+        """Panels of zeros, for `put`."""
+        panels, features = -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 4
+        # Whole panels are written once, by the threads that put rows into them.
+        make = torch.zeros if out_features % PANEL_COLUMNS else torch.empty
+        data = make(panels, features * PANEL_COLUMNS, dtype=dtype)
+        return cls(data=data, out_features=out_features, in_features=in_features)
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Set rows ``first`` and on, from a matrix of any floating-point dtype of up to 32 bits."""
+        extension.pack_panels(self.data, rows, first)
+
     @property
     def nbytes(self) -> int:
         """Size in bytes, with padding."""
@@ -39,15 +52,11 @@ def pack_panels(weight: Tensor) -> PanelWeight:
 
     Its dtype is float32, float16 or bfloat16. Raises ValueError that says what is wrong.
     """
-    together = extension.panel_features_together(weight)
+    extension.check_matrix("weight", weight, None, None, None, False)
     out_features, in_features = weight.shape
-    panels, features = -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 4
-    missing = (0, features - in_features, 0, panels * PANEL_COLUMNS - out_features)
-    if any(missing):
-        weight = torch.nn.functional.pad(weight, missing)
-    columns = weight.reshape(panels, PANEL_COLUMNS, features // together, together)
-    data = columns.transpose(1, 2).reshape(panels, features * PANEL_COLUMNS)
-    return PanelWeight(data=data, out_features=out_features, in_features=in_features)
+    panels = PanelWeight.empty(out_features, in_features, weight.dtype)
+    panels.put(0, weight)
+    return panels
 
 
 def linear(out: Tensor, x: Tensor, weight: Tensor | PanelWeight, bias: Tensor | None = None) -> None:

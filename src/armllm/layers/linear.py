@@ -25,7 +25,7 @@ from armllm.layers.ranks import Cut, current_ranks
 from armllm.quant.integers import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from armllm.checkpoint.matrix import IntegerWeight
     from armllm.checkpoint.scheme import Scheme
@@ -204,9 +204,14 @@ def has_torch_product(dtype: torch.dtype) -> bool:
     return supported is not None and bool(supported())
 
 
+def wants_panels(dtype: torch.dtype) -> bool:
+    """Whether weights of this dtype are put into panels."""
+    return not has_fast_kernel(dtype) and (has_fast_panels(dtype) or not has_torch_product(dtype))
+
+
 def has_own_products(dtype: torch.dtype) -> bool:
     """Whether all dense products in this dtype are the kernels' own."""
-    return has_fast_kernel(dtype) or has_fast_panels(dtype) or not has_torch_product(dtype)
+    return has_fast_kernel(dtype) or wants_panels(dtype)
 
 
 def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) -> Linear:
@@ -218,7 +223,7 @@ def dense(weight: Tensor, bias: Tensor | None = None, *, may_copy: bool = True) 
         return DenseLinear(weight, bias)
     if has_fast_kernel(weight.dtype):
         return KernelLinear(weight, bias)
-    if has_fast_panels(weight.dtype) or not has_torch_product(weight.dtype):
+    if wants_panels(weight.dtype):
         return KernelLinear(kernels.pack_panels(weight) if may_copy else weight, bias)
     if may_copy and platform.machine() in PACKING_MACHINES and weight.dtype is not torch.float32:
         return PackedLinear(weight, bias)
@@ -315,20 +320,33 @@ def _load_quantized(
 def _load_dense(weights: Weights, parts: Mapping[str, int], in_features: int, *, bias: bool) -> Linear:
     """A single part stays where the file is mapped, if its dtype is right and it is not packed.
 
-    Several are copied into one matrix.
+    Several are copied into one matrix. Panels are made from the files, without a copy in the wanted dtype.
     """
     names = list(parts)
-    if len(names) == 1 and weights.own is None:
-        (name,) = names
-        return dense(
-            weights.take(f"{name}.weight", parts[name], in_features),
-            weights.take(f"{name}.bias", parts[name]) if bias else None,
-        )
-    return dense(
-        weights.concatenate(
-            [f"{name}.weight" for name in names], [(parts[name], in_features) for name in names]
-        ),
+    tensors = [f"{name}.weight" for name in names]
+    shapes = [(parts[name], in_features) for name in names]
+    found = weights.stored(tensors, shapes) if wants_panels(weights.dtype) else None
+    matrix: Tensor | kernels.PanelWeight
+    if found is not None:
+        matrix = _panels(*found, in_features, weights.dtype)
+    elif len(names) == 1 and weights.own is None:
+        matrix = weights.take(tensors[0], *shapes[0])
+    else:
+        matrix = weights.concatenate(tensors, shapes)
+    biases = (
         weights.concatenate([f"{name}.bias" for name in names], [(parts[name],) for name in names])
         if bias
-        else None,
+        else None
     )
+    return dense(matrix, biases) if isinstance(matrix, Tensor) else KernelLinear(matrix, biases)
+
+
+def _panels(
+    out_features: int, parts: Iterator[Tensor], in_features: int, dtype: torch.dtype
+) -> kernels.PanelWeight:
+    panels = kernels.PanelWeight.empty(out_features, in_features, dtype)
+    first = 0
+    for part in parts:
+        panels.put(first, part.contiguous())
+        first += len(part)
+    return panels

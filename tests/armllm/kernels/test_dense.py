@@ -100,3 +100,30 @@ def test_panels_hold_sixteen_columns_and_pairs_of_bfloat16(dtype):
     expected = [weight[0, 2], weight[0, 3]] if dtype is torch.bfloat16 else [weight[0, 2], weight[1, 2]]
     assert panels[0, 32:34].tolist() == [value.item() for value in expected]
     assert panels[1].view(4, 32)[:, 4:16].count_nonzero() == panels[:, 96:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "features"), [(5, 3), (33, 700), (64, 256)])
+def test_panels_are_filled_from_pieces_of_any_dtype(dtype, stored, rows, features):
+    """A piece ends within a panel, and features within a block and within a group of four."""
+    weight = torch.randn(rows, features + 1).to(stored)[:, :features]
+    panels = kernels.PanelWeight.empty(rows, features, dtype)
+    for first, last in ((0, rows // 3), (rows // 3, rows)):
+        panels.put(first, weight[first:last])
+    whole = torch.nn.functional.pad(weight.to(dtype), (0, -features % 4, 0, -rows % 16))
+    # Where the second feature of the first column lies: at 1 if several features stand side by side.
+    second = kernels.pack_panels(torch.tensor([[0, 1, 0, 0]]).to(dtype)).data[0].argmax().item()
+    third = kernels.pack_panels(torch.tensor([[0, 0, 1, 0]]).to(dtype)).data[0].argmax().item()
+    step = 1 if second == 16 else 2 if third == 32 else 4
+    expected = whole.view(-(-rows // 16), 16, -1, step).transpose(1, 2)
+    assert torch.equal(panels.data, expected.reshape(panels.data.shape))
+
+
+@pytest.mark.parametrize("first", [-1, 1, 2**62])
+def test_rows_beyond_the_panels_are_refused(first):
+    panels = kernels.PanelWeight.empty(16, 8, torch.float32)
+    with pytest.raises(ValueError, match=rf"^rows {first} and on, 16, don't fit into 1 panels"):
+        panels.put(first, torch.ones(16, 8))
+    with pytest.raises(ValueError, match=r"^panels has shape \[1, 128\]"):
+        panels.put(0, torch.ones(16, 12))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from armllm import kernels
+from armllm.checkpoint.folder import Checkpoint
+from armllm.checkpoint.weights import LoadingWeights
 from armllm.layers import linear
 
 
@@ -92,3 +95,19 @@ def test_a_model_without_data_gets_no_panels(cpu):
     cpu()
     product = linear.dense(torch.empty(16, 8, dtype=torch.bfloat16, device="meta"))
     assert isinstance(product, linear.DenseLinear)
+
+
+def test_panels_are_made_from_the_files_without_a_copy_in_the_wanted_dtype(cpu, monkeypatch, tmp_path):
+    """Catches a whole matrix in fp32 beside its panels, which is a fifth of the memory of a small model."""
+    cpu()
+    stored = {"a": torch.randn(21, 24, dtype=torch.bfloat16), "b": torch.randn(30, 24, dtype=torch.bfloat16)}
+    save_file({f"{name}.weight": weight for name, weight in stored.items()}, tmp_path / "model.safetensors")
+    weights = LoadingWeights(Checkpoint(tmp_path), torch.float16)
+    monkeypatch.setattr(weights, "take", None)
+    monkeypatch.setattr(weights, "concatenate", None)
+    x = torch.randn(3, 24).half()
+    for parts in (["a"], ["a", "b"]):
+        product = linear.load_linear(weights, {name: len(stored[name]) for name in parts}, 24, bias=False)
+        assert isinstance(product.weight, kernels.PanelWeight)
+        whole = torch.cat([stored[name] for name in parts]).half()
+        assert torch.equal(product(x), linear.dense(whole)(x))
