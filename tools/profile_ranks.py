@@ -4,27 +4,38 @@
     python tools/bench_models.py build/bench
     python tools/profile_ranks.py build/bench/90m --dtype bfloat16
     python tools/profile_ranks.py build/bench/90m --by pipeline
+    python tools/profile_ranks.py build/bench/90m --gathers
 
 CPU time, which other work on the machine changes little. That of rank 0 has sampling and detokenizing, and
 both have the time for which they wait awake. Messages are those of rank 0: gathers of ranks, or what stages
-send and receive; copies, and waiting awake.
+send and receive; copies, and waiting awake. `--gathers` has two processes do the gathers of a step and
+nothing else, so that neither waits for the other: that is what the gathers take of a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import statistics
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from armllm import LLM, SamplingParams
+from armllm.engine.config import EngineConfig
 from armllm.engine.messages import Link
-from armllm.layers.ranks import Gather
+from armllm.kernels._extension import extension
+from armllm.layers.ranks import Cut, Gather
+from armllm.models import read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from armllm.checkpoint.config import ModelConfig
     from armllm.engine.model_runner import ModelRunner
 
 NANOSECONDS = 1e9
@@ -75,6 +86,43 @@ def profile(llm: LLM, messages: Messages, sequences: int, tokens: int) -> tuple[
     return [1e3 * one / tokens for one in seconds], messages.seconds / seconds[0]
 
 
+def gather_microseconds(config: ModelConfig, width: int, rows: int, rounds: int = 400) -> float:
+    """The gathers of a step's layers, of two processes on a CPU each. ``width``: of the feed-forward part."""
+    file = os.memfd_create("gathers")
+    os.ftruncate(file, extension.Ranks.bytes(2))
+    child = os.fork()
+    rank = int(child == 0)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    cut = Cut(extension.Ranks(file, rank, 2, 60.0))
+    widths = (config.num_heads * config.head_dim, config.hidden_size, width, config.hidden_size)
+    gathers = [(cut.gatherer([one]), torch.zeros(rows, one // 2, dtype=torch.bfloat16)) for one in widths]
+    seconds = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(config.num_layers):
+            for gather, part in gathers:
+                gather(part)
+        seconds.append(time.perf_counter() - started)
+    if rank:
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(file)
+    return 1e6 * statistics.median(seconds)
+
+
+def print_gathers(model: str, sequences: list[int]) -> None:
+    """A row per number of sequences."""
+    folder = EngineConfig.of(model, {}).model_folder
+    _, config = read_model_config(folder)
+    width = json.loads((folder / "config.json").read_text())["intermediate_size"]
+    print("| sequences | gathers of a step, µs |")
+    print("| ---: | ---: |")
+    cpus = os.sched_getaffinity(0)
+    for count in sequences:
+        print(f"| {count} | {gather_microseconds(config, width, count):.0f} |", flush=True)
+        os.sched_setaffinity(0, cpus)
+
+
 def main() -> int:
     """Print a table, a row per number of sequences."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -85,7 +133,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--gathers", action="store_true", help="only the gathers of two ranks")
     arguments = parser.parse_args()
+    if arguments.gathers:
+        print_gathers(arguments.model, arguments.sequences)
+        return 0
     messages = Messages()
     found: dict[int, list[tuple[list[float], float]]] = {}
     for size in (1, arguments.ranks):
