@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 from armisa.flags import COMPILERS, compiler_flags
-from armisa.kernels import kernel_targets, why_not_better
+from armisa.kernels import better_targets, kernel_targets
 from armisa.tables import what_it_buys
 
 if TYPE_CHECKING:
@@ -105,11 +106,11 @@ def _kernels(isa: Isa, *, verbose: bool) -> Iterator[str]:
         if ops:
             listed = ", ".join(ops) if verbose else f"{len(ops)} op{'s' if ops[1:] else ''}"
             yield from _wrapped(f"kernels:  {target:<9} ", listed)
-            for why in sorted(
-                {why_not_better(op, target, isa.features, isa.machine, isa.sve_vector_bits) for op in ops}
-                - {""}
-            ):
-                yield f"          {'':<9} better: {why}"
+            better = (
+                better_targets(op, target, isa.features, isa.machine, isa.sve_vector_bits) for op in ops
+            )
+            for need in sorted(set(itertools.chain.from_iterable(better))):
+                yield f"          {'':<9} better: {need}"
 
 
 def _advice(isa: Isa) -> Iterator[str]:

@@ -10,7 +10,7 @@ from armisa.kernel_ops import target_ops
 from armisa.tables import load
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +71,14 @@ def select_kernels(
     return dict(sorted(selected.items()))
 
 
-def why_not_better(
+def better_targets(
     op: str, selected: str, features: Collection[str], machine: str, sve_bits: int | None = None
-) -> str:
-    """Return what the next better target of ``op`` would need, "" when the best one was selected."""
+) -> Iterator[str]:
+    """Yield what each better target of ``op`` than the selected one would need."""
     names = [target.name for target in kernel_targets()]
     for target in kernel_targets()[names.index(selected) + 1 :]:
         if op in target.ops and target.machine in ("any", machine):
             needs = sorted(target.features - frozenset(features))
             if not target.takes_vectors(sve_bits or 0):
                 needs.append(f"SVE vectors of {target.sve_bits} bits or more, a power of two")
-            return f"{target.name} needs {', '.join(needs)}"
-    return ""
+            yield f"{target.name} needs {', '.join(needs)}"
