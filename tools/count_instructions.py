@@ -15,6 +15,7 @@ import argparse
 import collections
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,14 +48,19 @@ SCHEMES = {
 """Bits and group size; scales are float32, or bfloat16 where the name says so."""
 MOST = 0.25
 LOOP, TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER = "loop", "tile", "decode", "epilogue", "quantize", "driver"
+UPDATE = re.compile(r"(?:stl?x[rp]|cas|swp|ldadd|ldset|ldclr)\w*\s")
 PARTS = (TILE, DECODE, EPILOGUE, QUANTIZE, DRIVER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Count:
-    """Instructions by part: marked loops, the tile around them, decoding, epilogue, quantization, driver."""
+    """Instructions by part: marked loops, the tile around them, decoding, epilogue, quantization, driver.
+
+    ``updates``: those that write what threads share, as store-exclusives or atomic instructions.
+    """
 
     parts: dict[str, int]
+    updates: int = 0
 
     @property
     def total(self) -> int:
@@ -92,7 +98,8 @@ def split(trace: qemu_trace.Trace, marks: list[int]) -> Count:
     for address, times in trace.times.items():
         inside = qemu_trace.within(address, loops)
         parts[LOOP if inside else part_of(trace.function[address])] += times
-    return Count(parts=dict(parts))
+    updates = sum(times for address, times in trace.times.items() if UPDATE.match(trace.text[address]))
+    return Count(parts=dict(parts), updates=updates)
 
 
 def read_marks(program: Path) -> list[int]:
@@ -145,8 +152,9 @@ def main() -> int:
             program="one_call",
         )
         marks = read_marks(program)
-        print(f"| target | weights | rows | million instructions | outside the loops | {' | '.join(PARTS)} |")
-        print("| --- | --- | ---: " + "| ---: " * (2 + len(PARTS)) + "|")
+        columns = " | ".join((*PARTS, "updates"))
+        print(f"| target | weights | rows | million instructions | outside the loops | {columns} |")
+        print("| --- | --- | ---: " + "| ---: " * (3 + len(PARTS)) + "|")
         for target in options.target or TARGETS:
             for scheme in options.scheme or SCHEMES:
                 for rows in options.rows or (64, 512):
@@ -156,7 +164,7 @@ def main() -> int:
                     worst = max(worst, counted.outside)
                     shares = [counted.outside, *(counted.share(part) for part in PARTS)]
                     figures = " | ".join([f"{counted.total / 1e6:.1f}", *(f"{s:.1%}" for s in shares)])
-                    print(f"| {target} | {scheme} | {rows} | {figures} |", flush=True)
+                    print(f"| {target} | {scheme} | {rows} | {figures} | {counted.updates} |", flush=True)
     return 1 if options.check and worst >= MOST else 0
 
 

@@ -77,6 +77,22 @@ def test_the_loop_is_told_from_what_is_around_it():
     assert counted.share(tool.EPILOGUE) == 0
 
 
+def test_updates_of_what_threads_share_are_counted():
+    """A store-exclusive or an atomic instruction; a load-exclusive or a plain store is none."""
+    texts = (
+        "stxr w9, x8, [x0]",
+        "ldaddal x1, x2, [x0]",
+        "casal w1, w2, [x0]",
+        "ldxr x8, [x0]",
+        "str x0, [x1]",
+    )
+    trace = qemu_trace.Trace()
+    for number, text in enumerate(texts):
+        address = 4 * number
+        trace.text[address], trace.function[address], trace.times[address] = text, "run", 10**number
+    assert tool.split(trace, []).updates == 111
+
+
 def test_loops_within_loops_count_once():
     loops = qemu_trace.merged([(8, 12), (0, 4), (8, 12), (9, 10)])
     assert loops == [(0, 4), (8, 12)]
