@@ -21,6 +21,8 @@ FORTRAN_SENTENCE = (
     "needs Fortran, which zig lacks: `--toolchain gcc` with `apt-get install gfortran-aarch64-linux-gnu`"
 )
 OPENMP_SENTENCE = "needs OpenMP, which zig lacks: `--toolchain gcc` brings it"
+WITHOUT_OPENMP = re.compile(r"dependency OpenMP(?: for \w+)? found: NO|Could NOT find OpenMP", re.IGNORECASE)
+WITHOUT_OPENMP_SENTENCE = "was built without OpenMP, which zig lacks: `--toolchain gcc` builds it with OpenMP"
 ON_THE_TARGET = f"--lane container can, or {ON_ARM}"
 OUT_OF_REACH = (
     "the build downloads sources that are out of reach: --with {}, where the project takes an installed one"

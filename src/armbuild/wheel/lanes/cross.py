@@ -88,10 +88,10 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
         return _build(plan, python, work, mirror=mirror, watcher=watcher)
     stamp = local.build_folder(plan, python) / GCC_STAMP
     if not stamp.is_file():
+        log = work / f"build-{python.version}.log"
         try:
-            return _build(plan, python, work, mirror=mirror, watcher=watcher)
+            built = _build(plan, python, work, mirror=mirror, watcher=watcher)
         except BuildError as error:
-            log = work / f"build-{python.version}.log"
             what = hints.wants_gcc(str(error).splitlines()[0], log.read_text(errors="replace"))
             if plan.musl and what:
                 raise BuildError(
@@ -102,6 +102,10 @@ def build(plan: Plan, python: HostPython, work: Path, *, mirror: str | None, wat
             log.rename(log.with_name(f"build-{python.version}-zig.log"))
             shutil.rmtree(work / f"built-{python.version}")
             stamp.write_text(what)
+        else:
+            if not plan.musl and hints.WITHOUT_OPENMP.search(log.read_text(errors="replace")):
+                watcher.note(f"{plan.project.name} {hints.WITHOUT_OPENMP_SENTENCE}")
+            return built
     watcher.note(f"{plan.project.name} needs {stamp.read_text()}, which zig lacks: GCC builds it")
     other = replace(plan, toolchain="gcc", flags=plan.baseline_flags("gcc"))
     return _build(other, python, work, mirror=mirror, watcher=watcher)
