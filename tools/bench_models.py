@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Write the random Llamas that `tools/bench_serving.py` compares engines on, in bfloat16.
+"""Write the random models that `tools/bench_serving.py` compares engines on, in bfloat16.
 
-    python tools/bench_models.py build/bench                          # 10m, 90m and 500m
+    python tools/bench_models.py build/bench                          # Llamas: 10m, 90m and 500m
+    python tools/bench_models.py build/bench --size gpt-oss-300m --size qwen3.5-300m
     python tools/bench_models.py build/bench --size 90m --openvino VENV
 
-Each folder holds what transformers, vLLM and armllm read, and ``model.gguf`` for llama.cpp with the same
-weights. ``--openvino`` names an environment with optimum-intel, whose `optimum-cli` adds ``openvino/``.
+Each folder holds what transformers, vLLM and armllm read. A Llama has ``model.gguf`` for llama.cpp with the
+same weights. ``--openvino`` names an environment with optimum-intel, whose `optimum-cli` adds ``openvino/``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import gguf
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from armllm.checkpoint.gguf import LAYER, OUTSIDE
 
@@ -51,6 +58,35 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 24,
         "num_key_value_heads": 8,
         "intermediate_size": 4096,
+        "vocab_size": 32000,
+    },
+}
+# Of other families, by their keys in config.json.
+OTHERS: dict[str, dict[str, Any]] = {
+    "gpt-oss-300m": {
+        "model_type": "gpt_oss",
+        "hidden_size": 768,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 768,
+        "num_local_experts": 12,
+        "num_experts_per_tok": 4,
+        "vocab_size": 32000,
+    },
+    "qwen3.5-300m": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
         "vocab_size": 32000,
     },
 }
@@ -132,19 +168,22 @@ def write_gguf(model: Any, texts: list[str], path: Path) -> None:
 
 def make(size: str, folder: Path) -> None:
     torch.manual_seed(0)
-    vocab_size = SIZES[size]["vocab_size"]
-    config = LlamaConfig(
-        **SIZES[size],
-        max_position_embeddings=POSITIONS,
-        bos_token_id=vocab_size - 2,
-        eos_token_id=vocab_size - 1,
-    )
-    model: Any = LlamaForCausalLM(config)
+    sizes = (SIZES | OTHERS)[size]
+    vocab_size = sizes["vocab_size"]
+    ends = {"bos_token_id": vocab_size - 2, "eos_token_id": vocab_size - 1}
+    common = {"max_position_embeddings": POSITIONS, **ends}
+    model: Any
+    if size in SIZES:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **common))
+    else:
+        kind: Any = AutoModelForCausalLM
+        model = kind.from_config(AutoConfig.for_model(**sizes, **common))
     model.to(torch.bfloat16)
     model.save_pretrained(folder)
     texts = make_texts(vocab_size)
     write_tokenizer(texts, folder)
-    write_gguf(model, texts, folder / "model.gguf")
+    if size in SIZES:
+        write_gguf(model, texts, folder / "model.gguf")
     print(f"{folder}: {sum(one.numel() for one in model.parameters()) / 1e6:.0f} million parameters")
 
 
@@ -158,9 +197,9 @@ def export_openvino(environment: Path, folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write random Llamas to compare engines on.")
+    parser = argparse.ArgumentParser(description="Write random models to compare engines on.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--size", action="append", choices=list(SIZES), help="may be repeated; default: all")
+    parser.add_argument("--size", action="append", choices=[*SIZES, *OTHERS], help="may be repeated")
     parser.add_argument("--openvino", type=Path, metavar="VENV", help="export for OpenVINO with this one")
     arguments = parser.parse_args()
     for size in arguments.size or SIZES:

@@ -206,6 +206,7 @@ def test_every_family_puts_its_window_where_transformers_does(tmp_path, architec
         ("OlmoeForCausalLM", {"clip_qkv": -1}, "clip_qkv must be a positive number"),
         ("OPTForCausalLM", {"ffn_dim": 8, "activation_function": "swiglu"}, "activation_function 'swiglu'"),
         ("OPTForCausalLM", {"ffn_dim": 8, "num_attention_heads": 3}, "hidden_size is not"),
+        ("OPTForCausalLM", {"ffn_dim": 8, "num_key_value_heads": 4}, "num_key_value_heads 4"),
     ],
 )
 def test_what_a_family_cannot_honor_is_named(tmp_path, architecture, values, words):
