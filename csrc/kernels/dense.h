@@ -4,15 +4,11 @@
 
 #pragma once
 
-#include "kernels/dense_rows.h"
+#include "kernels/dense_tiles.h"
 
 namespace dense {
 
-inline constexpr int64_t kTileRows = 4, kColumns = 4;
-template <class>
-constexpr ARMLLM_INLINE int64_t features_together() {
-  return 1;
-}
+inline constexpr int64_t kColumns = 4;
 // Columns that one tile takes: AVX2 has 16 registers.
 constexpr ARMLLM_INLINE int64_t columns_beside(int rows) {
   return ARMLLM_LANES == 8 && rows > 2 ? 2 : kColumns;
@@ -22,7 +18,6 @@ template <class T>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
   return kColumns * s.in_features * static_cast<int64_t>(sizeof(T));
 }
-ARMLLM_INLINE int64_t tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 template <class T, int rows>
 ARMLLM_INLINE void multiply_tile(const MatmulArgs& a, int64_t first_row, int64_t column) {
@@ -67,27 +62,6 @@ ARMLLM_INLINE void tile_by_panels(const MatmulArgs& a, int64_t first_row, int64_
   const int64_t columns = end * kColumns < a.shape.out_features ? end * kColumns : a.shape.out_features;
   for (int64_t c = begin * kColumns; c < columns; c += columns_beside(rows))
     multiply_tile<T, rows>(a, first_row, c);
-}
-
-template <class T>
-ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t tile_end, int64_t panel_begin,
-                            int64_t panel_end) {
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t first = tile * kTileRows;
-    switch (a.rows - first) {
-      case 1:
-        tile_by_panels<T, 1>(a, first, panel_begin, panel_end);
-        break;
-      case 2:
-        tile_by_panels<T, 2>(a, first, panel_begin, panel_end);
-        break;
-      case 3:
-        tile_by_panels<T, 3>(a, first, panel_begin, panel_end);
-        break;
-      default:
-        tile_by_panels<T, 4>(a, first, panel_begin, panel_end);
-    }
-  }
 }
 
 }  // namespace dense
