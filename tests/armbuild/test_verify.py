@@ -379,41 +379,6 @@ def test_an_images_labels_must_be_those_of_the_provenance(wheel, tmp_path):
         verify.check(path, signer=SIGNER)
 
 
-def test_an_image_has_the_files_of_the_wheels_beside_it(wheel, tmp_path, capsys):
-    """It would catch an image of other code under the wheel's name and version."""
-    with zipfile.ZipFile(wheel) as made:
-        files = {f"opt/site/{name}": made.read(name) for name in made.namelist()}
-    files["opt/site/demo/__pycache__/x.pyc"] = b"compiled"
-    files["opt/site/demo-1.0.dist-info/RECORD"] = b"as the installer wrote it"
-    code = next(name for name in files if name.endswith(".so"))
-
-    def found(name, **other):
-        path = small.write(tmp_path / name, {**files, **other})
-        return [
-            str(one).split(maxsplit=2)[1:]
-            for one in verify.check(path, wheels=[wheel])
-            if one.part == "wheel"
-        ]
-
-    count = len(files) - 2
-    assert found("same") == [["wheel", f"linux/arm64 has the {count} files of {wheel.name}"]]
-    changed = found("changed", **{code: files[code] + b"x", "opt/site/demo/more.py": b""})
-    assert [text for _, text in changed] == [
-        "opt/site/demo/more.py is not in the wheel",
-        f"{code} is not the wheel's",
-    ]
-    del files["opt/site/demo/__init__.py"]
-    assert found("gone") == [["wheel", "opt/site/demo/__init__.py is missing"]]
-    other = {name.replace("demo-1.0", "demo-1.1"): content for name, content in files.items()}
-    path = small.write(tmp_path / "other", other)
-    assert failures(path, wheels=[wheel]) == [f"wheel: the image has version 1.1, not that of {wheel.name}"]
-    nothing = image(tmp_path / "nothing")
-    (check,) = (one for one in verify.check(nothing, wheels=[wheel]) if one.part == "wheel")
-    assert (check.ok, check.text) == (None, f"linux/arm64 has nothing of {wheel.name}")
-    assert main(["verify", str(wheel), str(path)]) == 1
-    assert "the image has version 1.1" in capsys.readouterr().out
-
-
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "x").write_text("x")
     for path in (tmp_path, tmp_path / "x", tmp_path / "none"):

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 
 from armbuild.artifact.wheelfile import parse_name
 from armbuild.audit.opening import open_archive
@@ -43,7 +43,7 @@ def sites(wheel: Path, files: Iterable[str]) -> tuple[list[str], list[str]]:
     for path in files:
         match = re.fullmatch(r"(|.*/)([^/]+)-([^/-]+)\.dist-info/METADATA", path)
         if match and canonicalize_name(match[2]) == named.name:
-            if match[3] == str(named.version):
+            if canonicalize_version(match[3].replace("_", "-")) == canonicalize_version(named.version):
                 folders.append(match[1])
             else:
                 others.append(match[3])
