@@ -363,6 +363,8 @@ def unpack_tar(path: Path, folder: Path) -> None:
             if entry.isdir():
                 target.mkdir(exist_ok=True)
             elif entry.isreg():
+                if target.is_file() and not target.is_symlink():
+                    target.unlink()  # of two files with one name the last counts, as for tar
                 with target.open("xb") as sink:
                     shutil.copyfileobj(cast("IO[bytes]", tar.extractfile(entry)), sink, 1 << 20)
                 target.chmod(entry.mode & 0o755 | 0o600)

@@ -213,9 +213,18 @@ def remove(part: str) -> int:
 
 
 def _size(folder: Path) -> int:
+    """Return the bytes of all files, without those that running commands remove meanwhile."""
     if not folder.is_dir() or folder.is_symlink():
         return folder.lstat().st_size
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    total, waiting = 0, [str(folder)]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_size
+    return total
 
 
 def move_into(file: Path, folder: Path) -> Path:

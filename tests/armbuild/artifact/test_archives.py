@@ -137,6 +137,13 @@ def test_no_source_archive_writes_outside(tmp_path, entries):
     assert [item.name for item in (tmp_path / "in").iterdir()] == ["out"]
 
 
+def test_the_last_of_two_files_with_one_name_counts(tmp_path):
+    (out := tmp_path / "out").mkdir()
+    path = tar(tmp_path / "a.tar.gz", ("a", b"first, and longer", {}), ("a", b"last", {}))
+    archives.unpack_tar(path, out)
+    assert (out / "a").read_bytes() == b"last"
+
+
 def zipped(path, members, **options):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, **options) as file:
         for name, content in members.items():
