@@ -5,9 +5,10 @@ read the weights once more for each.
 
 Beyond that, whoever decodes keeps a part p of the speed that it has alone beside those that are more than
 twice as large: requests whose prompts have twice the tokens that it has had, requests or clients with
-twice as many streams, and clients with twice as many requests. A step with them that takes t, instead of s,
-owes (pt - s) / (1 - p), which the steps without them pay. Requests that are alike owe nothing: if the
-streams of some went on alone, all of them would lose most of the speed of a batch.
+twice as many streams, and clients with twice as many requests. So it does beside many requests of a client
+whose answers are brief, because these gain nothing from a batch with long ones. A step with them that takes
+t, instead of s, owes (pt - s) / (1 - p), which the steps without them pay. Requests that are alike owe
+nothing: if the streams of some went on alone, all of them would lose most of the speed of a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from armllm.engine.waiting import Size
+from armllm.engine.waiting import LONG_OUTPUT, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK_SECONDS = 0.5  # of prompts, at most, while others decode, or may come
 GREEDY = 2  # times as many tokens of a prompt, or streams, as the client or the request that has least
+BRIEF, FEW = 16, 4  # times shorter than the longest answer; more requests of a client are many
 WITH_GRAMMAR = 3  # streams that one with a grammar counts as: what may come next takes long to find
 LEAST_CHUNK, FIRST_CHUNK, CHUNK = 16, 128, 256  # tokens
 MOST_SECONDS = 5.0  # that anybody owes
@@ -49,13 +51,15 @@ class Shares:
         self._num_prompt_tokens = 0  # in that step
         self._size: Callable[[Sequence], Size] = lambda _sequence: Size(0, 0)
         self._beside: list[Sequence] = []  # who decodes
+        self._longest = 0  # of their answers, in tokens
         self._little: Size | None = None  # larger prompts let those wait; None: not asked for yet
         self._has_large = False  # whether one of them is in that step
 
     def decodes(self, decodes: list[Sequence]) -> list[Sequence]:
         """Those that may take part in the next step."""
         if decodes != self._compared:
-            self._compared, self._greedy = decodes, _greedy(decodes)
+            brief = {sequence.caller for sequence in decodes if self._is_brief(sequence)}
+            self._compared, self._greedy = decodes, _greedy(decodes) | brief
             self._patient = [sequence for sequence in decodes if sequence.caller not in self._greedy]
         return self._patient if self._greedy_owe > 0 else decodes
 
@@ -63,6 +67,7 @@ class Shares:
         """Prompts may delay ``decodes``, or not. ``size``: how much has come with a sequence."""
         self._size = size
         self._beside, self._little = decodes, None
+        self._longest = min(max((one.max_tokens for one in decodes), default=0), LONG_OUTPUT)
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a prompt has to wait until others have had their part."""
@@ -74,7 +79,12 @@ class Shares:
             requests = min((self._size(one).requests for one in self._beside), default=math.inf)
             self._little = Size(GREEDY * tokens, GREEDY * requests)
         size = self._size(sequence)
-        return size.tokens > self._little.tokens or size.requests > self._little.requests
+        if size.tokens > self._little.tokens or size.requests > self._little.requests:
+            return True
+        return self._is_brief(sequence)
+
+    def _is_brief(self, sequence: Sequence) -> bool:
+        return sequence.max_tokens * BRIEF <= self._longest and self._size(sequence).requests > FEW
 
     def prompt_tokens(self) -> int:
         """How many tokens of prompts the next step may compute while several requests are there."""
@@ -101,24 +111,30 @@ class Shares:
         elif self._num_prompt_tokens:
             if self._has_large:
                 self._prompts_owe = _more(self._prompts_owe, seconds, usual)
-            self._count_greedy(usual, paid=0.0)
+            self._count_greedy(usual)
         else:
-            self._prompts_owe = max(0.0, self._prompts_owe - seconds)
             if all_decoded:
                 self._decode_seconds = _average(self._decode_seconds, seconds)
             else:
                 self._patient_seconds = _average(self._patient_seconds, seconds)
-            self._count_greedy(seconds, paid=seconds)
+            self._count_greedy(seconds)
+            if not self._decoding & self._greedy:
+                self._pay(seconds)
 
-    def _count_greedy(self, seconds: float, paid: float) -> None:
-        """A step's decodes took so long; others have ``paid`` so much of it if greedy ones were not there."""
+    def _count_greedy(self, seconds: float) -> None:
+        """A step's decodes took so long."""
         if not self._greedy:
             self._greedy_owe = 0.0
         elif self._decoding & self._greedy:
             self._greedy_owe = _more(self._greedy_owe, seconds, self._patient_seconds)
             self._patient_seconds *= FADING
-        else:
-            self._greedy_owe = max(0.0, self._greedy_owe - paid)
+
+    def _pay(self, seconds: float) -> None:
+        """A step had neither prompts nor those who are greedy; what both owe is paid in equal parts."""
+        if self._prompts_owe > 0 and self._greedy_owe > 0:
+            seconds /= 2
+        self._prompts_owe = max(0.0, self._prompts_owe - seconds)
+        self._greedy_owe = max(0.0, self._greedy_owe - seconds)
 
 
 def _greedy(decodes: list[Sequence]) -> frozenset[Caller]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ACCEPTED_AT_ONCE = 64  # connections for each turn of the event loop; the event loop itself knows no limit
 CLOSE_WAIT = 8  # the first byte of TCP_INFO: the other end has closed it
-HELD_SECONDS = 0.25  # at most; it is little to those that stay
+HELD_SECONDS = 0.1  # at most; it is little to those that stay
 HELD_BYTES = 64 << 10
 
 

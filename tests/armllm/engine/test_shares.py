@@ -95,7 +95,27 @@ def test_many_short_prompts_of_a_client_leave_others_half_of_their_speed(schedul
     assert (good.num_output_tokens - before) / total > 0.5 * alone
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1024, 64), (128, 64)])
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "answers"), [(8, 1, 1), (200, 1, 1), (2, 4, 2)])
+def test_so_do_many_brief_answers_of_the_same_client(scheduler, num_prompt_tokens, max_tokens, answers):
+    """It would catch an address whose requests of a moment take all of the time of its streams."""
+    good = queue(scheduler, "one", 4, 10_000)
+    run(scheduler, 2)
+    alone = good.num_output_tokens / 2
+    total, before, others = 0.0, good.num_output_tokens, []
+    while total < 20:
+        while len([one for one in others[-20 * answers :] if not one.finished]) < 20 * answers:
+            request = next(NUMBERS)
+            others += [
+                queue(scheduler, "one", num_prompt_tokens, max_tokens, request=request)
+                for _ in range(answers)
+            ]
+        total += run(scheduler, STEP_SECONDS)[1]
+    assert (good.num_output_tokens - before) / total > 0.5 * alone
+    served = sum(one.finished for one in others) * num_prompt_tokens * PROMPT_SECONDS
+    assert served > 0.02 * total, "others go on, too"
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(1024, 64), (128, 64), (1024, 1)])
 def test_requests_that_are_alike_are_computed_as_fast_as_without_shares(num_prompt_tokens, max_tokens):
     """It would catch streams that go on alone while prompts wait."""
     seconds = {}
