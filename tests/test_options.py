@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from armbuild import cli as armbuild
 from armcli.groups import OUTPUT
@@ -47,8 +48,8 @@ def commands():
         stack = [(name, program)]
         while stack:
             path, command = stack.pop()
-            below = getattr(command, "commands", {})
-            stack += [(f"{path} {word}", one) for word, one in below.items()]
+            below = command.list_commands(None) if isinstance(command, TyperGroup) else []
+            stack += [(f"{path} {word}", command.get_command(None, word)) for word in below]
             if not below:
                 yield path, command
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from armllm.utils.options import dashed, opposite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-logger = logging.getLogger(__name__)
 
 # what vllm's parser also calls them
 SHORT_NAMES = {
@@ -86,12 +78,19 @@ def _equal(value: Any, accepted: Any) -> bool:
 
 @functools.cache
 def _warn_once(name: str, reason: str) -> None:
-    logger.warning("%s has no effect here: %s", name, reason)
+    import logging  # noqa: PLC0415 - every command would wait for it
+
+    logging.getLogger(__name__).warning("%s has no effect here: %s", name, reason)
 
 
 @functools.cache
 def foregone_options() -> dict[str, Foregone]:
     """All such options by name."""
+    if sys.version_info >= (3, 11):  # every command would wait for it
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+
     groups = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["group"]
     return {
         name: Foregone(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from packaging.requirements import Requirement
+from typer.core import TyperGroup
 
 from armbuild.image import entrypoint
 from armllm import environment
@@ -63,8 +64,8 @@ def test_names_are_unchanged(command):
 
 def armllm(words, _monkeypatch):
     found = typer.main.get_command(app)
-    while words[0] in getattr(found, "commands", {}):
-        found, words = found.commands[words[0]], words[1:]
+    while isinstance(found, TyperGroup):
+        found, words = found.get_command(None, words[0]), words[1:]
     with found.make_context("armllm", list(words)) as context:
         assert context.params
 

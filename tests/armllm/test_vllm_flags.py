@@ -32,7 +32,7 @@ FLAGS = [
 def click_command(name):
     found = typer.main.get_command(app)
     for part in COMMANDS[name][0]:
-        found = found.commands[part]
+        found = found.get_command(None, part)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The ``armllm`` command. One module per subcommand; everything heavy is imported inside the commands."""
+"""The ``armllm`` command. One module per subcommand, imported when it is named; heavy imports are inside."""
 
 from __future__ import annotations
 
@@ -12,22 +12,7 @@ import typer
 
 import armllm
 from armcli.groups import Program
-from armllm.cli import (
-    bench,
-    chat,
-    collect_env,
-    complete,
-    convert,
-    doctor,
-    info,
-    pack,
-    quantize,
-    route,
-    run,
-    run_batch,
-    serve,
-)
-from armllm.cli.commands import CommandsWithReasons
+from armllm.cli.commands import Commands
 from armllm.cli.options import Quiet  # noqa: TC001 - typer evaluates annotations
 from armllm.errors import ArmllmError
 from armllm.progress import progress
@@ -52,7 +37,7 @@ EXTRAS = {
 
 app = Program(
     name="armllm",
-    cls=CommandsWithReasons,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes [brackets] for markup, and cuts names to fit its tables
@@ -75,24 +60,6 @@ def common(
     quiet: Quiet = False,
 ) -> None:
     """Run large language models on Arm CPUs."""
-
-
-for module in (
-    run,
-    chat,
-    complete,
-    serve,
-    route,
-    run_batch,
-    bench,
-    info,
-    convert,
-    quantize,
-    pack,
-    doctor,
-    collect_env,
-):
-    module.register(app)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -160,6 +160,35 @@ def test_importing_the_package_and_help_stay_light():
     assert "info" in result.stdout
 
 
+VERSION = """
+import sys, traceback, typer
+from typer.core import TyperGroup
+before = set(sys.modules)
+from armllm.cli import main
+assert main(["--version"]) == 0
+print(*(set(sys.modules) - before))
+"""
+
+
+def test_the_version_imports_nothing_that_it_does_not_need():
+    """It would catch the modules of commands, and slow ones: tomllib, logging, importlib.abc."""
+    done = subprocess.run([sys.executable, "-c", VERSION], capture_output=True, text=True, check=True)
+    ours, others = set(), set()
+    for name in done.stdout.splitlines()[1].split():
+        (ours if name.startswith("arm") else others).add(name)
+    assert {name.partition(".")[0] for name in others} <= {"json", "_json", "typer", "click"}
+    assert {name for name in ours if name.startswith("armllm.cli.")} == {
+        "armllm.cli.commands",
+        "armllm.cli.options",
+    }
+    assert len(ours) <= 16
+
+
+def test_a_command_that_is_misspelled_has_a_hint(capsys):
+    assert main(["serv"]) == 2
+    assert "'serve'" in capsys.readouterr().err
+
+
 def test_the_version_is_told(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"armllm {armllm.__version__}\n"
