@@ -7,7 +7,7 @@
 Nobody measured these machines. A node reads its weights and keys, or multiplies, whichever takes longer. Then
 
 - one node, or a replica on each: threads wait for each other in each layer; no messages.
-- ranks (tensor parallel): each node has its share of both. A layer has four gathers, and Python between ops.
+- ranks (tensor parallel): each node has its share of both. A layer has four gathers.
 - stages (pipeline parallel): each node has its share of the layers; sequences are divided among the steps.
 """
 
@@ -21,7 +21,6 @@ KEY_BYTES = 2 * 8 * 128 * 2 * LAYERS  # of a token: keys and values of 8 heads o
 CONTEXT = 1024
 READS = 0.8  # of the memory's peak that a node reaches
 WAITING = 33e-6  # seconds of a layer: tools/model_threads.py for 128 cores
-PYTHON = 60e-6  # seconds of a layer that is not recorded: tools/profile_step.py
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def rates(machine: Machine, sequences: int, gather: float) -> dict[str, float]:
     gathers = LAYERS * (4 * gather + columns * sequences / 2 * 2 / machine.link)
     whole = machine.step(sequences) + waiting
     of_half = machine.step(half) + waiting
-    ranks = machine.step(sequences, 1 / 2) + waiting + gathers + LAYERS * PYTHON
+    ranks = machine.step(sequences, 1 / 2) + waiting + gathers
     both = 2 if sequences > 1 else 1  # nodes that have something to do
     return {
         "one node": sequences / whole,

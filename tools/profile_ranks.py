@@ -7,9 +7,9 @@
     python tools/profile_ranks.py build/bench/90m --gathers
 
 CPU time, which other work on the machine changes little. That of rank 0 has sampling and detokenizing, and
-both have the time for which they wait awake. Messages are those of rank 0: gathers of ranks, or what stages
-send and receive; copies, and waiting awake. `--gathers` has two processes do the gathers of a step and
-nothing else, so that neither waits for the other: that is what the gathers take of a step.
+both have the time for which they wait awake. The last column is the share of messages in a step of rank 0. Of
+stages these are what it sends and receives. Of ranks they are the gathers of a step by two processes that do
+nothing else, so that neither waits for the other; `--gathers` prints these alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,24 +29,22 @@ from armllm import LLM, SamplingParams
 from armllm.engine.config import EngineConfig
 from armllm.engine.messages import Link
 from armllm.kernels._extension import extension
-from armllm.layers.ranks import Cut, Gather
+from armllm.layers.ranks import Cut
 from armllm.models import read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from armllm.checkpoint.config import ModelConfig
-    from armllm.engine.model_runner import ModelRunner
 
 NANOSECONDS = 1e9
 
 
 class Messages:
-    """CPU seconds of this process within gathers, and within messages between stages."""
+    """CPU seconds of this process within messages between stages."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        Gather.__call__ = self._timed(Gather.__call__)  # type: ignore[method-assign]
         Link.send = self._timed(Link.send)  # type: ignore[method-assign]
         Link.receive = self._timed(Link.receive)  # type: ignore[method-assign]
 
@@ -110,17 +108,17 @@ def gather_microseconds(config: ModelConfig, width: int, rows: int, rounds: int 
     return 1e6 * statistics.median(seconds)
 
 
-def print_gathers(model: str, sequences: list[int]) -> None:
-    """A row per number of sequences."""
+def all_gathers(model: str, sequences: list[int]) -> dict[int, float]:
+    """Microseconds of a step's gathers, by the number of sequences."""
     folder = EngineConfig.of(model, {}).model_folder
     _, config = read_model_config(folder)
     width = json.loads((folder / "config.json").read_text())["intermediate_size"]
-    print("| sequences | gathers of a step, µs |")
-    print("| ---: | ---: |")
     cpus = os.sched_getaffinity(0)
+    found = {}
     for count in sequences:
-        print(f"| {count} | {gather_microseconds(config, width, count):.0f} |", flush=True)
+        found[count] = gather_microseconds(config, width, count)
         os.sched_setaffinity(0, cpus)
+    return found
 
 
 def main() -> int:
@@ -135,8 +133,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--gathers", action="store_true", help="only the gathers of two ranks")
     arguments = parser.parse_args()
+    gathers = all_gathers(arguments.model, arguments.sequences) if arguments.by == "tensor" else {}
     if arguments.gathers:
-        print_gathers(arguments.model, arguments.sequences)
+        print("| sequences | gathers of a step, µs |")
+        print("| ---: | ---: |")
+        for count, microseconds in gathers.items():
+            print(f"| {count} | {microseconds:.0f} |")
         return 0
     messages = Messages()
     found: dict[int, list[tuple[list[float], float]]] = {}
@@ -150,8 +152,6 @@ def main() -> int:
             max_model_len=arguments.tokens + 16,
             skip_tokenizer_init=True,
         )
-        if arguments.by == "tensor":  # whose steps are not recorded: compare alike
-            cast("ModelRunner", llm.llm_engine.runner).decode.most_sequences = 0
         found[size] = [profile(llm, messages, count, arguments.tokens) for count in arguments.sequences]
         del llm
     print("| sequences | one process, ms | each rank, ms | of one process | messages |")
@@ -161,6 +161,7 @@ def main() -> int:
     ):
         each = ", ".join(f"{one:.2f}" for one in ranks)
         parts = ", ".join(f"{one / alone[0]:.0%}" for one in ranks)
+        share = gathers[count] / 1e3 / ranks[0] if count in gathers else share  # noqa: PLW2901
         print(f"| {count} | {alone[0]:.2f} | {each} | {parts} | {share:.1%} |")
     return 0
 

@@ -11,8 +11,12 @@ from armllm.layers.attention import AttentionMetadata
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequences
 
+    from armllm.engine.messages import Message
     from armllm.engine.runner import StepInput
     from armllm.engine.sequence import Sequence
+
+
+DECODE = "decode"  # in a message to other ranks: the numbers of each sequence
 
 
 class DecodeStep:
@@ -36,16 +40,16 @@ class DecodeInputs:
     """Fixed places for the inputs of all recordings."""
 
     def __init__(self, most: int, max_blocks: int) -> None:
-        self.token_ids, self.positions, self.total_lens, self.places, self.slot_mapping = torch.zeros(
-            5, most, dtype=torch.int64
-        )
-        self.adapter_slots = torch.full((most,), -1)
+        self._rows = torch.zeros(5, most, dtype=torch.int64)
+        self.token_ids, self.positions, self.total_lens, self.slot_mapping, self.adapter_slots = self._rows
+        self.places = torch.zeros(most, dtype=torch.int64)
         self.seq_lens = torch.zeros(most, dtype=torch.int32)
         self.query_start_loc = torch.arange(most + 1, dtype=torch.int32)
         self.block_tables = torch.zeros(most, max_blocks, dtype=torch.int32)
         self._numbers = (self.token_ids.numpy(), self.positions.numpy(), self.slot_mapping.numpy())
         self._lens = (self.total_lens.numpy(), self.seq_lens.numpy())
         self._tables = self.block_tables.numpy()
+        self._width = 0  # of the longest table of the step
 
     def fill(self, sequences: Sequences[Sequence], block_size: int) -> None:
         """Describe the last token of each sequence."""
@@ -66,6 +70,7 @@ class DecodeInputs:
                 positions[row] += sequence.pictures.shift
         for row, sequence in enumerate(sequences):
             self._tables[row, : len(sequence.block_table)] = sequence.block_table
+        self._width = max(len(sequence.block_table) for sequence in sequences)
 
     def copy(self, x: StepInput) -> None:
         """Describe a step of one token for each sequence."""
@@ -75,3 +80,16 @@ class DecodeInputs:
             place[:size] = value.numpy()
         tables = metadata.block_tables.numpy()
         self._tables[:size, : tables.shape[1]] = tables
+
+    def message(self, size: int) -> Message:
+        """The step of ``size`` sequences that was filled in, for `read` in another process."""
+        return {DECODE: self._rows[:, :size], "block_tables": self.block_tables[:size, : self._width]}
+
+    def read(self, message: Message) -> int:
+        """Describe what `message` wrote; how many sequences it has."""
+        rows, tables = message[DECODE], message["block_tables"]
+        size = rows.shape[1]
+        self._rows[:, :size] = rows
+        self.seq_lens[:size] = self.total_lens[:size]
+        self.block_tables[:size, : tables.shape[1]] = tables
+        return int(size)

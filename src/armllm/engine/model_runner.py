@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from armllm import kernels
 from armllm.checkpoint.mapping import mapped_spans, release
+from armllm.engine.decode_inputs import DECODE
 from armllm.engine.loading import load_model
 from armllm.engine.memory import SHARE_FOR_KV_CACHE, readable
 from armllm.engine.messages import Message, adapter_of, as_message, read_bytes, written
@@ -27,7 +28,7 @@ from armllm.layers.stages import Stage, building_stage
 from armllm.models import check_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Sequences
     from contextlib import AbstractContextManager
 
@@ -218,11 +219,13 @@ class ModelRunner(Runner):
         return ", ".join(sorted({entry["target"] for entry in kernels.report().values()}))
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
-        alone = self._ranks is None and self._end is None
-        if not alone or not self.decode.takes(sequences):
+        if self._end is not None or not self.decode.takes(sequences):
             return None
         with torch_threads(few=self.own_products):
-            return self.decode.run(sequences)
+            if self._ranks is None:
+                return self.decode.run(sequences)
+            with self._unless_interrupted(self._ranks):
+                return self.decode.run(sequences, self._tell)
 
     def _begin(self, x: StepInput) -> Callable[[], Tensor]:
         """Begin a step, which other stages go on with."""
@@ -257,11 +260,20 @@ class ModelRunner(Runner):
         """The final hidden states of a step, or the logits of hidden states, by all ranks."""
         if self._ranks is None:
             return self._compute_own(x)
-        self._tell({"hidden": x} | self._adapter_rows() if isinstance(x, Tensor) else self._step_message(x))
-        try:
+        with self._unless_interrupted(self._ranks):
+            self._tell(
+                {"hidden": x} | self._adapter_rows() if isinstance(x, Tensor) else self._step_message(x)
+            )
             return self._compute_own(x)
+
+    @staticmethod
+    @contextmanager
+    def _unless_interrupted(ranks: Ranks) -> Iterator[None]:
+        """Stop all ranks where what is within fails: the others wait for this one in the step."""
+        try:
+            yield
         except BaseException:
-            self._ranks.fail(INTERRUPTED)  # the others wait for this one within the step
+            ranks.fail(INTERRUPTED)
             raise
 
     def _tell(self, message: Message) -> None:
@@ -270,17 +282,18 @@ class ModelRunner(Runner):
             self._end.tell(message)
             return
         assert self._ranks is not None  # noqa: S101 - else there is nobody
-        try:
+        with self._unless_interrupted(self._ranks):
             self._ranks.send(b"".join(written(message)))
-        except BaseException:
-            self._ranks.fail(INTERRUPTED)
-            raise
 
     @torch.inference_mode()
     def follow(self, data: bytes) -> None:
         """Do this rank's part of what rank 0 computes, or let a slot hold an adapter as rank 0 does."""
         message = read_bytes(data)
         if self._fills(message):
+            return
+        if DECODE in message:
+            with torch_threads(few=self.own_products):
+                self.decode.follow(message)
             return
         own = message["hidden"] if "hidden" in message else _step(message)
         with self._adapted(message):

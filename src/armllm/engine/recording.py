@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from armllm.engine.messages import Message
     from armllm.engine.runner import StepInput
     from armllm.engine.sequence import Sequence
     from armllm.layers.lora import AdapterSlots
@@ -245,17 +246,27 @@ class RecordedDecode:
             )
         )
 
-    def run(self, sequences: Sequences[Sequence]) -> Tensor:
-        """Fp32 logits ``[S, vocab_size]``."""
+    def run(self, sequences: Sequences[Sequence], tell: Callable[[Message], None] = lambda _: None) -> Tensor:
+        """Fp32 logits ``[S, vocab_size]``. ``tell``: is told what other ranks `follow`."""
+        size, adapters = len(sequences), [sequence.adapter for sequence in sequences]
         self._inputs.fill(sequences, self._block_size)
-        adapters = [sequence.adapter for sequence in sequences]
-        if self._slots is None or not any(adapters):
-            return self._run(len(sequences), (), self._logits, self.recordings)[0]
-        self._inputs.adapter_slots.numpy()[: len(adapters)] = self._slots.hold(adapters)
+        held = None if self._slots is None or not any(adapters) else self._slots.hold(adapters)
+        self._inputs.adapter_slots.numpy()[:size] = -1 if held is None else held
+        tell(self._inputs.message(size))
+        return self._replay(size, adapted=held is not None)
+
+    def follow(self, message: Message) -> None:
+        """Do a rank's part of the step that rank 0 runs."""
+        size = self._inputs.read(message)
+        self._replay(size, adapted=bool((self._inputs.adapter_slots[:size] >= 0).any()))
+
+    def _replay(self, size: int, *, adapted: bool) -> Tensor:
+        if self._slots is None or not adapted:
+            return self._run(size, (), self._logits, self.recordings)[0]
         if self._version != self._slots.version:
             self.with_adapters.clear()
             self._version = self._slots.version
-        return self._run(len(sequences), (), self._adapted_logits, self.with_adapters)[0]
+        return self._run(size, (), self._adapted_logits, self.with_adapters)[0]
 
     def takes_input(self, x: StepInput) -> bool:
         """As `takes`, of a step whose sequences are elsewhere."""

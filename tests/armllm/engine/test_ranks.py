@@ -166,7 +166,7 @@ def answers(folder, size, by="tensor", **options):
         assert engine.stats().num_prefix_hits
         assert engine.stats().num_preemptions
         decode = engine.runner.decode
-        assert bool(decode.recordings) == (not decode.refused and (size == 1 or by == "pipeline"))
+        assert bool(decode.recordings) == (not decode.refused)
         engine.check_integrity()
     return [
         (
