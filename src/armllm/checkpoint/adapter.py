@@ -122,6 +122,8 @@ def _why_not(tensor: str) -> str:
         return "changes the embedding, which is not supported"
     if name.startswith("lm_head."):
         return "changes the head (lm_head), which is not supported"
+    if name.startswith("visual."):
+        return "changes the encoder of pictures, which is not supported"
     if ".experts." in name:
         return "changes experts of a mixture, which is not supported"
     if TENSOR.fullmatch(name) is None:

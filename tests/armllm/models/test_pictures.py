@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
+from tests.armllm.adapters import ALL, ATTENTION, merge, write_adapter
 from tests.armllm.models.picture_models import (
     END,
     PAD,
@@ -24,7 +26,7 @@ from tests.armllm.models.picture_models import (
 )
 from tests.armllm.models.reference import MOST_OF_ROUNDINGS, rounded_modules
 
-from armllm import LLM, SamplingParams
+from armllm import LLM, LoRARequest, SamplingParams
 from armllm.cli import main
 from armllm.errors import BusyError, CheckpointError, RequestError
 from armllm.models import read_model_config
@@ -52,9 +54,9 @@ def load(folder, reader, **options):
     return llm
 
 
-def ask(llm, pictures=PICTURES, prompt=PROMPT, params=GREEDY):
+def ask(llm, pictures=PICTURES, prompt=PROMPT, params=GREEDY, adapter=None):
     given = {"prompt_token_ids": prompt, "multi_modal_data": {"image": list(pictures)}}
-    (output,) = llm.generate(given, params, use_tqdm=False)
+    (output,) = llm.generate(given, params, use_tqdm=False, lora_request=adapter)
     llm.llm_engine.check_integrity()
     return output
 
@@ -64,11 +66,11 @@ def processor():
     return module.Qwen2VLImageProcessorPil(**SIZES)
 
 
-def ask_with_logits(llm):
+def ask_with_logits(llm, adapter=None):
     """The greedy tokens, and the logits that they were chosen from."""
     seen, run = [], llm.llm_engine.runner.run
     llm.llm_engine.runner.run = lambda *arguments: seen.append(run(*arguments).clone()) or seen[-1]
-    output = ask(llm)
+    output = ask(llm, adapter=adapter)
     llm.llm_engine.runner.run = run
     return output, torch.cat(seen)
 
@@ -105,6 +107,46 @@ def test_fp32_logits_are_those_of_transformers(tmp_path, reader, seed):
     expected = reference.logits(tokens)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert expected.argmax(-1).tolist() == list(tokens)
+
+
+# Of the text part alone: PEFT takes a list of names for the encoder's matrices, too.
+TEXT_PART = {
+    "all matrices": r".*language_model.*\.(" + "|".join(ALL) + ")",
+    "attention, as names": list(ATTENTION),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("targets", TEXT_PART)
+def test_adapters_beside_pictures_are_as_in_merged_weights(tmp_path, reader, seed, targets):
+    """Catches states of pictures that miss the adapter's keys, and a base that shares blocks with it."""
+    model = save(tmp_path / "base", seed)
+    part = torch.nn.ModuleDict({"language_model": model.model.language_model})
+    adapter = write_adapter(
+        tmp_path / "adapter",
+        torch.nn.ModuleDict({"model": part}),
+        ALL if targets == "all matrices" else ATTENTION,
+        target_modules=TEXT_PART[targets],
+    )
+    llm = load(tmp_path / "base", reader, enable_lora=True)
+    request = LoRARequest("one", 1, str(adapter))
+    for one, reference in ((request, Reference(merge(model, adapter))), (None, Reference(model))) * 2:
+        output, logits = ask_with_logits(llm, one)
+        tokens = output.outputs[0].token_ids
+        expected = reference.logits(tokens)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        assert expected.argmax(-1).tolist() == list(tokens)
+
+
+@pytest.mark.parametrize("target", ["attn.qkv", "mlp.gate_proj"])
+def test_adapters_of_the_encoder_are_refused_by_name(tmp_path, reader, target):
+    """Catches such an adapter that is taken without its change."""
+    model = save(tmp_path / "base")
+    adapter = write_adapter(tmp_path / "adapter", model, (target.rpartition(".")[2],))
+    llm = load(tmp_path / "base", reader, enable_lora=True)
+    tensor = re.escape(f"model.visual.blocks.0.{target}.lora_A.weight")
+    with pytest.raises(CheckpointError, match=f"{tensor} changes the encoder of pictures"):
+        ask(llm, adapter=LoRARequest("one", 1, str(adapter)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
