@@ -41,6 +41,7 @@ DEADLINE = 120.0  # seconds for one answer
 STREAM_SECONDS = 20.0
 IP_BIND_ADDRESS_NO_PORT = 24
 LONG_PROMPT = 1900  # tokens
+PARDON_SECONDS = 8.0  # then the server no longer lets an address wait that was refused
 
 
 def request(path: str, body: bytes) -> bytes:
@@ -385,7 +386,7 @@ def in_turn(served: Served, kinds: list[str], arguments: argparse.Namespace) -> 
             f" | {cpus} | {busy.requests:.0f} | {busy.memory >> 20} |",
             flush=True,
         )
-        time.sleep(1)
+        time.sleep(PARDON_SECONDS)
 
 
 def main() -> None:

@@ -89,7 +89,7 @@ class Code:
 
 def scan(path: Path, elf: Elf) -> Code:
     """Return what the code of the little-endian AArch64 file ``path`` needs; streams through a memory map."""
-    scanner = _Scanner(np.memmap(path, np.uint8, "r"), elf)
+    scanner = _Scanner(np.asarray(np.memmap(path, np.uint8, "r")), elf)
     for batch in batches(_code_sections(elf)):
         scanner.sections(batch)
     scanner.code.functions.sort(key=lambda function: function.address)

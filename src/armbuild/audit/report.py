@@ -34,8 +34,9 @@ class ElfReport:
     self_checked: int
     gpu_code: tuple[GpuCode, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
+    def as_dict(self, *, every_function: bool) -> dict[str, Any]:
+        """Return the JSON form; ``every_function``: with those of the file that need extensions."""
+        functions = [function_dict(function) for function in self.functions] if every_function else None
         return {
             "name": self.name,
             "size": self.size,
@@ -51,7 +52,7 @@ class ElfReport:
             "known_functions": self.known_functions,
             "self_checked": self.self_checked,
             "gpu_code": [asdict(item) for item in self.gpu_code],
-            "functions": [function_dict(function) for function in self.functions],
+            **({} if functions is None else {"functions": functions}),
         }
 
 
@@ -116,8 +117,11 @@ class AuditReport:
         """Whether the audit passed."""
         return not self.errors
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the document of ``armbuild audit --json`` (docs/schema/audit.json)."""
+    def as_dict(self, *, every_function: bool = True) -> dict[str, Any]:
+        """Return the document of ``armbuild audit --json`` (docs/schema/audit.json).
+
+        ``every_function``: of each file those that need extensions, too.
+        """
         return {
             "schema": 1,
             "path": str(self.path),
@@ -161,12 +165,13 @@ class AuditReport:
                 "outside_libraries": list(self.policy.outside),
             },
             "parts": dict(self.parts or {}),
-            "files": [item.as_dict() for item in self.files],
+            "files": [item.as_dict(every_function=every_function) for item in self.files],
         }
 
 
 def function_dict(function: Function) -> dict[str, Any]:
     """Return the JSON form of a function and of its uses of extensions."""
+    texts = [use.text for use in function.uses]
     return {
         "function": function.name,
         "section": function.section,
@@ -180,9 +185,9 @@ def function_dict(function: Function) -> dict[str, Any]:
                 "count": use.count,
                 "address": f"{use.address:#x}",
                 "word": f"{use.word:08x}",
-                "mnemonic": use.text.partition(" ")[0],
-                "disassembly": use.text,
+                "mnemonic": text.partition(" ")[0],
+                "disassembly": text,
             }
-            for use in function.uses
+            for use, text in zip(function.uses, texts, strict=True)
         ],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from armbuild.errors import one_line
 from armisa.tables import core_types, extensions_of, implied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from armbuild.audit.code import Function
     from armbuild.audit.floor import Guard
@@ -51,14 +50,15 @@ def judge(
     dispatched: set[str] = set()
     guarded: set[str] = set()
     offences, doubts = [], []
+    guard = _Guarded(guards).of
     for file in files:
-        everywhere |= _throughout(file, guards)
+        everywhere |= _throughout(file, guard)
         for function in file.functions:
             if function.doubt:
-                if missing := function.needs - allowed - _guard(function, guards):
+                if missing := function.needs - allowed - guard(function):
                     doubts.append(Offence(file=file.name, function=function, missing=missing))
                 continue
-            covered = _guard(function, guards)
+            covered = guard(function)
             guarded |= function.needs & covered
             rest = function.needs - covered
             certain = function.at_load | baseline
@@ -77,23 +77,29 @@ def judge(
     )
 
 
-def _guard(function: Function, guards: tuple[Guard, ...]) -> frozenset[str]:
-    return _guarded(function.name, function.section, guards)
+class _Guarded:
+    """What guards cover, remembered for each name: a file has many functions, and each is asked for twice."""
+
+    def __init__(self, guards: tuple[Guard, ...]) -> None:
+        self._guards = guards
+        self._known: dict[tuple[str, str], frozenset[str]] = {}
+
+    def of(self, function: Function) -> frozenset[str]:
+        key = function.name, function.section
+        found = self._known.get(key)
+        if found is None:
+            matching = [guard.extensions for guard in self._guards if guard.matches(*key)]
+            found = self._known[key] = frozenset[str]().union(*matching)
+        return found
 
 
-@functools.lru_cache(maxsize=1 << 18)
-def _guarded(function: str, section: str, guards: tuple[Guard, ...]) -> frozenset[str]:
-    matching = [guard.extensions for guard in guards if guard.matches(function, section)]
-    return frozenset[str]().union(*matching)
-
-
-def _throughout(file: ElfReport, guards: tuple[Guard, ...]) -> set[str]:
+def _throughout(file: ElfReport, guard: Callable[[Function], frozenset[str]]) -> set[str]:
     """Return what so many functions use that the whole file must have been compiled for it."""
     variants = sum(function.name.startswith(_SVE_VARIANT) for function in file.functions)
     counts = {"sve": -_FUNCTIONS_OF_VARIANT * variants}
     for function in file.functions:
         if not function.doubt:
-            for name in function.needs - _guard(function, guards):
+            for name in function.needs - guard(function):
                 counts[name] = counts.get(name, 0) + 1
     return {
         name

@@ -96,11 +96,10 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     documents: list[dict[str, Any]] = []
     for report, claim in _audits(paths, floor, parsed, platform):
         reports.append(report)
-        facts = report.as_dict()
-        for file in () if verbose else facts["files"]:
-            del file["functions"]
-        documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
-        if not (as_json or (Progress.quiet and report.ok)):
+        if as_json:
+            facts = report.as_dict(every_function=verbose)
+            documents.append({**facts, **({"image": claim.as_dict()} if claim else {})})
+        elif not (Progress.quiet and report.ok):
             lines = [*describe(report, show), *(claim.lines() if claim else ())]
             print("\n".join([colored(lines[0], sys.stdout), *lines[1:]]), flush=True)
     ok = all(report.ok for report in reports)

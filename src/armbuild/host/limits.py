@@ -1,4 +1,7 @@
-"""Limits for programs that download and unpack: the time, and the bytes that all their processes write."""
+"""Limits for programs that download and unpack: the time, the memory, and the bytes that are written.
+
+Those of memory and bytes are of all processes of a program together.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ class Limits:
     """Of all files: what was downloaded, and what came out of it."""
     processes: int | None = None
     """All at once. RLIMIT_NPROC does not hold for root."""
-    left: float = 0.0
+    memory_bytes: int | None = 4 << 30
+    """Of its own, which it shares with no file or other process. None: as much as ``left`` allows."""
+    left: float = 0.03
     """The part of the machine's memory that must stay available."""
 
     @property
@@ -61,21 +66,25 @@ class Limits:
             return f"it had more than {self.processes} processes"
         if _written(family_now) > self.written_bytes:
             return f"it wrote more than {_size(self.written_bytes)}"
-        if self.left and _available() < self.left:
+        if self.memory_bytes is not None and _memory(family_now) > self.memory_bytes:
+            return f"it took more than {_size(self.memory_bytes)} of memory"
+        if _available() < self.left:
             return f"it left less than {self.left:.0%} of this machine's memory to others"
         return ""
 
 
 DOWNLOAD = Limits()
-BUILD = Limits(seconds=4 * MAX_SECONDS)
+BUILD = Limits(seconds=4 * MAX_SECONDS, memory_bytes=None)
 """Of what is built from an sdist before it is installed."""
 IMAGE = Limits(file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES)
 
 
-ENGINE = Limits(seconds=4 * MAX_SECONDS, file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES)
+ENGINE = Limits(
+    seconds=4 * MAX_SECONDS, file_bytes=8 * MAX_BYTES, written_bytes=32 * MAX_BYTES, memory_bytes=None
+)
 """Of what docker, podman and buildah build, load, save and push themselves, not their daemon."""
-STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, left=0.03)
-"""Of an image's program."""
+STRANGER = Limits(seconds=1800.0, file_bytes=1 << 30, processes=4096, memory_bytes=None)
+"""Of an image's program, whose sandbox limits its memory."""
 
 
 def memory() -> int:
@@ -101,6 +110,16 @@ def _written(processes: Iterable[int]) -> int:
             fields = Path(f"/proc/{process}/io").read_text().split()
             total += int(fields[fields.index("wchar:") + 1])
     return total
+
+
+def _memory(processes: Iterable[int]) -> int:
+    """Return the bytes of memory that these processes have alone (proc_pid_statm(5))."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended by now
+            resident, shared = map(int, Path(f"/proc/{process}/statm").read_text().split()[1:3])
+            total += resident - shared
+    return total * os.sysconf("SC_PAGE_SIZE")
 
 
 def _size(number: int) -> str:
