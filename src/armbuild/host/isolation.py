@@ -18,7 +18,7 @@ from armbuild.host import cache, limits, process
 from armbuild.host.pythons import tool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from armbuild.host.pythons import HostPython
 
@@ -95,11 +95,14 @@ def environment(
     log: Path,
     lock: Path | None = None,
     wheels_only: bool = False,
+    target: str = "",
+    adapt: Callable[[Path], None] | None = None,
 ) -> BuildEnvironment:
     """Return an environment of ``python`` with ``requires`` installed; raises BuildError with uv's reason.
 
     ``lock``: a requirements file with a hash for each file; then it says what is installed, and nothing else.
-    ``wheels_only``: nothing is built to be installed.
+    ``wheels_only``: nothing is built to be installed. ``adapt`` changes its packages for builds for
+    ``target``, which share no environment with others.
     """
     wanted = sorted(requires)
     pinned = lock.read_text(encoding="utf-8") if lock else ""
@@ -134,10 +137,13 @@ def environment(
                 env=clean(),
                 limits=limits.BUILD,
             )
+        if adapt:
+            (site,) = folder.glob("venv/lib/python3*/site-packages")
+            adapt(site)
 
     what = pinned if lock else wanted
     facts = [str(python.executable), python.version, python.magic, what, indexes()]
-    key = cache.digest([*facts, *(WHEELS_ONLY if wheels_only else ())])
+    key = cache.digest([*facts, *(WHEELS_ONLY if wheels_only else ()), *([target] * bool(target))])
     return BuildEnvironment(cache.fill(cache.root() / "environments" / key, fill) / "venv")
 
 

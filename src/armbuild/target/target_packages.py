@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import shutil
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +128,25 @@ def install(
         error=MissingError,
         limits=limits.DOWNLOAD,
     )
+
+
+def swap_libraries(python: str, platform: str, log: Path, site: Path) -> None:
+    """Replace the static libraries of packages in ``site``, which a build links, by the target's.
+
+    Those are in the wheel of the same version (numpy has libnpymath.a, libnpyrandom.a). A package without
+    such a wheel keeps its own.
+    """
+    for package in list(distributions(path=[str(site)])):
+        libraries = [file for file in package.files or () if file.suffix == ".a"]
+        if not libraries:
+            continue
+        with cache.work_folder("libraries") as work, contextlib.suppress(MissingError):
+            only = [f"{package.name}=={package.version}"]
+            install(only, python, work, log=log, dependencies=False, platform=platform)
+            for file in libraries:
+                if (work / file).is_file():
+                    (site / file).unlink()  # it may be a link to a file in uv's cache
+                    shutil.copyfile(work / file, site / file)
 
 
 def compile_all(host: HostPython, folder: Path, *, log: Path) -> None:

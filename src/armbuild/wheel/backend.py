@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ from packaging.requirements import Requirement
 
 from armbuild.errors import ArmbuildError, BuildError, MissingError, UsageError
 from armbuild.host import isolation, process
+from armbuild.target import target_packages
 from armbuild.toolchain import torch_stub
 from armbuild.wheel import sandbox
 
@@ -106,7 +108,12 @@ def _environment(
         return environment, builder
     requires = set(torch_stub.split(plan.project.requires)[0] if cross else plan.project.requires)
     locked = plan.settings.lock if plan.settings.lock and plan.settings.lock.is_file() else None
-    environment = isolation.environment(python, requires, log=log, lock=locked, wheels_only=wheels_only)
+    make = functools.partial(isolation.environment, python, log=log, wheels_only=wheels_only)
+    if cross:
+        platform = target_packages.MUSL if plan.musl else target_packages.PLATFORM
+        adapt = functools.partial(target_packages.swap_libraries, python.version, platform, log)
+        make = functools.partial(make, target=platform, adapt=adapt)
+    environment = make(requires, lock=locked)
     with _as_pep_517_says(log):
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     extra = _asked_for(builder, settings, log)
@@ -114,14 +121,12 @@ def _environment(
         extra = set(torch_stub.split(extra)[0])
     if plan.settings.lock and not locked:
         isolation.write_lock(plan.settings.lock, python, requires | extra, log=log, wheels_only=wheels_only)
-        environment = isolation.environment(
-            python, requires | extra, log=log, lock=plan.settings.lock, wheels_only=wheels_only
-        )
+        environment = make(requires | extra, lock=plan.settings.lock)
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     elif locked:
         isolation.check_locked(locked, environment, requires | extra)
     elif not extra <= requires:
-        environment = isolation.environment(python, requires | extra, log=log, wheels_only=wheels_only)
+        environment = make(requires | extra)
         builder = ProjectBuilder.from_isolated_env(environment, sources, runner=runner)
     return environment, builder
 

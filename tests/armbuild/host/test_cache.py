@@ -309,16 +309,18 @@ def test_a_part_with_folders_deeper_than_pythons_stack_has_a_size(tmp_path, monk
     monkeypatch.setenv("ARMBUILD_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "cache/work").mkdir(parents=True)
     (tmp_path / "cache/work/file").write_bytes(b"12")
-    deep = os.open(tmp_path / "cache/work", os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("a", dir_fd=deep)
-        above, deep = deep, os.open("a", os.O_RDONLY, dir_fd=deep)
-        os.close(above)
-    with os.fdopen(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
-        file.write(b"345")
-    os.close(deep)
-    assert cache.parts() == {"work": 5}
-    subprocess.run(["rm", "-rf", tmp_path / "cache"], check=True)  # pytest's own removal is not that deep
+    try:
+        deep = os.open(tmp_path / "cache/work", os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("a", dir_fd=deep)
+            above, deep = deep, os.open("a", os.O_RDONLY, dir_fd=deep)
+            os.close(above)
+        with os.fdopen(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=deep), "wb") as file:
+            file.write(b"345")
+        os.close(deep)
+        assert cache.parts() == {"work": 5}
+    finally:  # pytest's own removal does not go that deep
+        subprocess.run(["rm", "-rf", tmp_path / "cache"], check=True)
 
 
 def test_files_are_moved_all_or_none(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.armbuild import wheels
 
 from armbuild.artifact.wheelfile import WheelFile
 from armbuild.host import isolation, pythons
@@ -96,3 +97,23 @@ def test_a_folder_with_the_name_of_a_requirement_is_not_installed(tmp_path, monk
         str(wheel),
         "y @ file:///z.whl",
     ]
+
+
+def test_static_libraries_of_build_requirements_become_those_of_the_target(tmp_path, monkeypatch):
+    """numpy's libnpymath.a, which scipy links, is for this machine in a build environment."""
+    extension = "thing/_core.cpython-311-aarch64-linux-gnu.so"
+    for name, code in (("any", b"here"), ("manylinux_2_17_aarch64", b"target")):
+        files = {extension: None, "thing/lib.a": code, "thing/kept.txt": code}
+        wheels.write(tmp_path, f"thing-1.0-py3-none-{name}.whl", files=files)
+    wheels.write(tmp_path, "alone-1.0-py3-none-any.whl", files={extension: None, "alone.a": b"here"})
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    site, shared = tmp_path / "site", tmp_path / "shared"
+    only = ["--no-deps", "--find-links", tmp_path, "--no-index", "--target", site]
+    here = [tmp_path / f"{name}-1.0-py3-none-any.whl" for name in ("thing", "alone")]
+    subprocess.run([isolation.uv_program(), "pip", "install", "-q", *only, *here], check=True)
+    shared.hardlink_to(site / "thing/lib.a")  # as in uv's own cache
+    target_packages.swap_libraries("3.11", target_packages.PLATFORM, tmp_path / "log", site)
+    assert (site / "thing/lib.a").read_bytes() == b"target"
+    assert shared.read_bytes() == (site / "thing/kept.txt").read_bytes() == b"here"
+    assert (site / "alone.a").read_bytes() == b"here"  # no wheel for the target: a link would fail and say so
