@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from armbuild.audit import functions as bounds
 from armbuild.audit import startup
 from armbuild.audit.disassembly import disassemble
 from armbuild.audit.elf import BrokenElf, Section
-from armbuild.audit.instructions import UNDEFINED, classify, needs_of_row, table
+from armbuild.audit.instructions import CHUNK, UNDEFINED, classify, needs_of_row, table
 from armbuild.audit.section_batches import Batch, batches
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 # compiler-rt and libgcc: each helper checks for LSE itself before it uses one of its instructions.
 _OUTLINE_ATOMICS = re.compile(r"__aarch64_(cas|swp|ldadd|ldclr|ldeor|ldset)\d+_(relax|acq|rel|acq_rel|sync)")
+# What compilers use for atomic operations wherever they may.
+_ATOMICS = frozenset({"lse", "rcpc", "rcpc2"})
+_LSE = frozenset({"lse"})
 _STG = 0xD9200800
 # libgcc, unwind-dw2.c: the register VG counts doublewords in a vector, and is read when a frame saved it.
 _UNWINDER = re.compile(r"execute_stack_op|execute_cfa_program(_\w+)?|uw_\w+|_Unwind_[GS]etGR")
@@ -65,7 +68,8 @@ class Function:
     """A function that needs more than Armv8.0-A.
 
     ``needs`` are extensions; ``doubt`` says why its words may be data, None when they are code;
-    ``at_load`` are the needs of instructions that loading the file runs for certain.
+    ``at_load`` are the needs of instructions that loading the file runs for certain; ``unguarded`` are needs
+    that nothing checks the CPU for.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Function:
     needs: frozenset[str]
     doubt: str | None = None
     at_load: frozenset[str] = frozenset()
+    unguarded: frozenset[str] = frozenset()
 
 
 @dataclass(kw_only=True)
@@ -92,6 +97,7 @@ def scan(path: Path, elf: Elf) -> Code:
     scanner = _Scanner(np.asarray(np.memmap(path, np.uint8, "r")), elf)
     for batch in batches(_code_sections(elf)):
         scanner.sections(batch)
+    scanner.mark_unguarded()
     scanner.code.functions.sort(key=lambda function: function.address)
     return scanner.code
 
@@ -127,6 +133,7 @@ class _Scanner:
         self.marks = bounds.mappings(data, elf)
         self.certain = startup.certain_words(data, elf, self.known)
         self.uses = 0
+        self.helpers: set[int] = set()
         self.code = Code(known_functions=len(self.known.start))
 
     def sections(self, batch: Batch) -> None:
@@ -145,6 +152,7 @@ class _Scanner:
         hits = hits[np.where(marked[batch.owner(hits)], batch.code(self.marks, hits), ~is_literal)]
         helpers = _outline_atomics(words, hits, rows, batch.within(hits))
         self.code.self_checked += int(helpers.sum())
+        self.helpers.update(self.known.find(batch.addresses(hits[helpers])).tolist())
         hits = hits[~helpers]
         if not len(hits):
             return
@@ -194,6 +202,7 @@ class _Scanner:
         name = self.known.label(index)
         if _OUTLINE_ATOMICS.fullmatch(name) or _retags_a_frame(uses) or _reads_a_frame(name, uses):
             self.code.self_checked += sum(use.count for use in uses)
+            self.helpers.add(index)
             return
         last = max(use.last for use in uses)
         self.code.functions.append(
@@ -207,6 +216,45 @@ class _Scanner:
                 at_load=_of_rows(frozenset(use.row for use in uses if use.certain)),
             )
         )
+
+    def mark_unguarded(self) -> None:
+        """Mark the functions whose atomic instructions of LSE nothing guards.
+
+        What checks the CPU has another way, with exclusive loads: in the same function, or in one beside it.
+        So without a guard are the LSE functions without such a load, where they are more than the others
+        with one. Where most use newer extensions too, a check of these brings them all (Arm Compute Library).
+        """
+        using = [item for item in self.code.functions if "lse" in item.needs and item.doubt is None]
+        alone = {self._index(item): item for item in using if item.needs <= _ATOMICS}
+        if 2 * len(alone) <= len(using):
+            return
+        exclusive = self._with_exclusive_loads()
+        found = alone.keys() - exclusive - {-1}
+        if len(found) <= len(exclusive - alone.keys() - self.helpers):
+            return
+        self.code.functions = [
+            replace(item, unguarded=_LSE)
+            if alone.get(index := self._index(item)) is item and index in found
+            else item
+            for item in self.code.functions
+        ]
+
+    def _index(self, function: Function) -> int:
+        return int(self.known.find(np.array([function.address], np.uint64))[0])
+
+    def _with_exclusive_loads(self) -> set[int]:
+        """Return the functions with LDXR, LDXP or their kin."""
+        found: set[int] = set()
+        for batch in batches(_code_sections(self.elf)):
+            words = batch.read(self.data)
+            for start in range(0, len(words), CHUNK):
+                part = words[start : start + CHUNK]
+                hits = np.flatnonzero(
+                    ((part & np.uint32(0x3FE00000)) == np.uint32(0x08400000))
+                    | ((part & np.uint32(0xBFE00000)) == np.uint32(0x88600000))
+                )
+                found.update(self.known.find(batch.addresses(hits + start)).tolist())
+        return found
 
 
 @functools.cache

@@ -179,6 +179,7 @@ def function_dict(function: Function) -> dict[str, Any]:
         "needs": sorted(function.needs),
         "doubt": function.doubt,
         "runs_at_load": bool(function.at_load),
+        "unguarded": sorted(function.unguarded),
         "uses": [
             {
                 "extensions": sorted(use.extensions),

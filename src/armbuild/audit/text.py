@@ -106,6 +106,8 @@ def _offences(title: str, offences: tuple[Offence, ...], show: int) -> Iterator[
         yield f"    {place}"
         doubt = f"; {function.doubt}" if function.doubt else ""
         loads = "; runs when the file is loaded" if use.certain else ""
+        if not loads and item.missing & function.unguarded:
+            loads = "; no check of the CPU guards it"
         missing = ", ".join(sorted(item.missing))
         yield f"      {use.address:#x}: {use.word:08x}  {use.text} [{missing}]{loads}{doubt}"
 

@@ -61,7 +61,7 @@ def judge(
             covered = guard(function)
             guarded |= function.needs & covered
             rest = function.needs - covered
-            certain = function.at_load | baseline
+            certain = function.at_load | function.unguarded | baseline
             everywhere |= rest & certain
             dispatched |= rest - certain
             if missing := rest - allowed:

@@ -150,10 +150,69 @@ def test_each_function_is_accused_of_its_feature_and_no_other(compiler, tmp_path
         assert list(accused(audit_path(path, floor="armv8-a", guards=others))) == [name]
     features = sorted({feature for feature, _ in guilty.values()})
     assert audit_path(path, floor=f"armv8-a+{'+'.join(features)}").errors == ()
-    answers = {item.core: item.verdict for item in report.cores}
-    assert answers["Cortex-A72"] == "only if dispatched"
-    assert "no" not in answers.values()
+    answers = {item.core: (item.verdict, item.certain) for item in report.cores}
+    atomics = symbol("lse") in guilty  # without a guard: see below
+    assert answers["Cortex-A72"] == (("no", ("lse",)) if atomics else ("only if dispatched", ()))
+    assert answers["Neoverse-N1"] == ("only if dispatched", ())
     # Stripping hides the names and no instruction.
     stripped = wheel({"demo/x.cpython-311-aarch64-linux-gnu.so": linked(tmp_path, "-s")})
     found = {name for item in audit_path(stripped, floor="armv8-a").offences for name in item.missing}
     assert found == set(features)
+
+
+PLAIN = "int count(int *p) { return __atomic_fetch_add(p, 1, __ATOMIC_SEQ_CST); }\n"
+IN_ONE = """
+extern int have_lse;
+int count(int *p)
+{
+    int old, sum, failed;
+    if (have_lse) {
+        __asm__ volatile(".arch armv8-a+lse\\n ldaddal %w2, %w0, %1" : "=r"(old), "+Q"(*p) : "r"(1));
+        return old;
+    }
+    __asm__ volatile("1: ldaxr %w0, %3; add %w1, %w0, #1; stlxr %w2, %w1, %3; cbnz %w2, 1b"
+                     : "=&r"(old), "=&r"(sum), "=&r"(failed), "+Q"(*p));
+    return old;
+}
+"""
+BESIDE = """
+__attribute__((target("arch=armv8-a+lse"))) static int with_lse(int *p)
+{
+    return __atomic_fetch_add(p, 1, __ATOMIC_SEQ_CST);
+}
+static int without(int *p) { return __atomic_fetch_add(p, 1, __ATOMIC_SEQ_CST); }
+extern unsigned long features(void);
+static int (*choose(void))(int *) { return features() & 256 ? with_lse : without; }
+int count(int *p) __attribute__((ifunc("choose")));
+"""
+ZIG_CC = [*ZIG, "cc", "-target", "aarch64-linux-gnu.2.28"]
+LIBRARIES = {
+    "gcc, Armv8.1-A": (["aarch64-linux-gnu-gcc", "-march=armv8.1-a"], PLAIN, "no"),
+    "zig, LSE": ([*ZIG_CC, "-mcpu=generic+lse"], PLAIN, "no"),
+    "gcc, helpers": (["aarch64-linux-gnu-gcc", "-moutline-atomics"], PLAIN, "yes"),
+    "gcc, exclusive loads": (GCC, PLAIN, "yes"),
+    "zig": ([*ZIG_CC, "-mcpu=generic"], PLAIN, "yes"),
+    "a check in the function": (GCC, IN_ONE, "only if dispatched"),
+    "an indirect function": (GCC, BESIDE, "only if dispatched"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compiler", "code", "answer"), LIBRARIES.values(), ids=LIBRARIES)
+@pytest.mark.parametrize("strip", [[], ["-s"]], ids=["", "stripped"])
+def test_atomics_raise_the_floor_unless_something_guards_them(compiler, code, answer, strip, tmp_path):
+    """vLLM's back end was called fit for any Armv8.0-A core, with 163 functions that use LSE unguarded."""
+    (tmp_path / "x.c").write_text(code)
+    library = tmp_path / "x.so"
+    command = [*compiler, "-O2", "-fPIC", "-shared", *strip, "-o", library, tmp_path / "x.c"]
+    subprocess.run(command, check=True)
+    report = audit_path(library)
+    answers = {item.core: item.verdict for item in report.cores}
+    assert answers["Cortex-A72"] == answer
+    assert answers["Neoverse-N1"] == "yes"
+    assert report.needs_everywhere == ({"lse"} if answer == "no" else set())
+    assert [bool(item.function.unguarded) for item in report.offences] == {
+        "no": [True],
+        "only if dispatched": [False],
+        "yes": [],
+    }[answer]

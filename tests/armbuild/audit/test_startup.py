@@ -1,6 +1,7 @@
 """What loading a file runs for certain decides "no"; what a check may keep from running does not.
 
-Compiled with zig, so that the paths are a compiler's. LSE stands for every extension: Cortex-A72 lacks it.
+Compiled with zig, so that the paths are a compiler's. DotProd stands for every extension that is
+judged by paths alone: Cortex-A72 lacks it.
 """
 
 from __future__ import annotations
@@ -17,40 +18,40 @@ extern unsigned long getauxval(unsigned long);
 extern void abort(void) __attribute__((noreturn));
 extern int other_library(void);
 #define LSE __asm__ volatile("swp x1, x2, [x0]" ::: "x1", "memory")
-#define DOTPROD __asm__ volatile("sdot v0.4s, v1.16b, v2.16b" ::: "v0")
+#define DOT __asm__ volatile("sdot v0.4s, v1.16b, v2.16b" ::: "v0")
 #define AT_LOAD __attribute__((constructor)) static void
 #define APART __attribute__((noinline)) static void
 #pragma clang attribute push(__attribute__((target("lse,dotprod"))), apply_to = function)
 """
 RUNS = {
-    "straight": "AT_LOAD start(void) { LSE; }",
-    "once": "static int done; AT_LOAD start(void) { if (!done) done = other_library(); LSE; }",
-    "loop": "AT_LOAD start(void) { for (int n = 0; n < other_library(); n++) other_library(); LSE; }",
+    "straight": "AT_LOAD start(void) { DOT; }",
+    "once": "static int done; AT_LOAD start(void) { if (!done) done = other_library(); DOT; }",
+    "loop": "AT_LOAD start(void) { for (int n = 0; n < other_library(); n++) other_library(); DOT; }",
     "called": """
-        APART deep(void) { other_library(); LSE; }
+        APART deep(void) { other_library(); DOT; }
         AT_LOAD start(void) { other_library(); deep(); other_library(); }""",
-    "tail call": "APART deep(void) { other_library(); LSE; } AT_LOAD start(void) { deep(); }",
-    "exported": "void deep(void) { LSE; } AT_LOAD start(void) { deep(); other_library(); }",
-    "check that aborts": "AT_LOAD start(void) { if (other_library()) abort(); LSE; }",
-    "both branches": "AT_LOAD start(void) { if (other_library()) { LSE; } else { LSE; } other_library(); }",
+    "tail call": "APART deep(void) { other_library(); DOT; } AT_LOAD start(void) { deep(); }",
+    "exported": "void deep(void) { DOT; } AT_LOAD start(void) { deep(); other_library(); }",
+    "check that aborts": "AT_LOAD start(void) { if (other_library()) abort(); DOT; }",
+    "both branches": "AT_LOAD start(void) { if (other_library()) { DOT; } else { DOT; } other_library(); }",
     "late constructor": """
         AT_LOAD first(void) { other_library(); }
-        __attribute__((constructor(200))) static void second(void) { LSE; }""",
+        __attribute__((constructor(200))) static void second(void) { DOT; }""",
     "resolver": """
         static int one(void) { return 1; }
-        static int (*choose(void))(void) { LSE; return one; }
+        static int (*choose(void))(void) { DOT; return one; }
         int chosen(void) __attribute__((ifunc("choose")));
         int user(void) { return chosen(); }""",
-    "module": "void *PyInit_demo(void) { LSE; return 0; }",
+    "module": "void *PyInit_demo(void) { DOT; return 0; }",
     "module in two phases": """
-        static int fill(void *module) { LSE; return other_library(); }
+        static int fill(void *module) { DOT; return other_library(); }
         static struct { int slot; void *value; } slots[] = {{3, 0}, {2, (void *)fill}, {0, 0}};
         static struct { long base[5]; const char *name, *doc; long size; void *methods, *slots; } definition =
             {{1}, "demo", 0, 0, 0, slots};
         extern void *PyModuleDef_Init(void *);
         void *PyInit_demo(void) { return PyModuleDef_Init(&definition); }""",
     "module in two phases, definition exported": """
-        int fill(void *module) { LSE; return other_library(); }
+        int fill(void *module) { DOT; return other_library(); }
         struct { int slot; void *value; } slots[] = {{2, (void *)fill}, {0, 0}};
         struct { long base[5]; const char *name, *doc; long size; void *methods, *slots; } definition =
             {{1}, "demo", 0, 0, 0, slots};
@@ -58,28 +59,28 @@ RUNS = {
         void *PyInit_demo(void) { return PyModuleDef_Init(&definition); }""",
 }
 GUARDED = {
-    "never called": "void fast(void) { LSE; }",
-    "checked": "AT_LOAD start(void) { if (getauxval(16) >> 8 & 1) { LSE; } }",
-    "early return": "AT_LOAD start(void) { if (!(getauxval(16) >> 8 & 1)) return; LSE; }",
+    "never called": "void fast(void) { DOT; }",
+    "checked": "AT_LOAD start(void) { if (getauxval(16) >> 8 & 1) { DOT; } }",
+    "early return": "AT_LOAD start(void) { if (!(getauxval(16) >> 8 & 1)) return; DOT; }",
     "checked in the callee": """
-        APART deep(void) { if (getauxval(16) >> 8 & 1) LSE; else other_library(); }
+        APART deep(void) { if (getauxval(16) >> 8 & 1) DOT; else other_library(); }
         AT_LOAD start(void) { deep(); }""",
     "called behind a check": """
-        APART deep(void) { other_library(); LSE; other_library(); }
+        APART deep(void) { other_library(); DOT; other_library(); }
         AT_LOAD start(void) { if (getauxval(16) >> 8 & 1) deep(); other_library(); }""",
     "choosing resolver": """
-        static int one(void) { LSE; return 1; }
+        static int one(void) { DOT; return 1; }
         static int two(void) { return 2; }
         static int (*choose(void))(void) { return getauxval(16) >> 8 & 1 ? one : two; }
         int chosen(void) __attribute__((ifunc("choose")));
         int user(void) { return chosen(); }""",
     "table of functions": """
-        static void fast(void) { LSE; }
+        static void fast(void) { DOT; }
         static void slow(void) { other_library(); }
         static void (*const table[])(void) = {slow, fast};
         AT_LOAD start(void) { table[getauxval(16) >> 8 & 1](); }""",
     "method of a module": """
-        static void *method(void) { LSE; return 0; }
+        static void *method(void) { DOT; return 0; }
         void *methods[] = {method};
         void *PyInit_demo(void) { return methods; }""",
 }
@@ -104,8 +105,8 @@ def verdict(tmp_path):
 def test_what_every_path_runs_is_a_no(case, verdict):
     answer, report = verdict(RUNS[case])
     assert answer == "no"
-    assert report.needs_everywhere == {"lse"}
-    assert report.lowest_core == "a core with lse"
+    assert report.needs_everywhere == {"dotprod"}
+    assert report.lowest_core == "a core with dotprod"
 
 
 @pytest.mark.slow
@@ -114,13 +115,13 @@ def test_what_a_check_may_keep_from_running_is_no_no(case, verdict):
     answer, report = verdict(GUARDED[case])
     assert answer == "only if dispatched"
     assert report.needs_everywhere == set()
-    assert report.lowest_core == "any Armv8.0-A core; lse must be behind dispatch"
+    assert report.lowest_core == "any Armv8.0-A core; dotprod must be behind dispatch"
 
 
 @pytest.mark.slow
 def test_one_function_may_need_one_extension_for_certain_and_check_for_another(verdict):
     answer, report = verdict(
-        "AT_LOAD start(void) { LSE; if (getauxval(16) >> 20 & 1) { DOTPROD; } }", "ThunderX2"
+        "AT_LOAD start(void) { LSE; if (getauxval(16) >> 20 & 1) { DOT; } }", "ThunderX2"
     )
     assert report.needs_everywhere == {"lse"}
     assert report.needs_dispatched == {"dotprod"}
