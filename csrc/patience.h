@@ -20,13 +20,14 @@ inline int64_t nanoseconds(clockid_t clock) {
 // its core: where others want it, a spinning thread takes it from the one that it waits for.
 class Patience {
  public:
-  // Returns whether `done` came true in that time.
+  // Returns whether `done` came true in that time. `brief`: it is likely not to, look for the short time
+  // only.
   template <class Done>
-  bool spin(const Done& done) {
+  bool spin(const Done& done, bool brief = false) {
     const int64_t start = nanoseconds(CLOCK_MONOTONIC);
     int64_t limit = kShort;
     while (!spin_until(done, start + limit)) {
-      if (limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
+      if (brief || limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
       limit = kLong;
     }
     return true;

@@ -112,7 +112,7 @@ void Ranks::wait(int rank, bool bounded) {
   const auto is_done = [&] {
     return static_cast<int32_t>(other.published.load() - exchange_) >= 0 || shared_->failed.load() != 0;
   };
-  if (!patience.spin(is_done)) {
+  if (!patience.spin(is_done, !bounded)) {  // unbounded: rank 0 schedules first
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     ++other.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -171,16 +171,18 @@ void Ranks::gather(const Gather& args, const Pieces& pieces) {
       ++exchange_;
       char* const written = slot(rank_);
       const int64_t size = std::min(end, mine) - begin;
-      if (size > 0) {
+      if (size > 0 && !(args.first_only && rank_ == 0)) {
         for_rows(rows, size, [&](int64_t r) {
           memcpy(written + r * size, part + r * args.part_stride + begin, static_cast<size_t>(size));
         });
       }
       publish();
-      place(rank_, part + begin, args.part_stride);
+      const bool wants = rank_ == 0 || !args.first_only;
+      if (wants) place(rank_, part + begin, args.part_stride);
       for (int step = 1; step < ranks_; ++step) {
         const int rank = (rank_ + step) % ranks_;
         wait(rank, true);
+        if (!wants) continue;
         const int64_t width = width_of(pieces[static_cast<size_t>(rank)]) * args.element;
         place(rank, slot(rank), std::min(end, width) - begin);
       }

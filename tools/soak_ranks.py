@@ -11,7 +11,8 @@ loads or under requests. A round fails if
 - a client waits for longer,
 - a process of the server or a file in /dev/shm is left.
 
-The moments and victims come from `--seed`. Prints a line for each failure, and a summary.
+The moments and victims come from `--seed`. Prints a line for each failure, and a summary. It tells how long
+after a SIGKILL of a rank the log named it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import random
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -45,6 +47,7 @@ ENDS = 12.0
 """Seconds until nothing may be left. The machine is slower with more servers beside."""
 READY = 180.0
 MARK = "SOAK_RANKS_ROUND"
+NAMED = "rank 1 was ended by signal 9"
 
 
 def has_mark(process: psutil.Process, mark: str) -> bool:
@@ -108,6 +111,8 @@ class Round:
 
     def __init__(self, model: str, by: str, randomness: random.Random) -> None:
         self.mark, self.port, self.lines = uuid.uuid4().hex, free_port(), list[str]()
+        self.noticed = 0.0  # when the first line named a rank and a signal
+        self.seconds: float | None = None  # from the kill of a rank to that line
         self.random = randomness
         command = [
             sys.executable, "-m", "armllm", "serve", model, "--port", str(self.port),
@@ -126,7 +131,10 @@ class Round:
 
     def read(self) -> None:
         assert self.server.stderr is not None  # noqa: S101 - a pipe
-        self.lines.extend(self.server.stderr)
+        for line in self.server.stderr:
+            if not self.noticed and NAMED in line:
+                self.noticed = time.monotonic()
+            self.lines.append(line)
 
     def ready(self) -> bool:
         return self.server.poll() is not None or any(
@@ -165,10 +173,12 @@ class Round:
             return f"{when} none", f"ended before: {self.lines[-3:]}"
         what = signal.SIGSTOP if kind == "rank" and self.random.random() < 0.2 else signal.SIGKILL
         # A rank that is stopped while all are idle is noticed at the next step only.
-        process.send_signal(what)
         begun = time.monotonic()
+        process.send_signal(what)
         done = f"{when} {kind} {what.name}"
         wrong = self.look(kind, what, when)
+        if self.noticed and kind == "rank":
+            self.seconds = self.noticed - begun
         if not loading:
             for client in clients:
                 client.join(max(0.0, begun + ENDS + 5 - time.monotonic()))
@@ -192,7 +202,7 @@ class Round:
         text, status = "".join(self.lines), self.server.returncode
         if kind == "server":  # nobody is left to say anything
             return None
-        named = "rank 1 was ended by signal 9" if what == signal.SIGKILL else "rank 1"
+        named = NAMED if what == signal.SIGKILL else "rank 1"
         checks = {
             f"status {status}": status != (70 if when == "serving" else status or 70),
             "a traceback": "Traceback" in text,
@@ -215,12 +225,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     done: collections.Counter[str] = collections.Counter()
-    failures, load_time = 0, 4.0
+    failures, load_time, seconds = 0, 4.0, list[float]()
     before = set(Path("/dev/shm").iterdir())  # noqa: S108 - looked at only
     for index in range(arguments.kills):
         randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
         by = ("tensor", "pipeline")[index % 2]
-        what, wrong = Round(arguments.model, by, randomness).run(load_time)
+        one = Round(arguments.model, by, randomness)
+        what, wrong = one.run(load_time)
+        seconds += [] if one.seconds is None else [one.seconds]
         done[f"{by} {what}"] += 1
         if wrong:
             failures += 1
@@ -228,6 +240,9 @@ def main() -> None:
     left = set(Path("/dev/shm").iterdir()) - before  # noqa: S108 - looked at only
     for what, count in sorted(done.items()):
         print(f"{count:5} {what}")
+    if seconds:
+        middle, most = statistics.median(seconds), max(seconds)
+        print(f"a killed rank was named after {middle:.2f} s (median), {most:.2f} s at most")
     remains = sorted(map(str, left)) or "nothing"
     print(f"{arguments.kills} kills, {failures} failures, left in /dev/shm: {remains}")
     raise SystemExit(bool(failures or left))

@@ -14,6 +14,7 @@ struct Gatherer {
   std::shared_ptr<Ranks> ranks;
   Pieces pieces;
   int64_t part = 0, whole = 0;  // columns of this rank, of all
+  bool first_only = false;      // the whole is for rank 0
 };
 
 }  // namespace armllm

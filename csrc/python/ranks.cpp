@@ -22,10 +22,11 @@ namespace armllm {
 
 namespace {
 
-// pieces: for each rank (source, target, width) of its runs of columns.
+// pieces: for each rank (source, target, width) of its runs of columns. first_only: the whole is for rank 0.
 Gatherer make_gatherer(std::shared_ptr<Ranks> ranks,
-                       const std::vector<std::vector<std::array<int64_t, 3>>>& pieces) {
+                       const std::vector<std::vector<std::array<int64_t, 3>>>& pieces, bool first_only) {
   Gatherer result{std::move(ranks), {}};
+  result.first_only = first_only;
   if (pieces.size() != static_cast<size_t>(result.ranks->size())) {
     throw std::invalid_argument("pieces are not those of all ranks");
   }
@@ -53,8 +54,9 @@ void py_gather_parts(PyObject* const* a) {
   const Tensor part = TensorMatcher({rows, columns}).of(type).match("part", a[1]);
   const Tensor out = TensorMatcher({rows, all}).of(type).written().match("out", a[0]);
   const int64_t element = type == Storage::f32 ? 4 : 2;
-  const Ranks::Gather args{out.data, part.data, rows, out.stride[0] * element, part.stride[0] * element,
-                           element};
+  const Ranks::Gather args{
+      out.data, part.data,           rows, out.stride[0] * element, part.stride[0] * element,
+      element,  gatherer->first_only};
   run_op([=] { gatherer->ranks->gather(args, gatherer->pieces); });
 }
 
@@ -97,7 +99,8 @@ void bind_ranks(PyObject* module) {
       .def_property_readonly("failure", &Ranks::failure);
   m.attr("Ranks").attr("LATE") = Ranks::kLate;
   py::class_<Gatherer, std::shared_ptr<Gatherer>>(m, "Gatherer")
-      .def(py::init(&make_gatherer), py::arg("ranks"), py::arg("pieces"), py::pos_only())
+      .def(py::init(&make_gatherer), py::arg("ranks"), py::arg("pieces"), py::arg("first_only") = false,
+           py::pos_only())
       .def_readonly("part", &Gatherer::part)
       .def_readonly("whole", &Gatherer::whole);
 }

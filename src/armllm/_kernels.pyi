@@ -178,7 +178,9 @@ class Ranks:
 class Gatherer:
     part: int
     whole: int
-    def __init__(self, ranks: Ranks, pieces: list[list[tuple[int, int, int]]], /) -> None: ...
+    def __init__(
+        self, ranks: Ranks, pieces: list[list[tuple[int, int, int]]], first_only: bool = False, /
+    ) -> None: ...
 
 def gather_parts(out: torch.Tensor, part: torch.Tensor, gatherer: Gatherer, /) -> None: ...
 

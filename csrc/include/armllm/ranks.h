@@ -35,12 +35,13 @@ class Ranks {
   int size() const { return ranks_; }
 
   // `part`: `rows` rows of this rank's columns, `part_stride` bytes apart; `out` gets the columns of all
-  // ranks.
+  // ranks. With `first_only` that of rank 0 does, and the others' is not written.
   struct Gather {
     void* out;
     const void* part;
     int64_t rows, out_stride, part_stride;  // in bytes
     int64_t element;                        // bytes
+    bool first_only = false;
   };
   void gather(const Gather& args, const Pieces& pieces);
 

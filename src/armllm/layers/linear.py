@@ -242,7 +242,7 @@ def tied_head(table: Tensor) -> Linear:
     (own,) = cut.rows(len(table))
     part = table[own.start : own.stop]
     product = dense(part, may_copy=part.nbytes <= LARGEST_TIED)
-    return Gathered(product, cut.gatherer([len(table)]))
+    return Gathered(product, cut.gatherer([len(table)], first_only=True))
 
 
 def as_float32(x: Tensor) -> Tensor:
@@ -261,6 +261,7 @@ def load_linear(
     *,
     bias: bool,
     gathered: bool = True,
+    first_only: bool = False,
     blocks: int = 1,
 ) -> Linear:
     """One product for all ``parts`` (name to out_features), which lie side by side in its result.
@@ -269,6 +270,7 @@ def load_linear(
 
     Where several ranks compute the model, each loads its rows of every part, or of each of the ``blocks`` in
     a part. The result has the columns of all ranks; those of this one only if it is not ``gathered``.
+    ``first_only``: only rank 0 looks at the result, as at that of a head.
     """
     ranks, slots = current_ranks(), current_slots()
     is_cut = ranks is not None and (not gathered or min(parts.values()) >= ranks.size)
@@ -278,7 +280,7 @@ def load_linear(
         names = {weights.prefix + name: rows for name, rows in parts.items()}
         product = slots.join(product, names, in_features, cut)
     if cut is not None and gathered:
-        return Gathered(product, cut.gatherer(list(parts.values())))
+        return Gathered(product, cut.gatherer(list(parts.values()), first_only=first_only))
     if cut is not None or slots is not None or weights.watch is None:
         return product
     return Watched(product, [weights.prefix + name for name in parts], weights.watch)

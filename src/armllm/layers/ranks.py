@@ -73,8 +73,11 @@ class Cut(NamedTuple):
         """Copy the rows of a part that belong to this rank."""
         return torch.cat([whole[rows.start : rows.stop] for rows in self.rows(len(whole))])
 
-    def gatherer(self, counts: Sequence[int]) -> Gather:
-        """What makes the whole of this rank's columns; ``counts`` are those of the parts, side by side."""
+    def gatherer(self, counts: Sequence[int], *, first_only: bool = False) -> Gather:
+        """What makes the whole of this rank's columns; ``counts`` are those of the parts, side by side.
+
+        first_only: the whole is for rank 0; that of the others has no values.
+        """
         pieces = []
         for rank in range(self.ranks.size):
             own: list[tuple[int, int, int]] = []
@@ -85,7 +88,7 @@ class Cut(NamedTuple):
                     source += len(rows)
                 target += count
             pieces.append(own)
-        return Gather(extension.Gatherer(self.ranks, pieces))
+        return Gather(extension.Gatherer(self.ranks, pieces, first_only))
 
 
 class Gather:

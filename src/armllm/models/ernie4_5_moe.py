@@ -95,7 +95,9 @@ class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM):  # noqa: N801 - the architec
         config = self.config
         if not config.qkv_bias:
             return super().load_head(weights)
-        return load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True)
+        return load_linear(
+            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True, first_only=True
+        )
 
     @staticmethod
     def read_config(reader: ConfigReader) -> Ernie4_5MoeConfig:

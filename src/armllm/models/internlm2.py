@@ -56,7 +56,9 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
         """What makes scores of final states."""
         if self.config.tie_word_embeddings:
             return tied_head(self.embed_tokens.weight)
-        return load_linear(weights, {"output": self.config.vocab_size}, self.config.hidden_size, bias=False)
+        return load_linear(
+            weights, {"output": self.config.vocab_size}, self.config.hidden_size, bias=False, first_only=True
+        )
 
     @staticmethod
     def read_config(reader: ConfigReader) -> LlamaConfig:

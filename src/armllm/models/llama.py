@@ -209,7 +209,9 @@ class LlamaForCausalLM:
         config = self.config
         if config.tie_word_embeddings:
             return tied_head(self.embed_tokens.weight)
-        return load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        return load_linear(
+            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=False, first_only=True
+        )
 
     def rotary_of(self, index: int) -> RotaryEmbedding | None:  # noqa: ARG002 - for families that have several
         """What layer ``index`` turns queries and keys with."""

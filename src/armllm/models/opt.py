@@ -129,7 +129,9 @@ class OPTForCausalLM:
         self.lm_head = (
             tied_head(self.embed_tokens.weight)
             if config.tie_word_embeddings
-            else load_linear(weights, {"lm_head": config.vocab_size}, embedding_size, bias=False)
+            else load_linear(
+                weights, {"lm_head": config.vocab_size}, embedding_size, bias=False, first_only=True
+            )
         )
 
     @staticmethod

@@ -90,7 +90,9 @@ class PhimoeForCausalLM(LlamaForCausalLM):
         config = self.config
         if not config.head_bias:
             return super().load_head(weights)
-        return load_linear(weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True)
+        return load_linear(
+            weights, {"lm_head": config.vocab_size}, config.hidden_size, bias=True, first_only=True
+        )
 
     @staticmethod
     def read_config(reader: ConfigReader) -> PhimoeConfig:

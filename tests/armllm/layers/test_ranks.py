@@ -82,6 +82,25 @@ def test_parts_become_the_whole_at_every_rank(size, tokens, counts, blocks, dtyp
             assert all(torch.equal(found, whole) for found in results)
 
 
+def test_a_whole_for_rank_0_leaves_the_others_out():
+    """And what comes after it is right at all."""
+    whole = torch.arange(3 * 10.0).view(3, 10)
+    with ranks_of(3) as ranks:
+
+        def gather(rank):
+            cut = Cut(ranks[rank])
+            (own,) = cut.rows(10)
+            part = whole[:, own.start : own.stop].contiguous()
+            out = torch.zeros(3, 10)
+            extension.gather_parts(out, part, cut.gatherer([10], first_only=True).gatherer)
+            return out, cut.gatherer([10])(part)
+
+        found = at_once(*(lambda rank=rank: gather(rank) for rank in range(3)))
+    for rank, (first, after) in enumerate(found):
+        assert torch.equal(first, torch.zeros(3, 10) if rank else whole)
+        assert torch.equal(after, whole)
+
+
 @pytest.mark.parametrize("length", [0, 1, SLOT - 8, 2 * SLOT + 5])
 def test_messages_arrive_whole_and_in_order(length):
     messages = [os.urandom(length), b"x", os.urandom(length)]
