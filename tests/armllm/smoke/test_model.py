@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
-from armllm.smoke.passages import MODEL
+from armllm.smoke.passages import MIXTURE, MODEL
 from armllm.tokenizer import Tokenizer
 
 
 def test_folder_stays_small_enough_for_the_wheel():
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < 1_450_000
+
+
+@pytest.mark.parametrize("folder", [MODEL, MIXTURE])
+def test_weights_have_short_mantissas_so_that_the_wheel_is_small(folder):
+    """A model that was trained without the last step would add half a megabyte to every wheel."""
+    data = (folder / "model.safetensors").read_bytes()
+    weights = safetensors.torch.load(data)
+    assert all(not (weight.view(torch.int16) & 0b111).any() for weight in weights.values())
+    assert len(zlib.compress(data)) < 0.6 * len(data)
 
 
 def test_texts_and_token_ids_are_of_the_same_words(passages):
