@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import mmap
 import weakref
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
@@ -17,6 +19,8 @@ import torch
 
 from armllm import kernels
 from armllm.checkpoint.adapter import plain_name
+from armllm.environment import uses_huge_pages
+from armllm.kernels._extension import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,6 +179,7 @@ class AdapterSlots:
         self._adapters: list[Adapter | None] = [None] * count
         self._used = [0] * count  # when, in steps
         self._step = 0
+        self._memory: Tensor | None = None  # of the slots, what no matrix has yet
         self._rows: Mapping[int, Tensor] | None = None
 
     @property
@@ -209,11 +214,24 @@ class AdapterSlots:
         self.version += 1
         parts = len(part_ends)
         return kernels.LoraSlots(
-            a=torch.zeros(self.count, parts * self.max_rank, in_features, dtype=self.dtype),
-            b=torch.zeros(self.count, self.max_rank * part_ends[-1], dtype=self.dtype),
+            a=self._zeros(self.count, parts * self.max_rank, in_features),
+            b=self._zeros(self.count, self.max_rank * part_ends[-1]),
             ranks=torch.zeros(self.count, parts, dtype=torch.int64),
             part_ends=torch.tensor(part_ends),
         )
+
+    def _zeros(self, *shape: int) -> Tensor:
+        """From the memory of all slots: a step reads much of it, which takes longer in small pages."""
+        if self._memory is None:
+            gaps = 2 * ALIGNMENT * len(self.products)
+            memory = mmap.mmap(-1, self.num_bytes + gaps, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if uses_huge_pages():
+                with contextlib.suppress(OSError):  # a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = torch.frombuffer(memory, dtype=torch.uint8)
+        size = -(-math.prod(shape) * self.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        taken, self._memory = self._memory[:size], self._memory[size:]
+        return taken.view(self.dtype)[: math.prod(shape)].view(shape)
 
     def norms(self, out_features: int) -> Tensor:
         """DoRA's of a matrix, which change nothing."""
