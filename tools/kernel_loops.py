@@ -227,4 +227,9 @@ LOOPS = (
         for marker in ("shrink", "expand")
         for rows in (2, 1)
     ),
+    *(
+        Loop(target=target, entry="state_scan_f32", marker=marker, cores=cores)
+        for target, cores in (("neon", Loop.cores), ("sve", ("neoverse-v1", "a64fx")))
+        for marker in ("find", "pass", "pass_ahead")
+    ),
 )

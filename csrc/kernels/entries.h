@@ -35,6 +35,12 @@
   }                                                                                                         \
   ARMLLM_ENTRY void lora_expand_##suffix(const LoraArgs& a, const LoraTile& tile) {                         \
     lora::expand<T>(a, tile);                                                                               \
+  }                                                                                                         \
+  ARMLLM_ENTRY void causal_conv_##suffix(const CausalConvArgs& a, int64_t begin, int64_t end) {             \
+    recurrence::convolve<T>(a, begin, end);                                                                 \
+  }                                                                                                         \
+  ARMLLM_ENTRY void state_scan_##suffix(const StateScanArgs& a, int64_t begin, int64_t end) {               \
+    recurrence::scan<T>(a, begin, end);                                                                     \
   }
 
 #define ARMLLM_CONVERT_ENTRY(From, from, To, to)                                                    \

@@ -10,5 +10,6 @@
 #include "kernels/norm.h"
 #include "kernels/panels.h"
 #include "kernels/quantize.h"
+#include "kernels/recurrence.h"
 #include "kernels/rotary.h"
 #include "kernels/weighted_sum.h"

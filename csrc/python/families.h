@@ -11,6 +11,7 @@ PyMethodDef* attention_methods();
 PyMethodDef* matmul_methods();
 PyMethodDef* moe_methods();
 PyMethodDef* lora_methods();
+PyMethodDef* recurrence_methods();
 PyMethodDef* ranks_methods();
 // Its classes, too.
 void bind_ranks(PyObject* module);

@@ -29,21 +29,23 @@ namespace armllm::sve {
 #include "kernels/lora.h"
 #include "kernels/entries.h"
 
-ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
-ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)
-ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
-ARMLLM_CONVERT_ENTRIES
-
-// A panel of keys has sixteen.
+// A panel of keys has sixteen, and a state's columns lie by sixteen.
 namespace sixteen {
 #define ARMLLM_SVE_LANES 16
 #undef ARMLLM_ADDEND
 #include "simd/sve.h"
 #include "kernels/exp_sve.h"
 #include "kernels/attention.h"
+#include "kernels/recurrence.h"
 }  // namespace sixteen
 using sixteen::attention_finish;
 using sixteen::attention_merge;
+namespace recurrence = sixteen::recurrence;
+
+ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
+ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)
+ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
+ARMLLM_CONVERT_ENTRIES
 
 #define ARMLLM_SVE_ATTENTION_ENTRIES(T, suffix)                                                        \
   ARMLLM_ATTENTION_ENTRIES(T, suffix, sixteen::kv_cache_layout<T>, sixteen::write_kv_cache<T>,         \

@@ -82,6 +82,30 @@ def add_lora(
     bias: torch.Tensor | None,
     /,
 ) -> None: ...
+def causal_conv(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    taps: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    /,
+) -> None: ...
+def state_scan(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    log_decay: torch.Tensor,
+    strength: torch.Tensor,
+    skip: torch.Tensor | None,
+    states: torch.Tensor,
+    slots: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    delta: bool,
+    /,
+) -> None: ...
 def quantize_rows(
     q: torch.Tensor, scales: torch.Tensor, x: torch.Tensor, zeros: torch.Tensor | None, /
 ) -> None: ...

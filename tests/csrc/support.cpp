@@ -126,7 +126,7 @@ const std::vector<NamedTest>& op_tests() {
     std::vector<NamedTest> tests;
     for (const auto* more :
          {&norm_tests(), &rotary_tests(), &activation_tests(), &kv_cache_tests(), &attention_tests(),
-          &matmul_tests(), &dense_tests(), &moe_tests(), &lora_tests()}) {
+          &matmul_tests(), &dense_tests(), &moe_tests(), &lora_tests(), &recurrence_tests()}) {
       tests.insert(tests.end(), more->begin(), more->end());
     }
     return tests;

@@ -68,6 +68,20 @@ GROUPS = (
             "splat(low[r])",
         ),
         Mutant(
+            "a state decays twice",
+            "state_scan_f32",
+            "csrc/kernels/recurrence.h",
+            "fma(k, u0, mul(load(four.state[0] + at), decay))",
+            "fma(k, u0, mul(mul(load(four.state[0] + at), decay), decay))",
+        ),
+        Mutant(
+            "a convolution meets the newest token first",
+            "causal_conv_f32",
+            "csrc/kernels/recurrence.h",
+            "rows[j] = input(t - before + j)",
+            "rows[j] = input(t - j)",
+        ),
+        Mutant(
             "the last weights of a dense panel are the first",
             "dense_matmul_f32",
             "csrc/kernels/dense.h",

@@ -335,6 +335,61 @@ struct LoraTile {
 };
 using Lora = void(const LoraArgs&, const LoraTile&);
 
+// Sequences whose tokens lie one after the other: those of sequence s are [starts[s], starts[s + 1]). Each
+// has a slot of its own.
+struct Sequences {
+  const int64_t* slots;   // [count]
+  const int32_t* starts;  // [count + 1]
+  int64_t count;
+};
+
+// out[t, c] = silu(bias[c] + sum_j taps[j, c] x[t - width + 1 + j, c]), in the order of j. What lies before a
+// sequence's first token is in its state, the oldest row first; after the last token the state has the last
+// inputs. Item s * chunks + i: sequence s, channels from i * kConvChannels on. out must not overlap x.
+struct CausalConvArgs {
+  void* out;          // [tokens, channels]
+  const void* x;      // [tokens, channels]
+  const float* taps;  // [width, channels], contiguous
+  const float* bias;  // [channels], or null
+  void* states;       // [slots, width - 1, channels], contiguous
+  Sequences sequences;
+  int64_t channels, width;  // width: 2 to kMaxConvWidth
+  int64_t out_stride, x_stride;
+};
+constexpr int64_t kConvChannels = 256, kMaxConvWidth = 16;
+using CausalConv = void(const CausalConvArgs&, int64_t begin, int64_t end);
+
+// Linear attention with a state S [key_dim, value_dim] per head of values:
+//
+//     S = exp(log_decay[t]) S + k u^T,   out[t] = q S + skip v
+//
+// where u = strength[t] v (Mamba 2's selective scan: Dao and Gu 2024, arXiv:2405.21060), or with delta
+// u = strength[t] (v - k S) after the decay (the gated delta rule: Yang et al. 2024, arXiv:2412.06464), where
+// k is a unit vector and q one of the length key_dim^-1/2. Each of key_heads serves neighboring heads.
+//
+// A state is [heads, ceil(value_dim / kStateColumns), key_dim, kStateColumns]: columns are independent, and
+// these of a token's pass lie side by side. Item (s * heads + h) * chunks + i: columns from i * kScanColumns
+// on. The bits of a result depend neither on the other sequences nor on how a prompt is cut.
+struct StateScanArgs {
+  float* out;              // [tokens, heads, value_dim], contiguous
+  const void* query;       // [tokens, key_heads, key_dim]
+  const void* key;         // as query
+  const void* value;       // [tokens, heads, value_dim]
+  const float* log_decay;  // [tokens, heads], contiguous, at most 0
+  const float* strength;   // the same
+  const float* skip;       // [heads], or null for 0
+  float* states;           // [slots, state_floats(...)], contiguous
+  Sequences sequences;
+  int64_t heads, key_heads, key_dim, value_dim;  // key_dim: at most kMaxStateKeys
+  int64_t query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride;
+  bool delta;
+};
+constexpr int64_t kStateColumns = 16, kScanColumns = 64, kMaxStateKeys = 512;
+constexpr int64_t state_floats(int64_t heads, int64_t key_dim, int64_t value_dim) {
+  return heads * ((value_dim + kStateColumns - 1) / kStateColumns) * key_dim * kStateColumns;
+}
+using StateScan = void(const StateScanArgs&, int64_t begin, int64_t end);
+
 // The element functions of csrc/kernels/activation.h: X(op, function, ...).
 #define ARMLLM_GATED_FUNCTIONS(X, ...) \
   X(silu_and_mul, silu, ##__VA_ARGS__) \
@@ -370,7 +425,9 @@ using Lora = void(const LoraArgs&, const LoraTile&);
   X(Matmul, panel_matmul_##storage)                  \
   X(WeightedSum, weighted_sum_##storage)             \
   X(Lora, lora_shrink_##storage)                     \
-  X(Lora, lora_expand_##storage)
+  X(Lora, lora_expand_##storage)                     \
+  X(CausalConv, causal_conv_##storage)               \
+  X(StateScan, state_scan_##storage)
 #define ARMLLM_OPS(X)                \
   ARMLLM_OPS_OF(X, f32)              \
   ARMLLM_OPS_OF(X, f16)              \

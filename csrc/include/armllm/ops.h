@@ -154,4 +154,10 @@ void moe(const KernelTable& table, WeightForm form, Storage storage, Function fu
 void add_lora(const KernelTable& table, Storage storage, const LoraArgs& args, const int64_t* slots,
               int64_t rows);
 
+// Slots must be below num_slots and differ; starts must rise from 0 to tokens.
+void causal_conv(const KernelTable& table, Storage storage, const CausalConvArgs& args, int64_t tokens,
+                 int64_t num_slots);
+void state_scan(const KernelTable& table, Storage storage, const StateScanArgs& args, int64_t tokens,
+                int64_t num_slots);
+
 }  // namespace armllm

@@ -39,6 +39,13 @@ from armllm.kernels.moe import (
     moe_w4a8,
     moe_w8a8,
 )
+from armllm.kernels.recurrence import (
+    SequenceStates,
+    causal_conv,
+    gated_delta_rule,
+    selective_scan,
+    state_size,
+)
 
 __all__ = [
     "ClampedSwiGLU",
@@ -47,10 +54,13 @@ __all__ = [
     "LoraSlots",
     "PackedWeight",
     "PanelWeight",
+    "SequenceStates",
     "add_lora",
     "allocate_kv_cache",
+    "causal_conv",
     "convert",
     "fused_add_rms_norm",
+    "gated_delta_rule",
     "gather_rows",
     "gelu",
     "gelu_and_mul",
@@ -75,8 +85,10 @@ __all__ = [
     "report",
     "rms_norm",
     "rotary_embedding",
+    "selective_scan",
     "set_num_threads",
     "silu_and_mul",
+    "state_size",
     "targets",
     "thread_backend",
     "use_own_threads",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from armllm.kernels.lora import LoraSlots  # noqa: F401 - part of the same interface
 from armllm.kernels.moe import ClampedSwiGLU  # noqa: F401 - part of the same interface
+from armllm.kernels.recurrence import SequenceStates, state_size  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_lora import add_lora  # noqa: F401 - part of the same interface
 from armllm.kernels.reference_matmul import (  # noqa: F401 - part of the same interface
     PackedWeight,
@@ -31,6 +32,11 @@ from armllm.kernels.reference_moe import (  # noqa: F401 - part of the same inte
     moe_f32,
     moe_w4a8,
     moe_w8a8,
+)
+from armllm.kernels.reference_recurrence import (  # noqa: F401 - part of the same interface
+    causal_conv,
+    gated_delta_rule,
+    selective_scan,
 )
 
 OPS = (
@@ -50,6 +56,9 @@ OPS = (
     "matmul_w8a8",
     "matmul_w4a8",
     "add_lora",
+    "causal_conv",
+    "gated_delta_rule",
+    "selective_scan",
 )
 
 

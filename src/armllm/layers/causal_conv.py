@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from armllm import kernels
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,26 +24,9 @@ class CausalConv:
         taps = weights.take("weight", channels, 1, width)
         self.taps = taps.squeeze(1).t().contiguous().float()
         self.bias = weights.take("bias", channels).float() if bias else None
-        self.width = width
 
-    def __call__(self, x: Tensor, state: Tensor, slots: Tensor, query_start_loc: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, sequences: kernels.SequenceStates) -> Tensor:
         """``x[T, channels]`` of the sequences one after the other; their states move on."""
-        before = self.width - 1
-        starts = query_start_loc.long()
-        count = len(slots)
-        lengths = starts[1:] - starts[:-1]
-        # each sequence's rows behind what it remembers
-        rows = torch.arange(len(x)) + before * (1 + torch.repeat_interleave(torch.arange(count), lengths))
-        first = starts[:-1] + before * torch.arange(count)
-        tail = torch.arange(before)
-        joined = x.new_empty(len(x) + before * count, x.shape[1])
-        joined[rows] = x
-        joined[(first.unsqueeze(1) + tail).flatten()] = state[slots].flatten(0, 1)
-        out = torch.zeros(x.shape, dtype=torch.float32)
-        for tap, weight in enumerate(self.taps):
-            out.addcmul_(joined[rows - before + tap].float(), weight)
-        if self.bias is not None:
-            out += self.bias
-        ends = first + lengths
-        state[slots] = joined[(ends.unsqueeze(1) + tail).flatten()].view(count, before, -1)
-        return torch.nn.functional.silu(out).to(x.dtype)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        kernels.causal_conv(out, x, self.taps, self.bias, sequences)
+        return out

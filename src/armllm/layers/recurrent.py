@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from armllm.kernels.recurrence import MAX_CONV_WIDTH, MAX_STATE_KEYS, SequenceStates
 
+if TYPE_CHECKING:
     from torch import Tensor
 
+    from armllm.checkpoint.config import ConfigReader
     from armllm.layers.attention import AttentionMetadata
-
-    # inputs and state(s) to what is found, and the state(s) after that
-    Advance = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
-
-CHUNK = 64
 
 
 class StateShape(NamedTuple):
@@ -35,6 +31,15 @@ class StateShape(NamedTuple):
 def decay_of(logarithm: Tensor) -> Tensor:
     """-exp(x). A model without data keeps x: for one such product torch imports its compiler, in seconds."""
     return logarithm if logarithm.is_meta else logarithm.exp().neg_()
+
+
+def check_recurrence(reader: ConfigReader, width: tuple[str, int], keys: tuple[str, int]) -> None:
+    """Refuse sizes that the kernels do not have: keys of config.json with their defaults."""
+    taps, size = reader.integer(*width), reader.integer(*keys)
+    if not 2 <= taps <= MAX_CONV_WIDTH:
+        raise reader.error(f"{width[0]} {taps} is not supported, only 2 to {MAX_CONV_WIDTH}")
+    if size > MAX_STATE_KEYS:
+        raise reader.error(f"{keys[0]} {size} is not supported, only up to {MAX_STATE_KEYS}")
 
 
 class RecurrentLayer(abc.ABC):
@@ -56,6 +61,12 @@ class RecurrentLayer(abc.ABC):
             torch.empty(num_slots, *part.shape, dtype=part.dtype) for part in self.state_shapes(dtype)
         ]
 
+    def sequences(self, metadata: AttentionMetadata) -> list[SequenceStates]:
+        """What a step's sequences have in each of the states."""
+        if metadata.state_slots is None:
+            raise ValueError("a layer with a state needs the slots of the sequences")
+        return [SequenceStates(each, metadata.state_slots, metadata.query_start_loc) for each in self.states]
+
     def copy_state(self, source: int | None, target: int) -> None:
         """Fill a slot with another one's state, or with that before the first token."""
         for state in self.states:
@@ -63,38 +74,3 @@ class RecurrentLayer(abc.ABC):
                 state[target].zero_()
             else:
                 state[target].copy_(state[source])
-
-
-def slots_of(metadata: AttentionMetadata) -> Tensor:
-    """Each sequence's slot, which a model with such layers always has."""
-    if metadata.state_slots is None:
-        raise ValueError("a layer with a state needs the slots of the sequences")
-    return metadata.state_slots
-
-
-def scan(  # noqa: PLR0917 - what a rule has, then how it goes on
-    out: Tensor,
-    parts: list[Tensor],
-    states: Tensor,
-    slots: Tensor,
-    query_start_loc: Tensor,
-    rule: tuple[Advance, Advance],
-) -> None:
-    """Fill ``out[T, heads, size]`` from ``parts``, each ``[T, heads, ...]``; the states of the slots move on.
-
-    rule: of one token for each of S sequences, ``[S, heads, ...]``; and of up to `CHUNK` tokens of one
-    sequence, heads first.
-    """
-    step, chunk = rule
-    starts = query_start_loc.tolist()
-    singles = [row for row in range(len(slots)) if starts[row + 1] - starts[row] == 1]
-    if singles:
-        rows = query_start_loc[:-1][singles].long()
-        own = slots[singles]
-        out[rows], states[own] = step([part[rows] for part in parts], states[own])
-    for row, slot in enumerate(slots.tolist()):
-        first, last = starts[row], starts[row + 1]
-        for begin in range(first, last if last - first > 1 else first, CHUNK):
-            piece = slice(begin, min(begin + CHUNK, last))
-            found, states[slot] = chunk([part[piece].transpose(0, 1) for part in parts], states[slot])
-            out[piece] = found.transpose(0, 1)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm import kernels
 from armllm.layers.causal_conv import CausalConv
 from armllm.layers.embedding import gather
 from armllm.layers.linear import load_linear
 from armllm.layers.mlp import GatedMLP
-from armllm.layers.recurrent import RecurrentLayer, StateShape, decay_of, slots_of
-from armllm.layers.state_space import selective_scan
+from armllm.layers.recurrent import RecurrentLayer, StateShape, check_recurrence, decay_of
 from armllm.models.granite import GraniteDecoderLayer, GraniteForCausalLM, granite_fields
 from armllm.models.granite_moe import GraniteMoeConfig, GraniteMoeDecoderLayer
 from armllm.models.mixtral import routing_fields
@@ -69,7 +69,7 @@ class Mamba(RecurrentLayer):
         exact = weights.in_dtype(torch.float32)
         self.decay = decay_of(exact.take("A_log", config.mamba_heads))
         self.step_bias = exact.take("dt_bias", config.mamba_heads)
-        self.skip = exact.take("D", config.mamba_heads).unsqueeze(-1)
+        self.skip = exact.take("D", config.mamba_heads)
         self.norm = exact.take("norm.weight", size)
         self.out_proj = load_linear(weights, {"out_proj": config.hidden_size}, size, bias=bias)
 
@@ -78,30 +78,34 @@ class Mamba(RecurrentLayer):
         config = self.config
         return [
             StateShape((config.conv_width - 1, self.channels), dtype),
-            StateShape((config.mamba_heads, config.mamba_head_dim, config.state_size), torch.float32),
+            StateShape(
+                (kernels.state_size(config.mamba_heads, config.state_size, config.mamba_head_dim),),
+                torch.float32,
+            ),
         ]
 
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """``x[T, hidden_size]`` to the same of ``rows``, or of all tokens."""
         del places
-        config, slots, starts = self.config, slots_of(metadata), metadata.query_start_loc
+        config, (before, memory) = self.config, self.sequences(metadata)
         gate, joined, step = self.in_proj(x).split_with_sizes(self.sizes, 1)
-        joined = self.conv(joined, self.states[0], slots, starts)
+        joined = self.conv(joined, before)
         each = config.mamba_groups * config.state_size
         inputs, writes, reads = joined.split_with_sizes((config.mamba_size, each, each), 1)
-        inputs = inputs.reshape(len(x), config.mamba_heads, config.mamba_head_dim)
-        groups = (len(x), config.mamba_groups, config.state_size)
-        found = selective_scan(
-            inputs,
-            torch.nn.functional.softplus(step.float() + self.step_bias),
-            self.decay,
-            writes.reshape(groups),
-            reads.reshape(groups),
-            self.states[1],
-            slots,
-            starts,
+        heads, groups = (config.mamba_heads, config.mamba_head_dim), (config.mamba_groups, config.state_size)
+        step = torch.nn.functional.softplus(step.float() + self.step_bias)
+        found = torch.empty(len(x), *heads)
+        kernels.selective_scan(
+            found,
+            inputs.view(len(x), *heads),
+            step,
+            step * self.decay,
+            writes.view(len(x), *groups),
+            reads.view(len(x), *groups),
+            self.skip,
+            memory,
         )
-        found = (found + inputs.float() * self.skip).flatten(1)
+        found = found.flatten(1)
         if rows is not None:
             found, gate = found[rows], gather(gate.contiguous(), rows)
         gated = found * torch.nn.functional.silu(gate.float())
@@ -188,16 +192,14 @@ def _mamba_fields(reader: ConfigReader, hidden_size: int) -> dict[str, Any]:
             f"mamba_n_heads {heads} of {head_dim} are not mamba_expand times hidden_size, {size}, or"
             f" mamba_n_groups {groups} does not divide them"
         )
-    width = reader.integer("mamba_d_conv", 4)
-    if width < 2:
-        raise reader.error("mamba_d_conv 1 is not supported: it would be no convolution")
+    check_recurrence(reader, ("mamba_d_conv", 4), ("mamba_d_state", 256))
     reader.get("mamba_chunk_size", None)  # any size has the same result
     return {
         "mamba_heads": heads,
         "mamba_head_dim": head_dim,
         "mamba_groups": groups,
         "state_size": reader.integer("mamba_d_state", 256),
-        "conv_width": width,
+        "conv_width": reader.integer("mamba_d_conv", 4),
         "conv_bias": reader.boolean("mamba_conv_bias", default=True),
         "projection_bias": reader.boolean("mamba_proj_bias", default=False),
     }

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from armllm import kernels
 from armllm.layers.causal_conv import CausalConv
 from armllm.layers.embedding import gather
-from armllm.layers.gated_delta import gated_delta_rule
 from armllm.layers.linear import load_linear
 from armllm.layers.norm import RMSNorm
-from armllm.layers.recurrent import RecurrentLayer, StateShape, decay_of, slots_of
+from armllm.layers.recurrent import RecurrentLayer, StateShape, check_recurrence, decay_of
 from armllm.models.llama import LlamaAttention, LlamaConfig, LlamaDecoderLayer, LlamaForCausalLM, llama_fields
 from armllm.models.mixtral import routing_fields
 from armllm.models.qwen2_moe import QwenMoEConfig, QwenMoEDecoderLayer, sparse_fields
@@ -129,25 +129,28 @@ class GatedDeltaNet(RecurrentLayer):
         config = self.config
         return [
             StateShape((config.conv_width - 1, 2 * self.key_size + self.value_size), dtype),
-            StateShape((config.value_heads, config.key_head_dim, config.value_head_dim), torch.float32),
+            StateShape(
+                (kernels.state_size(config.value_heads, config.key_head_dim, config.value_head_dim),),
+                torch.float32,
+            ),
         ]
 
     def __call__(self, x: Tensor, places: Tensor, metadata: AttentionMetadata, rows: Tensor | None) -> Tensor:
         """``x[T, hidden_size]`` to the same of ``rows``, or of all tokens."""
         del places
-        config, slots, starts = self.config, slots_of(metadata), metadata.query_start_loc
+        config, (inputs, memory) = self.config, self.sequences(metadata)
         joined, gate, strength, step = self.project(x)
-        joined = self.conv(joined, self.states[0], slots, starts)
+        joined = self.conv(joined, inputs)
         query, key, value = joined.split_with_sizes((self.key_size, self.key_size, self.value_size), 1)
-        found = gated_delta_rule(
-            query.reshape(len(x), config.key_heads, -1),
-            key.reshape(len(x), config.key_heads, -1),
-            value.reshape(len(x), config.value_heads, -1),
+        found = torch.empty(len(x), config.value_heads, config.value_head_dim)
+        kernels.gated_delta_rule(
+            found,
+            query.view(len(x), config.key_heads, -1),
+            key.view(len(x), config.key_heads, -1),
+            value.view(len(x), config.value_heads, -1),
             torch.nn.functional.softplus(step.float() + self.step_bias) * self.decay,
             torch.sigmoid(strength.float()),
-            self.states[1],
-            slots,
-            starts,
+            memory,
         )
         if rows is not None:
             found, gate = found[rows], gather(gate, rows)
@@ -236,8 +239,7 @@ def hybrid_fields(
         raise reader.error(
             f"linear_num_value_heads {value_heads} is not a multiple of linear_num_key_heads {key_heads}"
         )
-    if reader.integer("linear_conv_kernel_dim", 4) < 2:
-        raise reader.error("linear_conv_kernel_dim 1 is not supported: it would be no convolution")
+    check_recurrence(reader, ("linear_conv_kernel_dim", 4), ("linear_key_head_dim", 128))
     reader.only("hidden_act", "silu", "swish")
     return {
         **llama_fields(reader, common, rope=rope, default_intermediate=default_intermediate),

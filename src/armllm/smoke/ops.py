@@ -230,6 +230,39 @@ def _add_lora(ops: Any, dtype: torch.dtype) -> Tensor:
     return y
 
 
+SEQUENCES = (torch.tensor([2, 0, 1]), torch.tensor([0, 1, 1, 13], dtype=torch.int32))
+"""Slots and places of a decode, of a sequence without tokens, and of a prompt."""
+
+
+def _causal_conv(ops: Any, dtype: torch.dtype) -> Tensor:
+    x, taps = _random(13, HIDDEN, dtype=dtype), _random(4, HIDDEN, dtype=torch.float32)
+    states, out = _random(3, 3, HIDDEN, dtype=dtype), torch.empty_like(x)
+    ops.causal_conv(
+        out, x, taps, _random(HIDDEN, dtype=torch.float32), ops.SequenceStates(states, *SEQUENCES)
+    )
+    return torch.cat((out.flatten(), states.flatten()))
+
+
+def _state_scan(ops: Any, dtype: torch.dtype) -> Tensor:
+    """Both rules, with columns behind the last whole vector."""
+    tokens, heads, keys, width = 13, 4, 20, 37
+    query, key = (_random(tokens, 2, keys, dtype=dtype, seed=seed) / keys**0.5 for seed in (1, 2))
+    value = _random(tokens, heads, width, dtype=dtype)
+    log_decay = -_random(tokens, heads, dtype=torch.float32).abs()
+    strength, skip = _random(tokens, heads, dtype=torch.float32, seed=5), _random(heads, dtype=torch.float32)
+    parts = []
+    for delta in (True, False):
+        states = torch.zeros(3, kernels.state_size(heads, keys, width))
+        out, sequences = torch.empty(tokens, heads, width), ops.SequenceStates(states, *SEQUENCES)
+        if delta:
+            strength = strength.sigmoid()
+            ops.gated_delta_rule(out, query, key, value, log_decay, strength, sequences)
+        else:
+            ops.selective_scan(out, value, strength, log_decay, key, query, skip, sequences)
+        parts += [out.flatten(), states.flatten()]
+    return torch.cat(parts)
+
+
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "dense_matmul": _linear,
     "panel_matmul": functools.partial(_linear, panels=True),
@@ -242,6 +275,8 @@ OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "rotary_embedding": _rotary_embedding,
     "lora_shrink": _add_lora,
     "lora_expand": _add_lora,
+    "causal_conv": _causal_conv,
+    "state_scan": _state_scan,
 }
 
 

@@ -20,6 +20,8 @@ ROWS, COLUMNS, OUT = 3, 37, 19
 TOKENS, KV_HEADS, GROUP, HEAD_DIM, BLOCK, BLOCKS = 5, 2, 3, 16, 16, 4
 HEADS = {"rotary_embedding", "write_kv_cache", "paged_attention"}
 ANY_SIZE = {
+    ("causal_conv", "states"),
+    ("state_scan", "states"),
     ("gather_rows", "table"),
     ("paged_attention", "block_tables"),
     ("rotary_embedding", "cos_sin_cache"),
@@ -62,7 +64,10 @@ def arguments(name, dtype):
     if name in HEADS:
         return heads(name, dtype)
     x = torch.randn(ROWS, COLUMNS, dtype=dtype)
-    makers = {"matmul": quantized, "moe": mixture, "linear": product, "norm": norm, "lora": adapters}
+    makers = {
+        "matmul": quantized, "moe": mixture, "linear": product, "norm": norm, "lora": adapters,
+        "causal": convolved, "scan": scanned,
+    }  # fmt: skip
     for part, make in makers.items():
         if part in name:
             return make(name, x)
@@ -130,6 +135,25 @@ def adapters(_name, x):
     return [y, x, a, b, ranks, ends, slots, torch.randn(4, OUT), torch.randn(OUT)]
 
 
+SEQUENCES = [torch.tensor([2, 0]), torch.tensor([0, 1, ROWS], dtype=torch.int32)]
+
+
+def convolved(_name, x):
+    """The arguments of a convolution of two sequences."""
+    states = torch.randn(4, 3, COLUMNS, dtype=x.dtype)
+    return [torch.zeros_like(x), x, torch.randn(4, COLUMNS), torch.randn(COLUMNS), states, *SEQUENCES]
+
+
+def scanned(_name, x):
+    """The arguments of the gated delta rule for two sequences."""
+    dtype = x.dtype
+    query, key = torch.randn(2, ROWS, 2, 20, dtype=dtype)
+    numbers = [-torch.rand(ROWS, 4), torch.rand(ROWS, 4), torch.randn(4)]
+    states = torch.zeros(5, kernels.state_size(4, 20, OUT))
+    value = torch.randn(ROWS, 4, OUT, dtype=dtype)
+    return [torch.zeros(ROWS, 4, OUT), query, key, value, *numbers, states, *SEQUENCES, True]
+
+
 def heads(name, dtype):
     """The arguments of a call whose tensors have heads: query, key and value are parts of one result."""
     sizes = [GROUP * KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
@@ -158,7 +182,7 @@ def written(name, values):
     """The tensors that a call writes to."""
     others = {
         "rotary_embedding": (1, 2), "write_kv_cache": (2,), "fused_add_rms_norm": (0, 1),
-        "quantize_rows": (0, 1), "moe": (1,),
+        "quantize_rows": (0, 1), "moe": (1,), "causal_conv": (0, 4), "state_scan": (0, 7),
     }  # fmt: skip
     return [values[at] for at in others.get(name, (0,))]
 
@@ -181,7 +205,9 @@ def test_a_strided_call_gives_the_bits_of_a_contiguous_one(name, dtype):
     before = copies(written(name, values))
     strided = copies(values)
     for i, parameter in enumerate(parameters(name)):
-        if parameter in {"out", "x", "q", "residual", "query", "key", "value", "cos_sin_cache"}:
+        if parameter in {"x", "q", "residual", "query", "key", "value", "cos_sin_cache"} or (
+            parameter == "out" and name != "state_scan"
+        ):
             strided[i] = apart(strided[i])
     getattr(extension, name)(*values)
     assert not any(map(torch.equal, written(name, values), before))

@@ -32,6 +32,7 @@ CALLED_BY = {
     "lora_shrink": "add_lora",
     "lora_expand": "add_lora",
     "kv_cache_layout": "write_kv_cache",
+    "state_scan": "gated_delta_rule",
 }
 
 
@@ -82,6 +83,25 @@ def ones(*shape, dtype=torch.float32):
     return torch.ones(*shape, dtype=dtype)
 
 
+def remembered(states):
+    """Two sequences."""
+    return kernels.SequenceStates(
+        states, torch.tensor([2, 0]), torch.tensor([0, 2, TOKENS], dtype=torch.int32)
+    )
+
+
+def scanned(dtype, *names):
+    """What both scans take: queries and keys or reads and writes, values, and two numbers per head."""
+    query, key, value, log_decay, strength = names
+    width = 5
+    return {
+        "out": ones(TOKENS, HEADS, width), query: heads(dtype, 1), key: heads(dtype, 1),
+        value: ones(TOKENS, HEADS, width, dtype=dtype),
+        log_decay: -ones(TOKENS, HEADS), strength: ones(TOKENS, HEADS),
+        "sequences": remembered(torch.zeros(3, kernels.state_size(HEADS, HEAD_DIM, width))),
+    }  # fmt: skip
+
+
 # Arguments that fit, of a storage type and a cache's; of a face that takes another form than (out, x).
 FITTING = {
     "add_lora": lambda t, _: {
@@ -93,11 +113,15 @@ FITTING = {
             norms=ones(2, HIDDEN), bias=ones(HIDDEN),
         ),
     },
+    "causal_conv": lambda t, _: plain(
+        t, taps=ones(4, HIDDEN), bias=ones(HIDDEN), sequences=remembered(ones(3, 3, HIDDEN, dtype=t)),
+    ),
     "convert": lambda t, _: plain(t) | {"out": torch.ones(TOKENS, HIDDEN)},
     "fused_add_rms_norm": lambda t, _: {
         "x": ones(TOKENS, HIDDEN, dtype=t), "residual": ones(TOKENS, HIDDEN, dtype=t),
         "weight": ones(HIDDEN, dtype=t), "eps": 1e-6,
     },
+    "gated_delta_rule": lambda t, _: scanned(t, "query", "key", "value", "log_decay", "strength"),
     "gather_rows": lambda t, _: {
         "out": ones(TOKENS, HIDDEN, dtype=t), "table": ones(5, HIDDEN, dtype=t),
         "rows": torch.tensor([4, 0, 2]),
@@ -141,6 +165,8 @@ FITTING = {
         "positions": torch.tensor([0, 9, 3]), "query": heads(t, 4), "key": heads(t),
         "cos_sin_cache": ones(10, HEAD_DIM),
     },
+    "selective_scan": lambda t, _: scanned(t, "reads", "writes", "x", "log_decay", "step")
+    | {"skip": ones(HEADS)},
     "silu_and_mul": lambda t, _: plain(t, 2 * HIDDEN),
     "write_kv_cache": lambda t, c: cache_of(t, c) | {
         "key": heads(t), "value": heads(t), "slot_mapping": torch.tensor([0, -1, 63]),
