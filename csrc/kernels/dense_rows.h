@@ -54,13 +54,9 @@ ARMLLM_INLINE void put_sums(const MatmulArgs& a, int64_t row, int64_t column, co
   const T* bias = a.bias == nullptr ? nullptr : static_cast<const T*>(a.bias) + column;
   for (int64_t i = 0; i < n; i += kLanes) {
     const int64_t there = n - i;
-    Vf y = there < kLanes ? load_first(sums + i, there) : load(sums + i);
-    if (bias != nullptr) y = add(y, there < kLanes ? load_first(bias + i, there) : load(bias + i));
-    if (there < kLanes) {
-      store_first(out + i, y, there);
-    } else {
-      store(out + i, y);
-    }
+    Vf y = load_some(sums + i, there);
+    if (bias != nullptr) y = add(y, load_some(bias + i, there));
+    store_some(out + i, y, there);
   }
 }
 

@@ -33,20 +33,6 @@ ARMLLM_INLINE void store_two(T* p, Vf first, Vf second) {
 }
 ARMLLM_INLINE void store_two(bfloat16* p, Vf first, Vf second) { store_pairs(p, first, second); }
 
-// The first n elements, up to a vector.
-template <class T>
-ARMLLM_INLINE Vf load_some(const T* p, int64_t n) {
-  return n < kLanes ? load_first(p, n) : load(p);
-}
-template <class T>
-ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
-  if (n < kLanes) {
-    store_first(p, x, n);
-  } else {
-    store(p, x);
-  }
-}
-
 // NOLINTBEGIN(readability-function-size): the sums have no array.
 // low[i] = a[i] . x for `count` rows of a, up to four; the same for other_x if there are two rows. `ahead`:
 // to what is needed next.

@@ -8,19 +8,6 @@
 
 namespace recurrence {
 
-template <class T>
-ARMLLM_INLINE Vf load_some(const T* p, int64_t n) {
-  return n < kLanes ? load_first(p, n) : load(p);
-}
-template <class T>
-ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
-  if (n < kLanes) {
-    store_first(p, x, n);
-  } else {
-    store(p, x);
-  }
-}
-
 // One token in `n` channels. rows: the inputs that the taps meet, the oldest first.
 template <class T>
 ARMLLM_INLINE void convolve_token(const CausalConvArgs& a, const T* const* rows, const float* taps,
@@ -127,6 +114,7 @@ ARMLLM_INLINE void find(const Four& four, const float* key, int64_t n, Vf& w0, V
   }
 }
 
+// NOLINTBEGIN(readability-function-size): the vectors have no array.
 // A token's pass: u goes into the state, the query reads y; with `ahead` the next token's key finds w.
 template <bool ahead>
 ARMLLM_INLINE void pass(const Four& four, const Tokens& tokens, int64_t token, int64_t n, Vf u0, Vf u1, Vf u2,
@@ -163,6 +151,7 @@ ARMLLM_INLINE void pass(const Four& four, const Tokens& tokens, int64_t token, i
     }
   }
 }
+// NOLINTEND(readability-function-size)
 
 // What a token writes: strength * (v - decay * found), found being 0 without the delta rule.
 ARMLLM_INLINE Vf written(const Tokens& tokens, int64_t token, Vf value, Vf found) {

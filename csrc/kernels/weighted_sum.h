@@ -11,7 +11,7 @@ ARMLLM_INLINE Vf weighted_lanes(const WeightedSumArgs& a, int64_t token, int64_t
   for (int64_t j = 0; j < a.terms; ++j) {
     if (rows[j] < 0) continue;
     const float* x = a.x + rows[j] * a.x_stride + first;
-    sum = fma(n < kLanes ? load_first(x, n) : load(x), splat(weights[j]), sum);
+    sum = fma(load_some(x, n), splat(weights[j]), sum);
   }
   return sum;
 }
