@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include "kernels/activation.h"
+#include "kernels/norm.h"
 #include "simd/primitives.h"
 
 namespace recurrence {
