@@ -10,6 +10,7 @@ from torch import Tensor
 from armllm import kernels
 from armllm.layers.activation import gated, gated_kernel
 from armllm.layers.linear import (
+    KernelLinear,
     Linear,
     QuantizedLinear,
     dense,
@@ -23,7 +24,7 @@ from armllm.quant.round_to_nearest import rounded
 from armllm.quant.rounding import fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from armllm.checkpoint.weights import Weights
     from armllm.kernels.moe import GatedActivation
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     Activation = GatedActivation | kernels.ClampedSwiGLU
     Biases = tuple[Tensor, Tensor]
+    Matrix = Tensor | kernels.PanelWeight | Linear
 
 
 # Gates above ups, and downs, of all experts: as transformers 5 holds them, and as Granite's files do.
@@ -168,8 +170,8 @@ def own_rows(blocks: int = 1) -> Callable[[Tensor], Tensor]:
 
 
 def combined(
-    gate_up: Sequence[Tensor | Linear],
-    down: Sequence[Tensor | Linear],
+    gate_up: Sequence[Matrix],
+    down: Sequence[Matrix],
     biases: Biases | None = None,
     *,
     sizes: tuple[int, int],
@@ -205,7 +207,7 @@ def combined(
     )
 
 
-def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor | Linear:
+def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Matrix:
     """The matrix of all ``parts``, or where it is quantized or watched a product with it."""
     form = weights.quantization
     floating = form is None or all(form.scheme(weights, name, inputs) is None for name in parts)
@@ -217,8 +219,22 @@ def _matrix(weights: Weights, parts: Mapping[str, int], inputs: int) -> Tensor |
     if ranks is not None:
         weights = weights.cut(Cut(ranks))
     elif len(names) == 1:
-        return weights.take(names[0], *parts.values(), inputs)
-    return weights.concatenate(names, [(rows, inputs) for rows in parts.values()])
+        return placed(weights.take(names[0], *parts.values(), inputs))
+    return placed(weights.concatenate(names, [(rows, inputs) for rows in parts.values()]))
+
+
+def _each(weights: Weights, name: str, *shape: int) -> Iterable[Tensor]:
+    """The matrices of a tensor, each converted when it is its turn."""
+    stored = weights.stored([name], [shape])
+    if stored is None:
+        return weights.take(name, *shape)
+    return (matrix.to(weights.dtype) for tensor in stored[1] for matrix in tensor)
+
+
+def placed(matrix: Tensor) -> Matrix:
+    """Put it into panels where those are faster: then only one expert at a time is in memory twice."""
+    panels = has_fast_panels(matrix.dtype) and not has_fast_kernel(matrix.dtype)
+    return kernels.pack_panels(matrix) if panels and matrix.device.type == "cpu" else matrix
 
 
 def _unstacked(
@@ -227,7 +243,7 @@ def _unstacked(
     num_experts: int,
     shape: tuple[int, int],
     own: Callable[[Tensor], Tensor],
-) -> Sequence[Tensor | Linear]:
+) -> Sequence[Matrix]:
     """A matrix, or a product with one, per expert from one tensor ``[num_experts, *shape]``.
 
     ``own``: `own_rows` of a matrix.
@@ -235,7 +251,7 @@ def _unstacked(
     form = weights.quantization
     scheme = form.scheme(weights, name, shape[1]) if form is not None else None
     if scheme is None:
-        return [own(one) for one in weights.take(name, num_experts, *shape)]
+        return [placed(own(one)) for one in _each(weights, name, num_experts, *shape)]
     return [
         QuantizedLinear(fit(rounded(weights, name, own(one), scheme))[0])
         for one in weights.slices(name, num_experts, shape, scheme)
@@ -250,7 +266,7 @@ def transposed_experts(
     *,
     own: Callable[[Tensor], Tensor],
     arrange: Callable[[Tensor], Tensor] = Tensor.contiguous,
-) -> Sequence[Tensor | Linear]:
+) -> Sequence[Matrix]:
     """A matrix of this shape, or a product with one, per expert of a tensor ``[count, inputs, rows]``.
 
     ``arrange``: puts the rows of a matrix in another order, and its elements one after the other. ``own``:
@@ -259,23 +275,25 @@ def transposed_experts(
     form, stored = experts.quantization, shape[::-1]
     scheme = form.scheme(experts, name, shape[1]) if form is not None else None
     if scheme is None:
-        return [own(arrange(one.t())) for one in experts.take(name, count, *stored)]
+        return [placed(own(arrange(one.t()))) for one in _each(experts, name, count, *stored)]
     return [
         QuantizedLinear(fit(rounded(experts, name, own(arrange(one.t())), scheme))[0])
         for one in experts.slices(name, count, stored, scheme, transposed=True)
     ]
 
 
-def _product(matrix: Tensor | Linear) -> Linear:
+def _product(matrix: Matrix) -> Linear:
+    if isinstance(matrix, kernels.PanelWeight):
+        return KernelLinear(matrix, None)
     return dense(matrix) if isinstance(matrix, Tensor) else matrix
 
 
 def _alike(
-    matrices: Sequence[Tensor | Linear],
+    matrices: Sequence[Matrix],
 ) -> Sequence[Tensor | kernels.PanelWeight | kernels.PackedWeight] | None:
-    """What the kernels join: tensors only, or packed weights of the same form; None for anything else.
+    """What the kernels join: tensors or panels only, or packed weights of one form; None for anything else.
 
-    None too for what has no data. Tensors come in panels where those are faster.
+    None too for what has no data.
 
     The kernels have no columns in another order (act-order) and no scales of inputs from the checkpoint.
     """
@@ -283,10 +301,10 @@ def _alike(
     if not all(tensor.device.type == "cpu" for tensor in tensors):
         return None
     if matrices and len(tensors) == len(matrices):
-        types = {tensor.dtype for tensor in tensors}
-        if len(types) == 1 and has_fast_panels(*types) and not has_fast_kernel(*types):
-            return [kernels.pack_panels(tensor) for tensor in tensors]
         return tensors
+    panels = [matrix for matrix in matrices if isinstance(matrix, kernels.PanelWeight)]
+    if matrices and len(panels) == len(matrices):
+        return panels
     packed = [
         matrix.weight
         for matrix in matrices

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import Weights
-    from armllm.layers.linear import Linear
+    from armllm.layers.moe import Matrix
     from armllm.layers.rotary import RotaryEmbedding
 
 # the class's default, for a config.json that says nothing of rotary embedding
@@ -140,7 +140,7 @@ def gates_first(x: Tensor, dim: int) -> Tensor:
     return pairs.transpose(0, 1).flatten(0, 1).transpose(0, dim).contiguous()
 
 
-def _matrices(experts: Weights, name: str, count: int, shape: tuple[int, int]) -> Sequence[Tensor | Linear]:
+def _matrices(experts: Weights, name: str, count: int, shape: tuple[int, int]) -> Sequence[Matrix]:
     """A matrix, or a product with one, per expert of a tensor ``[count, inputs, rows]``, or of MXFP4."""
     form, ups = experts.quantization, name == "gate_up_proj"
     own = own_rows(GATES_AND_UPS if ups else 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from armllm import kernels
+from armllm.checkpoint.weights import LoadingWeights
 from armllm.layers import moe
 
 HIDDEN, WIDTH, EXPERTS = 24, 20, 3
@@ -16,7 +19,8 @@ def experts(dtype):
     generator = torch.Generator().manual_seed(7)
     gate_up = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator).to(dtype)
     down = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator).to(dtype)
-    return moe.combined(list(gate_up / 4), list(down / 4), sizes=(HIDDEN, WIDTH), activation="silu")
+    gate_up, down = (list(map(moe.placed, whole / 4)) for whole in (gate_up, down))
+    return moe.combined(gate_up, down, sizes=(HIDDEN, WIDTH), activation="silu")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,40 @@ def test_experts_are_in_panels_where_those_are_the_fastest(monkeypatch, fast_pan
 
 def test_experts_without_data_get_no_panels(monkeypatch):
     monkeypatch.setattr(moe, "has_fast_panels", lambda _dtype: True)
-    weights = [torch.empty(8, 8, dtype=torch.bfloat16, device="meta")] * 2
+    weights = [moe.placed(torch.empty(8, 8, dtype=torch.bfloat16, device="meta"))] * 2
     layer = moe.combined(weights, weights, sizes=(HIDDEN, WIDTH), activation="silu")
     assert isinstance(layer, moe.SeparateExperts)
+
+
+class File:
+    """All experts of a layer in two tensors of bf16."""
+
+    def __init__(self):
+        self.tensors = {
+            "experts.gate_up_proj": torch.randn(EXPERTS, 2 * WIDTH, HIDDEN).bfloat16(),
+            "experts.down_proj": torch.randn(EXPERTS, HIDDEN, WIDTH).bfloat16(),
+        }
+
+    def names(self):
+        return self.tensors.keys()
+
+    def read(self, name):
+        return self.tensors[name]
+
+
+def test_experts_are_converted_one_by_one(monkeypatch):
+    """Catches a whole layer in fp32 beside its panels: 78 MiB more in a small gpt-oss."""
+    seen = []
+
+    def pack(matrix):
+        assert all(one() is None for one in seen)
+        seen.append(weakref.ref(matrix))
+        return kernels.PanelWeight.empty(*matrix.shape, matrix.dtype)
+
+    monkeypatch.setattr(moe, "has_fast_panels", lambda _dtype: True)
+    monkeypatch.setattr(moe, "has_fast_kernel", lambda _dtype: False)
+    monkeypatch.setattr(kernels, "pack_panels", pack)
+    weights = LoadingWeights(File(), torch.float32)
+    layer = moe.load_experts(weights, EXPERTS, HIDDEN, WIDTH, activation="silu")
+    assert len(seen) == 2 * EXPERTS
+    assert isinstance(layer, moe.FusedExperts)
