@@ -112,6 +112,7 @@ PROGRAM = re.compile(
 LIBRARY = re.compile(
     r"unable to find (?:dynamic system )?library '([\w+.-]+)'|cannot find -l([\w+.-]+)"
     r"|Could NOT find (?!Python)(\w+)|Dependency \"([\w+.-]+)\" not found|No package '([\w+.-]+)' found"
+    r"|By not providing \"Find(\w+)\.cmake\" in CMAKE_MODULE_PATH"
     r"|Package ([\w+.-]+) was not found in the pkg-config search path"
     r"|[Pp]ackage '([\w+.-]+)(?: [<>=]+ ?[\w.]+)?'(?:, required by '[^']*',)? not found"
 )

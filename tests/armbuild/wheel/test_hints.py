@@ -49,6 +49,10 @@ from armbuild.wheel import hints
             "libusb-1.0 is not among .* --with libusb-1.0-0-dev",
         ),
         ("Exception: pkg-config package 'libusb-1.0 >= 1.0.9' not found", "--with libusb-1.0-0-dev"),
+        (
+            'CMake Error: By not providing "FindArrow.cmake" in CMAKE_MODULE_PATH this project',
+            "Arrow is not among the target's libraries: --with the Debian package that brings it",
+        ),
         ("Package 'yaml-0.1', required by 'virtual:world', not found", "yaml-0.1 is not among"),
         (
             "x.c:7:3: error: always_inline function '__crc32b' requires target feature 'crc', but would",
