@@ -43,7 +43,10 @@ def fetch(version: str, *, mirror: str | None) -> HostPython:
         if found and found.version == version:
             return found
         reasons.append(f"what {bring.__name__.rpartition('_')[2]} brought does not run here")
-    raise MissingError(f"no Python {version} on this machine, and none to be had: {'; '.join(reasons)}")
+    raise MissingError(
+        f"no Python {version} on this machine, and none to be had: {'; '.join(reasons)}\n"
+        f"  a python{version} on PATH, or of pyenv, is found"
+    )
 
 
 def _from_debian(version: str, mirror: str | None) -> Path:
@@ -76,11 +79,11 @@ def _from_debian(version: str, mirror: str | None) -> Path:
 
 def _from_uv(version: str, mirror: str | None) -> Path:
     del mirror  # uv has its own
-    folder = cache.root() / "pythons" / f"uv-{version}"
+    folder, uv = cache.root() / "pythons" / f"uv-{version}", isolation.uv_program()
 
     def fill(place: Path) -> None:
         process.run(
-            [isolation.uv_program(), "python", "install", "-q", "--no-bin", "--install-dir", place, version],
+            [uv, "python", "install", "--no-progress", "--no-bin", "--install-dir", place, version],
             log=place / "uv.log",
             what=f"uv python install {version}",
             env=isolation.clean() | {"UV_HTTP_TIMEOUT": "20"},

@@ -70,7 +70,7 @@ GIT = (
 )  # fmt: skip
 """How git is asked about a project: settings of a repository may name programs, for fetching too."""
 UNANSWERED = re.compile(
-    r"(?i)failed to fetch: `?(?:\w+://)?([^/\s`]+)\S*\n((?:\s*(?:cause|caused by): .*\n?)+)"
+    r"(?i)failed to (?:fetch:|download) `?(?:\w+://)?([^/\s`]+)\S*\n((?:\s*(?:cause|caused by): .*\n?)+)"
 )
 """What uv says of a host, and below it why, the last reason in the end."""
 APT_UNANSWERED = re.compile(r"(?m)^[EW]: Failed to fetch \w+://([^/\s]+)\S*\s+(.*\S)")

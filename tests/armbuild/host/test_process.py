@@ -310,10 +310,13 @@ def test_a_full_disk_has_the_place_that_a_program_names(tmp_path, said, named):
         process.run(["sh", "-c", 'echo "$0" >&2; exit 2', said], log=tmp_path / "log", what="it")
 
 
-def test_a_host_that_does_not_answer_is_named_with_the_last_reason(tmp_path):
+@pytest.mark.parametrize(
+    "failed", ["fetch: http://index.example/simple/x/", "download `http://index.example/python.tar.gz`"]
+)
+def test_a_host_that_does_not_answer_is_named_with_the_last_reason(tmp_path, failed):
     said = (
         "error: Request failed after 3 retries in 8.4s\n"
-        "  cause: Failed to fetch: http://index.example/simple/x/\n"
+        f"  cause: Failed to {failed}\n"
         "  cause: error sending request for url (http://index.example/simple/x/)\n"
         "  cause: tcp connect error\n  cause: Connection refused (os error 111)\n"
     )
