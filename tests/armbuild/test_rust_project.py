@@ -1,6 +1,7 @@
-"""A project in Rust, without crates of others: cross-built twice to the same bytes, and run on a core."""
+"""A project in Rust, cross-built and run on a core: twice to the same bytes, and with C inside."""
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -8,6 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from armbuild.target import debian
+
+CRATES = ("cc", "openssl-sys", "autocfg", "jobserver", "libc", "pkg-config", "vcpkg")
+"""Of crates.io, as Debian packages them; cc compiles C, openssl-sys finds a library."""
+WITH_C = {
+    ".cargo/config.toml": """
+[source.crates-io]
+replace-with = "debian"
+[source.debian]
+directory = "crates"
+""",
+    "build.rs": """
+fn main() {
+    cc::Build::new().file("src/plus.c").compile("plus");
+}
+""",
+    "src/plus.c": "unsigned long plus_one(unsigned long n) { return n + 1; }",
+}
+USES_C = """
+extern "C" {
+    fn plus_one(n: u64) -> u64;
+}
+
+#[no_mangle]
+pub extern "C" fn version_and_one() -> u64 {
+    unsafe { plus_one(openssl_sys::OpenSSL_version_num() as u64) }
+}
+"""
 PROJECT = Path(__file__).parent / "projects/rust"
 USE = "from fixture_rust import sum_below as f; assert (f(10), f(2_000_000)) == (46, 44)"
 """The second call panics, and is caught."""
@@ -36,3 +65,34 @@ def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
         (library,) = (archive.read(name) for name in archive.namelist() if name.endswith(".so"))
     assert (parts["fixture-sum"], parts["fixture-macro"]) == ("required", "excluded")
     assert str(Path.home()).encode() not in library
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
+    packages = tuple(f"librust-{name}-dev" for name in CRATES)
+    debian.install(packages, tmp_path / "root", suite="bookworm", architecture="amd64", dependencies=False)
+    project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
+    shutil.copytree(tmp_path / "root/usr/share/cargo/registry", project / "crates")
+    for name, text in WITH_C.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    with (project / "Cargo.toml").open("a") as file:
+        file.write('openssl-sys = "0.9"\n\n[build-dependencies]\ncc = "1"\n')
+    with (project / "src/lib.rs").open("a") as file:
+        file.write(USES_C)
+    use = "import ctypes, fixture_rust as f; print(hex(ctypes.CDLL(f.__file__).version_and_one() >> 28))"
+    done = subprocess.run(
+        [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--cpu=neoverse-n1", "--json",
+         "--with=libssl-dev", f'--command=python -c "{use}"', f"--output={tmp_path}"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["wheels"]
+    (run,) = result["smoke"]["results"]
+    assert run["said"] == "0x1", "OpenSSL 1.1 of the oldest Debian release"
+    with zipfile.ZipFile(result["path"]) as archive:
+        assert any("libcrypto" in name for name in archive.namelist())
