@@ -69,7 +69,7 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
         reason = f"it did not end within {timeout:.0f} s (log: {run.log})"
     elif status:
         killed = f"was killed by {signal.Signals(number).name}" if number in set(signal.Signals) else ""
-        last = ((heard if "Error" in heard else text) or "it said nothing").splitlines()[-1]
+        last = ((heard if "error" in heard.casefold() else text) or "it said nothing").splitlines()[-1]
         reason = f"it {killed or f'ended with status {status}'}: {last[:300]} (log: {run.log}, {run.output})"
     return CpuResult(
         cpu=run.cpu.name,

@@ -133,6 +133,12 @@ def judged(tmp_path, status, *, said="", heard="", start=1e18):
     [
         (1, "x\n=== 1 failed ===\n", "", "ended with status 1: === 1 failed ==="),
         (1, "", "Traceback\nImportError: libz.so", "ended with status 1: ImportError: libz.so"),
+        (
+            4,
+            "imported it",
+            "ERROR: Missing required plugins: pytest-x",
+            "status 4: ERROR: Missing required plugins",
+        ),
         (-signal.SIGILL, "", "", "illegal instruction"),
         (132, "", "", "illegal instruction"),
         (139, "", "", "was killed by SIGSEGV"),
