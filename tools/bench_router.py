@@ -11,7 +11,7 @@ Each server has one thread. The loads:
 - one client: a conversation of 8 turns, one after the other.
 
 Prints seconds, the prompt tokens that were computed and not found in a prefix cache, and how many requests
-each server had.
+each server had. Of several `--rounds` these are medians with the range, and the requests of each round.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import os
 import random
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -32,7 +33,7 @@ import urllib.request
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 TOKENS = 16  # of an answer
 READY = 180.0
@@ -89,6 +90,7 @@ def one_client(url: str) -> None:
         conversation.turn(url)
 
 
+POLICIES = ("cache_aware", "round_robin")
 LOADS: dict[str, Callable[[str], None]] = {
     "conversations": conversations,
     "hot prefix": hot_prefix,
@@ -133,23 +135,37 @@ def main() -> None:
     """Print a table, a row per load and policy."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     serve = ("serve", arguments.model, "--served-model-name", "model", "--dtype", "bfloat16")
+    found: dict[tuple[str, str], list[tuple[float, float, list[int]]]] = {}
+    for _ in range(arguments.rounds):  # policies take turns, so that all see what else the machine does
+        for name, load in LOADS.items():
+            for policy in POLICIES:
+                with (
+                    running(*serve) as first,
+                    running(*serve) as second,
+                    running("route", first, second, "--policy", policy) as url,
+                ):
+                    started = time.monotonic()
+                    load(url)
+                    seconds = time.monotonic() - started
+                    found.setdefault((name, policy), []).append((seconds, *counts(url)))
     print("| load | policy | seconds | prompt tokens computed | requests of each |")
     print("| --- | --- | ---: | ---: | --- |")
-    for name, load in LOADS.items():
-        for policy in ("cache_aware", "round_robin"):
-            with (
-                running(*serve) as first,
-                running(*serve) as second,
-                running("route", first, second, "--policy", policy) as url,
-            ):
-                started = time.monotonic()
-                load(url)
-                seconds = time.monotonic() - started
-                computed, requests = counts(url)
-            each = ", ".join(map(str, requests))
-            print(f"| {name} | {policy} | {seconds:.1f} | {computed:.0f} | {each} |", flush=True)
+    for (name, policy), rounds in found.items():
+        times, computed, requests = zip(*rounds, strict=True)
+        each = "; ".join(", ".join(map(str, one)) for one in requests)
+        print(f"| {name} | {policy} | {spread(times)} | {spread(computed)} | {each} |")
+
+
+def spread(values: Sequence[float]) -> str:
+    """The middle one, and the least and the most."""
+    digits = 1 if max(values) < 1000 else 0
+    middle, least, most = (
+        f"{one:.{digits}f}" for one in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} ({least} to {most})"
 
 
 if __name__ == "__main__":
