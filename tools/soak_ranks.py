@@ -172,10 +172,12 @@ class Round:
             self.clean()
             return f"{when} none", f"ended before: {self.lines[-3:]}"
         what = signal.SIGSTOP if kind == "rank" and self.random.random() < 0.2 else signal.SIGKILL
-        # A rank that is stopped while all are idle is noticed at the next step only.
+        # A rank that is stopped while all are idle is noticed at the next step only, so there has to be one.
         begun = time.monotonic()
         process.send_signal(what)
         done = f"{when} {kind} {what.name}"
+        if what == signal.SIGSTOP and when == "loading" and wait(self.ready, READY):
+            Client(self.port, 0)  # it had loaded just before
         wrong = self.look(kind, what, when)
         if self.noticed and kind == "rank":
             self.seconds = self.noticed - begun
