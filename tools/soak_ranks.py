@@ -11,8 +11,8 @@ loads or under requests. A round fails if
 - a client waits for longer,
 - a process of the server or a file in /dev/shm is left.
 
-The moments and victims come from `--seed`. Prints a line for each failure, and a summary. It tells how long
-after a SIGKILL of a rank the log named it.
+The moments and victims come from `--seed`. Prints a line for each failure and for every 50 kills, and a summary.
+It tells how long after a SIGKILL of a rank the log named it.
 """
 
 from __future__ import annotations
@@ -239,6 +239,8 @@ def main() -> None:
         if wrong:
             failures += 1
             print(f"round {index}: {by} {what}: {wrong}", flush=True)
+        if index % 50 == 49:
+            print(f"{index + 1} kills, {failures} failures so far", flush=True)
     left = set(Path("/dev/shm").iterdir()) - before  # noqa: S108 - looked at only
     for what, count in sorted(done.items()):
         print(f"{count:5} {what}")
