@@ -20,14 +20,13 @@ inline int64_t nanoseconds(clockid_t clock) {
 // its core: where others want it, a spinning thread takes it from the one that it waits for.
 class Patience {
  public:
-  // Returns whether `done` came true in that time. `brief`: it is likely not to, look for the short time
-  // only.
+  // Returns whether `done` came true in that time.
   template <class Done>
-  bool spin(const Done& done, bool brief = false) {
+  bool spin(const Done& done) {
     const int64_t start = nanoseconds(CLOCK_MONOTONIC);
     int64_t limit = kShort;
     while (!spin_until(done, start + limit)) {
-      if (brief || limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
+      if (limit == kLong || !has_core(nanoseconds(CLOCK_MONOTONIC))) return false;
       limit = kLong;
     }
     return true;

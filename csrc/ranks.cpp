@@ -112,7 +112,7 @@ void Ranks::wait(int rank, bool bounded) {
   const auto is_done = [&] {
     return static_cast<int32_t>(other.published.load() - exchange_) >= 0 || shared_->failed.load() != 0;
   };
-  if (!patience.spin(is_done, !bounded)) {  // unbounded: rank 0 schedules first
+  if (!patience.spin(is_done)) {
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     ++other.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -11,8 +11,8 @@ loads or under requests. A round fails if
 - a client waits for longer,
 - a process of the server or a file in /dev/shm is left.
 
-The moments and victims come from `--seed`. Prints a line for each failure and for every 50 kills, and a summary.
-It tells how long after a SIGKILL of a rank the log named it.
+The moments and victims come from `--seed`. Prints a line for each failure and for every 50 kills. A summary
+tells how long after a SIGKILL of a rank the log named it.
 """
 
 from __future__ import annotations
