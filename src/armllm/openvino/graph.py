@@ -92,6 +92,7 @@ class Graph:
             self.vocab_size = self._model.output("logits").get_partial_shape()[2].get_length()
         self._inputs = {port.any_name for port in self._model.inputs if not _is_cache(port.any_name)}
         self._step = self._model.create_infer_request()
+        self._held: dict[str, npt.NDArray[Any]] = {}  # the inputs of the last step
 
     def _compile(self, model: Any) -> Any:
         try:
@@ -138,9 +139,19 @@ class Graph:
             ROWS: rows,
         }
         for name in self._inputs:
-            self._step.set_tensor(name, openvino.Tensor(values[name]))
-        self._step.infer()
+            self._put(name, values[name])
+        self._step.infer(share_outputs=True)  # else they are copied
         return torch.from_numpy(self._step.get_tensor("logits").data).view(-1, self.vocab_size)
+
+    def _put(self, name: str, value: npt.NDArray[Any]) -> None:
+        """Give the next step an input; in the memory of the last step's where the shape is the same."""
+        held = self._held.get(name)
+        if held is not None and held.shape == value.shape:
+            held[...] = value
+            return
+        tensor = openvino.Tensor(value)
+        self._step.set_tensor(name, tensor)
+        self._held[name] = tensor.data
 
     def states(self) -> Tensor:
         """Final hidden states fp32 ``[T, hidden_size]`` of the latest step, valid until the next one."""
@@ -149,7 +160,7 @@ class Graph:
     def logits(self, states: Tensor) -> Tensor:
         """Fp32 ``[R, vocab_size]`` of states ``[R, hidden_size]``, valid until the next call."""
         self._head.set_input_tensor(openvino.Tensor(states.unsqueeze(1).contiguous().numpy()))
-        self._head.infer()
+        self._head.infer(share_outputs=True)
         return torch.from_numpy(self._head.get_output_tensor(0).data).view(-1, self.vocab_size)
 
     @functools.cached_property
