@@ -30,7 +30,8 @@ NEWER_MUSL = {
     "1.2.5": "crypt crypt_r encrypt preadv2 pwritev2 renameat2 setkey statx",
 }
 """What musl has gained since the oldest 1.2 (Debian's packages compared, bullseye to trixie)."""
-INTERPRETER = re.compile(r"_?Py")
+INTERPRETER = re.compile(r"_?Py|pthread_")
+"""What the interpreter's process has: CPython is linked with libpthread, which scipy relies on."""
 UNREADABLE = (ELFError, AssertionError, *archives.BROKEN)
 """What pyelftools raises for broken files, which the audit reports."""
 MAX_SYMBOLS = 200_000
