@@ -249,6 +249,10 @@ def plain_torch(monkeypatch):
     """The engine on reference kernels, into which a test puts its fault."""
     for name in FUNCTIONS:
         monkeypatch.setattr(kernels, name, getattr(reference, name))
+    # else a slot that nobody wrote holds anything, NaN too
+    monkeypatch.setattr(
+        kernels, "allocate_kv_cache", lambda *given, **how: reference.allocate_kv_cache(*given, **how).zero_()
+    )
     return monkeypatch
 
 
