@@ -127,8 +127,11 @@ ARMLLM_INLINE void pass(const Four& four, const Tokens& tokens, int64_t token, i
   const Vf decay = splat(tokens.decay[token]);
   y0 = y1 = y2 = y3 = w0 = w1 = w2 = w3 = zero();
   for (int64_t i = 0; i < n; ++i) {
-    if constexpr (ahead) ARMLLM_LOOP("pass_ahead", 4);
-    if constexpr (!ahead) ARMLLM_LOOP("pass", 4);
+    if constexpr (ahead) {
+      ARMLLM_LOOP("pass_ahead", 4);
+    } else {
+      ARMLLM_LOOP("pass", 4);
+    }
     const int64_t at = i * kStateColumns;
     const Vf k = splat(key[i]), q = splat(query[i]);
     // All are read before one is written.
