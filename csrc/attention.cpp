@@ -8,6 +8,7 @@
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
 #include "armllm/threads.h"
+#include "checks.h"
 #include "workspace.h"
 
 namespace armllm {
@@ -22,10 +23,6 @@ struct Work {
   int64_t first_state;          // where the states of its splits begin, when splits are computed apart
 };
 
-std::string item(const char* name, int64_t index, int64_t value) {
-  return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value);
-}
-
 // The first key that a query at this position sees.
 int64_t first_key(const PagedAttentionArgs& a, int64_t position) {
   if (a.chunk_size != 0) return position / a.chunk_size * a.chunk_size;
@@ -33,15 +30,10 @@ int64_t first_key(const PagedAttentionArgs& a, int64_t position) {
 }
 
 void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) {
-  if (a.query_start_loc[0] != 0)
-    throw std::invalid_argument(item("query_start_loc", 0, a.query_start_loc[0]) + ", not 0");
+  check_query_start_loc(a.query_start_loc, a.num_seqs, num_tokens, "query");
   for (int64_t s = 0; s < a.num_seqs; ++s) {
     const int64_t queries = static_cast<int64_t>(a.query_start_loc[s + 1]) - a.query_start_loc[s];
     const int64_t length = a.seq_lens[s];
-    if (queries < 0) {
-      throw std::invalid_argument(item("query_start_loc", s + 1, a.query_start_loc[s + 1]) +
-                                  ", less than the entry before");
-    }
     if (length < queries) {
       throw std::invalid_argument(item("seq_lens", s, length) + ", but the sequence has " +
                                   std::to_string(queries) + " query tokens");
@@ -60,10 +52,6 @@ void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) 
                                     std::to_string(num_blocks) + " blocks");
       }
     }
-  }
-  if (a.query_start_loc[a.num_seqs] != num_tokens) {
-    throw std::invalid_argument(item("query_start_loc", a.num_seqs, a.query_start_loc[a.num_seqs]) +
-                                ", but query has " + std::to_string(num_tokens) + " tokens");
   }
 }
 

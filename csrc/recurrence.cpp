@@ -7,6 +7,7 @@
 
 #include "armllm/dispatch.h"
 #include "armllm/ops.h"
+#include "checks.h"
 #include "ranges.h"
 
 namespace armllm {
@@ -15,26 +16,13 @@ namespace {
 
 constexpr int64_t kTapCost = 4;  // of an element of a convolution beside one that is copied
 
-std::string item(const char* name, int64_t index, int64_t value) {
-  return std::string(name) + "[" + std::to_string(index) + "] is " + std::to_string(value);
-}
-
-void check(const Sequences& sequences, int64_t tokens, int64_t num_slots) {
-  const int32_t* const starts = sequences.starts;
-  if (starts[0] != 0) throw std::invalid_argument(item("query_start_loc", 0, starts[0]) + ", not 0");
+void check(const Sequences& sequences, int64_t tokens, int64_t num_slots, const char* of) {
+  check_query_start_loc(sequences.starts, sequences.count, tokens, of);
   for (int64_t s = 0; s < sequences.count; ++s) {
-    if (starts[s + 1] < starts[s]) {
-      throw std::invalid_argument(item("query_start_loc", s + 1, starts[s + 1]) +
-                                  ", less than the entry before");
-    }
     if (sequences.slots[s] < 0 || sequences.slots[s] >= num_slots) {
       throw std::invalid_argument(item("slots", s, sequences.slots[s]) + ", but states has " +
                                   std::to_string(num_slots) + " slots");
     }
-  }
-  if (starts[sequences.count] != tokens) {
-    throw std::invalid_argument(item("query_start_loc", sequences.count, starts[sequences.count]) +
-                                ", but there are " + std::to_string(tokens) + " tokens");
   }
   std::vector<int64_t> sorted(sequences.slots, sequences.slots + sequences.count);
   std::sort(sorted.begin(), sorted.end());
@@ -59,14 +47,14 @@ void run(void (*kernel)(const Args&, int64_t, int64_t), const Args& args, int64_
 
 void causal_conv(const KernelTable& table, Storage storage, const CausalConvArgs& args, int64_t tokens,
                  int64_t num_slots) {
-  check(args.sequences, tokens, num_slots);
+  check(args.sequences, tokens, num_slots, "x");
   run(ARMLLM_OF_STORAGE(table, causal_conv, storage), args, tokens, ceil_div(args.channels, kConvChannels),
       std::min(args.channels, kConvChannels) * (kTapCost + args.width));
 }
 
 void state_scan(const KernelTable& table, Storage storage, const StateScanArgs& args, int64_t tokens,
                 int64_t num_slots) {
-  check(args.sequences, tokens, num_slots);
+  check(args.sequences, tokens, num_slots, "query");
   run(ARMLLM_OF_STORAGE(table, state_scan, storage), args, tokens,
       args.heads * ceil_div(args.value_dim, kScanColumns),
       args.key_dim * std::min(args.value_dim, kScanColumns));

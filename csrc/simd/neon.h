@@ -126,6 +126,7 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 
 #ifndef ARMLLM_PIECE_ALONE
 #include "simd/partial.h"
+#include "simd/some.h"
 #include "simd/many.h"
 
 // Silu has registers for six vectors, which leave fewer of Neoverse's slots empty; but not for float16, whose

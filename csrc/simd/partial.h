@@ -20,20 +20,6 @@ ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
 }
 
-// The first n elements, up to a vector.
-template <class T>
-ARMLLM_INLINE Vf load_some(const T* p, int64_t n) {
-  return n < kLanes ? load_first(p, n) : load(p);
-}
-template <class T>
-ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
-  if (n < kLanes) {
-    store_first(p, x, n);
-  } else {
-    store(p, x);
-  }
-}
-
 // The first n < kLanes pairs; the others are zero.
 template <class T>
 ARMLLM_INLINE void load_pairs_first(const T* p, Vf& even, Vf& odd, int64_t n) {

@@ -224,6 +224,7 @@ ARMLLM_INLINE Vf fma_lane(Vf a, Quad q, Vf c) {
 }
 
 #include "simd/partial.h"
+#include "simd/some.h"
 #include "simd/many.h"
 template <class T>
 inline constexpr int kManySilu = kMany;

@@ -99,19 +99,7 @@ template <class T>
 ARMLLM_INLINE void store_first(T* p, Vf x, int64_t n) {
   store_lanes(first_lanes(n), p, x);
 }
-// The first n elements, up to a vector.
-template <class T>
-ARMLLM_INLINE Vf load_some(const T* p, int64_t n) {
-  return n < kLanes ? load_first(p, n) : load(p);
-}
-template <class T>
-ARMLLM_INLINE void store_some(T* p, Vf x, int64_t n) {
-  if (n < kLanes) {
-    store_first(p, x, n);
-  } else {
-    store(p, x);
-  }
-}
+#include "simd/some.h"
 
 inline constexpr int kMany = 1;  // as in many.h
 template <class T>

@@ -42,20 +42,28 @@ USE = "from fixture_rust import sum_below as f; assert (f(10), f(2_000_000)) == 
 """The second call panics, and is caught."""
 
 
-@pytest.mark.slow
-@pytest.mark.network
-@pytest.mark.emulated
-def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
+def built(project, folder, *options):
+    """The report of a project's wheel, cross-built into the folder."""
+    command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", PROJECT, "--lane=cross", "--cpu=neoverse-v1", "--json",
-         "--baseline=neoverse-v1", "--sandbox", "--check-reproducible", f'--command=python -c "{USE}"',
-         f"--output={tmp_path}"],
+        [*command, *options, f"--output={folder}"],
         check=False,
         capture_output=True,
         text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)["wheels"]
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
+    result = built(
+        PROJECT, tmp_path, "--cpu=neoverse-v1", "--baseline=neoverse-v1", "--sandbox", "--check-reproducible",
+        f'--command=python -c "{USE}"',
+    )  # fmt: skip
     assert result["verdict"] == "proven"
     assert result["reproducible"]
     assert "rustc 1." in result["compiler"]
@@ -83,15 +91,8 @@ def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
     with (project / "src/lib.rs").open("a") as file:
         file.write(USES_C)
     use = "import ctypes, fixture_rust as f; print(hex(ctypes.CDLL(f.__file__).version_and_one() >> 28))"
-    done = subprocess.run(
-        [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--cpu=neoverse-n1", "--json",
-         "--with=libssl-dev", f'--command=python -c "{use}"', f"--output={tmp_path}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["wheels"]
+    command = f'--command=python -c "{use}"'
+    result = built(project, tmp_path, "--cpu=neoverse-n1", "--with=libssl-dev", command)
     (run,) = result["smoke"]["results"]
     assert run["said"] == "0x1", "OpenSSL 1.1 of the oldest Debian release"
     with zipfile.ZipFile(result["path"]) as archive:

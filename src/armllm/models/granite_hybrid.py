@@ -94,7 +94,7 @@ class Mamba(RecurrentLayer):
         inputs, writes, reads = joined.split_with_sizes((config.mamba_size, each, each), 1)
         heads, groups = (config.mamba_heads, config.mamba_head_dim), (config.mamba_groups, config.state_size)
         step = torch.nn.functional.softplus(step.float() + self.step_bias)
-        found = torch.empty(len(x), *heads)
+        found = torch.empty(len(x), *heads, dtype=torch.float32)
         kernels.selective_scan(
             found,
             inputs.view(len(x), *heads),

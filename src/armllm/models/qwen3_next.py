@@ -142,7 +142,7 @@ class GatedDeltaNet(RecurrentLayer):
         joined, gate, strength, step = self.project(x)
         joined = self.conv(joined, inputs)
         query, key, value = joined.split_with_sizes((self.key_size, self.key_size, self.value_size), 1)
-        found = torch.empty(len(x), config.value_heads, config.value_head_dim)
+        found = torch.empty(len(x), config.value_heads, config.value_head_dim, dtype=torch.float32)
         kernels.gated_delta_rule(
             found,
             query.view(len(x), config.key_heads, -1),

@@ -141,7 +141,11 @@ WRONG = [
     ("slots", torch.tensor([0, 1, 2, 1, 3]), "slots has 1 twice"),
     ("query_start_loc", torch.tensor([1, 1, 22, 22, 25, 33]).int(), r"query_start_loc\[0\] is 1, not 0"),
     ("query_start_loc", torch.tensor([0, 5, 4, 22, 25, 33]).int(), r"query_start_loc\[2\] is 4, less"),
-    ("query_start_loc", torch.tensor([0, 1, 22, 22, 25, 34]).int(), r"query_start_loc\[5\] is 34, but there"),
+    (
+        "query_start_loc",
+        torch.tensor([0, 1, 22, 22, 25, 34]).int(),
+        r"query_start_loc\[5\] is 34, but (x|query) has 33",
+    ),
 ]
 
 
