@@ -127,11 +127,6 @@ ARMLLM_INLINE void pass(const Four& four, const Tokens& tokens, int64_t token, i
   const Vf decay = splat(tokens.decay[token]);
   y0 = y1 = y2 = y3 = w0 = w1 = w2 = w3 = zero();
   for (int64_t i = 0; i < n; ++i) {
-    if constexpr (ahead) {
-      ARMLLM_LOOP("pass_ahead", 4);
-    } else {
-      ARMLLM_LOOP("pass", 4);
-    }
     const int64_t at = i * kStateColumns;
     const Vf k = splat(key[i]), q = splat(query[i]);
     // All are read before one is written.
@@ -148,11 +143,14 @@ ARMLLM_INLINE void pass(const Four& four, const Tokens& tokens, int64_t token, i
     y2 = fma(q, s2, y2);
     y3 = fma(q, s3, y3);
     if constexpr (ahead) {
+      ARMLLM_LOOP("pass_ahead", 4);
       const Vf x = splat(next[i]);
       w0 = fma(x, s0, w0);
       w1 = fma(x, s1, w1);
       w2 = fma(x, s2, w2);
       w3 = fma(x, s3, w3);
+    } else {
+      ARMLLM_LOOP("pass", 4);
     }
   }
 }
