@@ -37,6 +37,65 @@ pub extern "C" fn version_and_one() -> u64 {
     unsafe { plus_one(openssl_sys::OpenSSL_version_num() as u64) }
 }
 """
+HATCH = {
+    "pyproject.toml": """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "fixture-rust"
+version = "1.0"
+[tool.hatch.build.targets.wheel]
+bypass-selection = true
+[tool.hatch.build.targets.wheel.hooks.custom]
+""",
+    "hatch_build.py": """
+import subprocess
+import sysconfig
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class Hook(BuildHookInterface):
+    def initialize(self, version, build_data):
+        subprocess.run(["cargo", "build", "--release", "--offline"], cwd=self.root, check=True)
+        name = "fixture_rust" + sysconfig.get_config_var("EXT_SUFFIX")
+        build_data["force_include"]["target/release/libfixture_rust.so"] = name
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+""",
+}
+"""A hook that was written for its own machine alone."""
+POETRY = {
+    "pyproject.toml": """
+[build-system]
+requires = ["poetry-core>=2"]
+build-backend = "poetry.core.masonry.api"
+[project]
+name = "fixture-rust"
+version = "1.0"
+[tool.poetry]
+packages = [{ include = "fixture_rust" }]
+include = [{ path = "fixture_rust/*.so", format = "wheel" }]
+[tool.poetry.build]
+script = "build.py"
+generate-setup-file = false
+""",
+    "build.py": """
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+subprocess.run(["cargo", "build", "--release", "--offline"], check=True)
+made = Path(os.environ.get("CARGO_TARGET_DIR", "target"), os.environ.get("CARGO_BUILD_TARGET", ""), "release")
+suffix = sysconfig.get_config_var("EXT_SUFFIX")
+shutil.copy(made / "libfixture_rust.so", f"fixture_rust/fixture_rust{suffix}")
+""",
+    "fixture_rust/__init__.py": "from fixture_rust.fixture_rust import sum_below as sum_below\n",
+}
+"""A script that looks where cargo's variables say."""
 PROJECT = Path(__file__).parent / "projects/rust"
 USE = "from fixture_rust import sum_below as f; assert (f(10), f(2_000_000)) == (46, 44)"
 """The second call panics, and is caught."""
@@ -73,6 +132,24 @@ def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
         (library,) = (archive.read(name) for name in archive.namelist() if name.endswith(".so"))
     assert (parts["fixture-sum"], parts["fixture-macro"]) == ("required", "excluded")
     assert str(Path.home()).encode() not in library
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+@pytest.mark.parametrize("files", [pytest.param(HATCH, id="hatch"), pytest.param(POETRY, id="poetry")])
+def test_a_hook_that_calls_cargo_unannounced_makes_an_audited_wheel(tmp_path, files):
+    project = shutil.copytree(PROJECT, tmp_path / "project")
+    for name, text in files.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    result = built(project, tmp_path, "--cpu=neoverse-n1", f'--command=python -c "{USE}"')
+    assert (result["verdict"], result["audit"]["ok"]) == ("proven", True)
+    assert "rustc 1." in result["compiler"]
+    assert "manylinux" in result["tag"]
+    with zipfile.ZipFile(result["path"]) as archive:
+        (bill,) = (name for name in archive.namelist() if name.endswith("armbuild.cdx.json"))
+        assert "fixture-sum" in archive.read(bill).decode()
 
 
 @pytest.mark.slow

@@ -95,7 +95,34 @@ def test_the_hosts_code_gets_the_hosts_compilers(world, monkeypatch, toolchain):
     host = Path(there["CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER"])
     assert "x86_64-linux-gnu.2.28" in host.read_text()
     assert Path(there["CXX_x86_64_unknown_linux_gnu"]).name == "host-c++"
-    assert Path(there["PATH"], "cargo").readlink() == toolchain.cargo
+    assert Path(there["PATH"], "rustc").readlink() == toolchain.rustc
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        (("build", "--release"), "."),
+        (("build", "--manifest-path", "native/Cargo.toml"), "native"),
+        (("build", "--manifest-path=native/Cargo.toml", "-v"), "native"),
+    ],
+)
+def test_a_hook_finds_what_cargo_made_where_a_build_for_its_own_machine_puts_it(
+    world, tmp_path, toolchain, arguments, place
+):
+    made = f'"$CARGO_TARGET_DIR/{TARGET}/release"'
+    program(toolchain.cargo, f'#!/bin/sh\nmkdir -p {made} && echo "$*" > {made}/libthing.so\n')
+    (project := tmp_path / "a project").mkdir()
+    variables = {"PATH": os.environ["PATH"], "CARGO_TARGET_DIR": world["CARGO_TARGET_DIR"]}
+    subprocess.run([Path(world["PATH"], "cargo"), *arguments], cwd=project, env=variables, check=True)
+    for folder in (project / place / "target", Path(world["CARGO_TARGET_DIR"])):
+        assert (folder / "release/libthing.so").read_text() == " ".join(arguments) + "\n"
+
+
+def test_a_hook_sees_that_cargo_failed(world, tmp_path, toolchain):
+    program(toolchain.cargo, "#!/bin/sh\nexit 101\n")
+    done = subprocess.run([Path(world["PATH"], "cargo"), "build"], cwd=tmp_path, env={}, check=False)
+    assert done.returncode == 101
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_call_of_rust_where_it_is_not_leaves_a_mark(tmp_path, monkeypatch):
