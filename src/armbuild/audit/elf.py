@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,10 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Elf:
-    """One ELF file's headers; ``machine`` in Linux's spelling, ``alignment`` the weakest segment's."""
+    """One ELF file's headers; ``machine`` in Linux's spelling.
+
+    ``alignment``: the largest page size up to 64 KiB with which its segments can be loaded.
+    """
 
     machine: str
     bits: int
@@ -97,6 +101,7 @@ def _read(elf: Any, size: int) -> Elf:
     if sum(segment["p_type"] == "PT_DYNAMIC" for segment in segments) > 1:
         raise BrokenElf("broken ELF headers (more than one dynamic segment)")
     loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
+    relro = [segment for segment in segments if segment["p_type"] == "PT_GNU_RELRO"]
     for segment in loads:
         if segment["p_vaddr"] + segment["p_memsz"] >= _END:
             raise BrokenElf("broken ELF headers (a segment ends behind the last address)")
@@ -128,10 +133,10 @@ def _read(elf: Any, size: int) -> Elf:
             for value in tags.get(name, ())
             for part in value.split(":")
         ),
-        alignment=min((_alignment(segment) for segment in loads), default=None),
+        alignment=_page_size(loads, relro),
         executable_stack=any(s["p_type"] == "PT_GNU_STACK" and s["p_flags"] & 1 for s in segments),
         writable_code=any(segment["p_flags"] & 3 == 3 for segment in loads),
-        relro=any(segment["p_type"] == "PT_GNU_RELRO" for segment in segments),
+        relro=bool(relro),
         entry=header["e_entry"],
         debug=tuple(s.name for s in sections if s.name.startswith((".debug_", ".zdebug_"))),
         dynamic=bool(tags),
@@ -179,6 +184,39 @@ def _dynamic(segments: list[Any]) -> dict[str, list[Any]]:
             }.get(name)
             tags.setdefault(name, []).append(getattr(tag, value) if value else tag.entry.d_val)
     return tags
+
+
+def _page_size(loads: list[Any], relro: list[Any]) -> int | None:
+    """Return the largest page size up to 64 KiB with which the segments can be loaded; None without any.
+
+    A loader maps them in order and in whole pages. So on a page that two of them touch, the later one decides
+    about rights and content. What becomes read-only after relocation begins with a whole page, too.
+    """
+    if not loads:
+        return None
+    size = min(map(_alignment, loads))
+    ordered = sorted(loads, key=lambda segment: segment["p_vaddr"])
+    for before, after in itertools.pairwise(ordered):
+        loses = (
+            before["p_flags"] & ~after["p_flags"]
+            or before["p_memsz"] > before["p_filesz"]
+            or before["p_vaddr"] - before["p_offset"] != after["p_vaddr"] - after["p_offset"]
+        )
+        if loses and before["p_memsz"] and after["p_memsz"]:
+            size = _apart(before["p_vaddr"] + before["p_memsz"], after["p_vaddr"], size)
+    for fixed in relro:
+        start = fixed["p_vaddr"]
+        for segment in ordered:
+            if segment["p_flags"] & 2 and segment["p_vaddr"] < start:
+                size = _apart(min(segment["p_vaddr"] + segment["p_memsz"], start), start, size)
+    return size
+
+
+def _apart(end: int, start: int, size: int) -> int:
+    """Return the largest page size up to ``size`` with which what ends at ``end`` is not on start's page."""
+    while size > 1 and start // size * size < end:
+        size //= 2
+    return size
 
 
 def _alignment(segment: Any) -> int:

@@ -65,6 +65,11 @@ def judge_status(run: Run, status: int, *, timeout: float = TIMEOUT) -> CpuResul
     reason = ""
     if number == signal.SIGILL:
         reason = f"killed by an illegal instruction (SIGILL) on {run.cpu.name} (log: {run.log})"
+    elif number == signal.SIGBUS:
+        reason = (
+            f"killed by SIGBUS on {run.cpu.name}: an atomic access that is not aligned, or memory behind the "
+            f"end of a mapped file (log: {run.log}, {run.output})"
+        )
     elif seconds >= timeout:
         reason = f"it did not end within {timeout:.0f} s (log: {run.log})"
     elif status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 import zipfile
@@ -54,6 +55,25 @@ def test_executable_stack_is_an_error(link, wheel):
 def test_segments_must_fit_64_kib_pages(link, wheel, size, fine):
     report = audit_path(wheel({f"demo/x{SUFFIX}": link("-z", f"max-page-size={size}")}))
     assert (not any("64 KiB" in error for error in report.errors)) == fine
+
+
+def with_headers_for_large_pages(library):
+    """The file with an alignment of 64 KiB in the header of each segment that is loaded, and no more."""
+    changed = bytearray(library)
+    (place,), (count,) = struct.unpack_from("<Q", library, 32), struct.unpack_from("<H", library, 56)
+    for header in range(place, place + 56 * count, 56):
+        if struct.unpack_from("<I", library, header) == (1,):
+            struct.pack_into("<Q", changed, header + 48, 0x10000)
+    return bytes(changed)
+
+
+def test_headers_that_promise_64_kib_pages_are_not_believed(link, wheel):
+    """Where each segment's address is its place in the file, only their distance shows the page size."""
+    apart = ("-z", "separate-loadable-segments", "-z", "relro", "-z", "noexecstack", "-z")
+    for size, fine in (("4096", False), ("65536", True)):
+        library = with_headers_for_large_pages(link(*apart, f"max-page-size={size}"))
+        report = audit_path(wheel({f"demo/x{SUFFIX}": library}))
+        assert (not any("64 KiB" in error for error in report.errors)) == fine
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def judged(tmp_path, status, *, said="", heard="", start=1e18):
         (-signal.SIGILL, "", "", "illegal instruction"),
         (132, "", "", "illegal instruction"),
         (139, "", "", "was killed by SIGSEGV"),
+        (-signal.SIGBUS, "", "", "SIGBUS on neoverse-n1: an atomic access that is not aligned"),
         (2, "", "", "it said nothing"),
     ],
 )
