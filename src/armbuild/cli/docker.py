@@ -154,6 +154,7 @@ def docker_command(
         if push:
             with progress.step("push", image.tag):
                 engines.push(image, work)
+    cache.remove_unused()
     if as_json:
         print(json.dumps({**result, "pushed": push, "seconds": progress.seconds}, indent=2))
     return 0

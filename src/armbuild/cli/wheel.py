@@ -100,6 +100,7 @@ def _plan(
 
 def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: bool) -> int:
     """Build every wheel of the plan, say how far it is, and return the status of the first failure."""
+    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.wheel import pipeline  # noqa: PLC0415
 
     console = Console(verbose=verbose)
@@ -107,6 +108,7 @@ def build_and_report(plan: Plan, *, mirror: str | None, verbose: bool, as_json: 
     for result in pipeline.run(plan, console, mirror=mirror):
         results.append(result)
         console.show(result)
+    cache.remove_unused()
     status = next((result.status for result in results if not result.ok), 0)
     if as_json:
         wheels = [result.as_dict() for result in results]

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
+KEEP_UNUSED_SECONDS = 30 * 24 * 3600
+LOOKED_EVERY_SECONDS = 24 * 3600
 LOCKED_WITHIN_SECONDS = 5
 KEPT = ".kept"
+LOCK = ".lock"
+"""How the file beside a folder ends that says whose turn it is, and by its time when the last one was."""
+LOOKED = "looked-for-unused"
 SCRATCH = ".armbuild-"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
 NO_SPACE = re.compile(r"no space left on|disk quota exceeded", re.IGNORECASE)
@@ -82,32 +87,99 @@ def digest(value: Any) -> str:
 
 @contextlib.contextmanager
 def lock(path: Path, *, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the file ``path`` + ``.lock`` alone. Another process waits, after ``on_wait`` was called once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if on_wait:
-                on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file releases the lock, also when the process dies
+    """Hold the file ``path`` + ``.lock`` alone. Another process waits, after ``on_wait`` was called once.
+
+    That counts as a use of ``path``: `remove_unused` leaves it alone.
+    """
+    mark = _mark(path)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with mark.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if on_wait:
+                    on_wait()
+                    on_wait = None
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink == 0:  # it was removed meanwhile, with what it was for
+                continue
+            os.utime(file.fileno())
+            yield  # closing the file releases the lock, also when the process dies
+            return
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(path.name + LOCK)
 
 
 def fill(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``, made once by ``make(empty folder)``; a failed ``make`` leaves nothing."""
-    if folder.is_dir():
-        return folder
     with lock(folder):
         if not folder.is_dir():
-            for left in folder.parent.glob(f".{folder.name}-????????"):  # by the killed: the lock is ours
-                shutil.rmtree(left, ignore_errors=True)
+            _remove_left_of(folder)
             with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
                 fresh = Path(scratch) / "content"
                 fresh.mkdir()
                 make(fresh)
                 fresh.rename(folder)
     return folder
+
+
+def use(path: Path) -> Path:
+    """Return ``path``, of an entry of the cache that was found without its lock, and note that it is used."""
+    part, entry, *_ = path.relative_to(root()).parts
+    with contextlib.suppress(OSError):
+        os.utime(_mark(root() / part / entry))
+    return path
+
+
+def remove_unused() -> None:
+    """Remove what no command has used for a month, in all parts of the cache; looks once a day.
+
+    For the end of a command: what it used is new then.
+    """
+    with contextlib.suppress(OSError):
+        looked = root() / LOOKED
+        if looked.exists() and _age(looked) < LOOKED_EVERY_SECONDS:
+            return
+        looked.touch()
+        for mark in root().glob(f"*/*{LOCK}"):
+            if _age(mark) > KEEP_UNUSED_SECONDS:
+                _remove_if_unused(mark)
+
+
+def _remove_if_unused(mark: Path) -> None:
+    """Remove what the lock ``mark`` is for, and the lock, unless another command holds or has taken it."""
+    with contextlib.suppress(OSError), mark.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _age(mark) > KEEP_UNUSED_SECONDS:
+            folder = mark.with_name(mark.name.removesuffix(LOCK))
+            _remove_left_of(folder)
+            if folder.exists():
+                _take_away(folder)
+            mark.unlink()
+
+
+def _remove_left_of(folder: Path) -> None:
+    """Remove what the killed left of ``folder``, whose lock is held."""
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}-????????"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _take_away(entry: Path) -> None:
+    """Remove an entry of the cache, whose lock is held: at once for all others."""
+    gone = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+    moved = entry.rename(gone / "content")
+    if moved.is_dir() and not moved.is_symlink():
+        shutil.rmtree(gone)
+    else:
+        moved.unlink()
+        gone.rmdir()
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
 
 
 @contextlib.contextmanager
@@ -147,6 +219,16 @@ def scratch_folder(label: str, parent: Path) -> Iterator[Path]:
         os.close(descriptor)
         if not (folder / KEPT).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removed(folder: Path) -> Iterator[None]:
+    """Remove ``folder`` at the end, and what a killed command left there before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _claim(descriptor: int) -> None:
@@ -201,14 +283,16 @@ def remove(part: str) -> int:
     """
     folder, freed = root() / part, 0
     for entry in sorted(folder.iterdir()):
-        if entry.suffix == ".lock" or (part == "work" and not ((entry / KEPT).exists() or _abandoned(entry))):
+        if entry.suffix == LOCK or (part == "work" and not ((entry / KEPT).exists() or _abandoned(entry))):
             continue
-        with lock(entry):
-            freed += _size(entry)
-            gone = entry.rename(
-                entry.with_name(f".{entry.name}-{os.getpid()}-gone")
-            )  # at once for all others
-            shutil.rmtree(gone) if gone.is_dir() and not gone.is_symlink() else gone.unlink()
+        unfinished = re.fullmatch(r"\.(.+)-\w{8}", entry.name)
+        whole = entry.with_name(unfinished[1]) if unfinished else entry
+        with lock(whole):
+            if entry.exists():
+                freed += _size(entry)
+                _take_away(entry)
+            if not whole.exists():
+                _mark(whole).unlink()
     return freed
 
 
@@ -296,7 +380,7 @@ def _umask() -> int:
 def _remove_old(parent: Path) -> None:
     for folder in parent.iterdir():
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime > KEEP_FAILED_SECONDS or _abandoned(folder):
+            if _age(folder) > KEEP_FAILED_SECONDS or _abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

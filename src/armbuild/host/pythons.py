@@ -157,7 +157,8 @@ def _candidates(version: str) -> list[Path]:
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     managed = Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv/python")
     found += sorted(managed.glob(f"cpython-{release}/bin/{name}"), reverse=True)
-    return [*found, *sorted(cache.root().glob(f"pythons/*-{version}/usr/bin/armbuild-{name}"))]
+    fetched = cache.root().glob(f"pythons/*-{version}/usr/bin/armbuild-{name}")
+    return [*found, *sorted(map(cache.use, fetched))]
 
 
 def tool(name: str) -> Path | None:

@@ -92,7 +92,7 @@ def _from_image(python: str) -> Headers | None:
             container = "" if folder.is_dir() else process.succeeds(create)
             if container is None:
                 continue
-            copied = folder.is_dir() or _copy(engine, f"{container}:{place}", folder)
+            copied = _copy(engine, f"{container}:{place}", folder)
             if container:
                 process.succeeds([engine, "rm", "--force", container])
             if copied and (folder / f"python{python}/Python.h").is_file():

@@ -57,4 +57,4 @@ def cached(mirror: str | None = None) -> Path | None:
     """Return a root of this archive that is already there, the newest release's, or None."""
     pattern = debian.cache_folder("roots", "*-arm64-*", mirror).name
     roots = sorted((cache.root() / "roots").glob(f"{pattern}/usr/lib/aarch64-linux-gnu"))
-    return roots[-1].parents[2] if roots else None
+    return cache.use(roots[-1].parents[2]) if roots else None

@@ -101,7 +101,8 @@ def _installed() -> list[Path]:
 
 def _cached(mirror: str | None) -> list[Path]:
     pattern = debian.cache_folder("qemu", "*", mirror).name
-    return sorted((cache.root() / "qemu").glob(f"{pattern}/usr/bin/qemu-aarch64"))
+    found = (cache.root() / "qemu").glob(f"{pattern}/usr/bin/qemu-aarch64")
+    return sorted(map(cache.use, found))
 
 
 def _fetch(suite: str, architecture: str, mirror: str | None) -> Path:

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -6,6 +7,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -162,6 +164,97 @@ def test_failures_of_last_month_are_swept_away():
         assert not old.exists()
 
 
+DAY = 24 * 3600
+
+
+def _made(name, days_ago):
+    """An entry of the cache that was used so many days ago, by its lock."""
+    folder = cache.fill(cache.root() / name, lambda fresh: (fresh / "file").touch())
+    _last_used(folder, days_ago)
+    return folder
+
+
+def _last_used(folder, days_ago):
+    os.utime(folder.with_name(f"{folder.name}.lock"), (time.time() - days_ago * DAY,) * 2)
+
+
+def test_what_was_not_used_for_a_month_goes_and_all_else_stays():
+    old, used, young = (_made(f"tools/{name}-1.2", 40) for name in ("old", "used", "young"))
+    _last_used(young, 20)
+    cache.fill(used, lambda _fresh: pytest.fail("it is there"))
+    with cache.lock(build := cache.root() / "builds/of-a-month-ago"):
+        (build / "source").mkdir(parents=True)
+    _last_used(build, 31)
+    (objects := cache.root() / "ccache/0").mkdir(parents=True)  # it has its own limit, and no lock here
+    os.utime(objects, (0, 0))
+    cache.remove_unused()
+    assert [path.is_dir() for path in (old, build, used, young, objects)] == [False, False, True, True, True]
+    assert sorted(path.name for path in (cache.root() / "tools").iterdir()) == [
+        "used-1.2", "used-1.2.lock", "young-1.2", "young-1.2.lock",
+    ]  # fmt: skip
+
+
+def test_what_is_found_without_its_lock_counts_as_used_too():
+    """An emulator of last month, found by its pattern, is not taken from under a test."""
+    folder = _made("qemu/bookworm-amd64", 40)
+    assert cache.use(folder / "usr/bin/qemu-aarch64") == folder / "usr/bin/qemu-aarch64"
+    cache.remove_unused()
+    assert folder.is_dir()
+
+
+def test_what_another_command_holds_stays_however_old_its_lock_looks():
+    folder = _made("builds/long", 0)
+    with cache.lock(folder):
+        _last_used(folder, 40)
+        cache.remove_unused()
+        assert folder.is_dir()
+
+
+def test_the_search_for_what_is_unused_runs_once_a_day():
+    cache.remove_unused()
+    folder = _made("tools/old", 40)
+    cache.remove_unused()
+    assert folder.is_dir()
+    os.utime(cache.root() / cache.LOOKED, (time.time() - 2 * DAY,) * 2)
+    cache.remove_unused()
+    assert not folder.exists()
+
+
+def _hold_after_a_removal(folder, pipe):
+    with cache.lock(folder, on_wait=lambda: pipe.send("waits")):
+        pipe.send("holds")
+        pipe.recv()
+
+
+def test_who_waits_for_a_lock_that_is_removed_gets_the_next_one(tmp_path):
+    """Else two builds would work in one folder: one with the lock that is gone, one with a new one."""
+    ours, theirs = multiprocessing.Pipe()
+    folder, mark = tmp_path / "x", tmp_path / "x.lock"
+    other = multiprocessing.get_context("spawn").Process(target=_hold_after_a_removal, args=(folder, theirs))
+    with cache.lock(folder):
+        other.start()
+        assert ours.recv() == "waits"
+        mark.unlink()
+    assert ours.recv() == "holds"
+    with mark.open("a") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    ours.send("go")
+    other.join()
+
+
+def test_clearing_a_part_waits_for_what_is_being_made_there():
+    clearing = threading.Thread(target=cache.remove, args=("tools",))
+
+    def make(fresh):
+        (fresh / "file").touch()
+        clearing.start()
+        clearing.join(0.2)
+        assert (fresh / "file").exists()
+
+    assert (cache.fill(cache.root() / "tools/new", make) / "file").exists()
+    clearing.join()
+
+
 def _work_until_told(pipe, how):
     with cache.work_folder("image") as folder:
         (folder / "layer").write_text("large")
@@ -301,6 +394,7 @@ def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_pat
     told = json.loads(capsys.readouterr().out)
     assert told["removed"] == {"kits": 3, "work": 1}
     assert told["parts"] == {"kits": 0, "roots": 5, "work": 7}
+    assert not list((tmp_path / "cache").glob("*/*.lock")), "of ccache's own folders, say, which have none"
     assert main(["cache", "--clear", "kit"]) == 2
     assert "--clear kit: the cache has kits, roots, work" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ from armbuild.errors import BuildError, MissingError
 from armbuild.host import cache
 from armbuild.target import arm64_root, qemu, target_packages
 from armbuild.wheel import build, repair
-from armbuild.wheel.lanes import cross
+from armbuild.wheel.lanes import cross, local
 
 PROJECTS = Path(__file__).parents[1] / "projects"
 
@@ -115,6 +115,23 @@ def test_a_project_of_each_back_end_runs_on_the_target(tmp_path, project, code, 
     assert "manylinux" in wheel.name
     assert wheelfile.mismatches(wheelfile.read(wheel)) == []
     assert under_emulation(wheel, code, tmp_path) == said
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.usefixtures("shared_cache")
+def test_what_zig_compiles_goes_with_the_build(tmp_path):
+    """zig never removes anything: one folder for all builds had 9 GB after a day."""
+    project = shutil.copytree(PROJECTS / "setuptools", tmp_path / "project")
+    seen = []
+    for turn in range(2):
+        (work := tmp_path / str(turn)).mkdir()
+        make(project, work)
+        (source,) = project.glob("src/**/*.c")
+        source.write_text(source.read_text() + f"int more_{turn};\n")
+        seen.append(sorted((cache.root() / "zig").glob("o/*")))
+    assert seen[0] == seen[1]
+    assert not list(cache.root().glob(f"builds/*/{local.ZIG_OBJECTS}/*"))
 
 
 @pytest.mark.slow

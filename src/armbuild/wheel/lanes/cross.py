@@ -209,7 +209,7 @@ def prepare(plan: Plan, python: HostPython, folder: Path, *, mirror: str | None)
         zig_cache = cache.root() / "zig"
         runtime = zig_cache / name
         build_runtime, ready = _build_runtime, runtime.is_dir()
-    own = {"ZIG_GLOBAL_CACHE_DIR": str(zig_cache), "ZIG_LOCAL_CACHE_DIR": str(zig_cache)}
+    own = {"ZIG_GLOBAL_CACHE_DIR": str(zig_cache), "ZIG_LOCAL_CACHE_DIR": str(folder / local.ZIG_OBJECTS)}
     ready = ready or plan.toolchain != "zig"
     return Setup(
         environment=environment | own,
@@ -275,4 +275,4 @@ def _copy_runtime(
     def fill(folder: Path) -> None:
         shutil.copytree(original, folder, dirs_exist_ok=True)
 
-    cache.fill(Path(environment["ZIG_LOCAL_CACHE_DIR"]), fill)
+    cache.fill(Path(environment["ZIG_GLOBAL_CACHE_DIR"]), fill)

@@ -39,7 +39,9 @@ FLAGS = frozenset(
 )
 """Variables of the caller's that CMake and meson read once, and keep."""
 ZIG_CACHE = "zig"
-"""Where zig writes in a build's own folder, in a sandbox."""
+"""Where zig keeps its C++ runtime in a build's own folder, in a sandbox."""
+ZIG_OBJECTS = "zig-objects"
+"""Where zig keeps what it compiles, in a build's own folder, until the build's end: it removes nothing."""
 
 
 def cargo_home(plan: Plan, folder: Path) -> Path:
@@ -75,8 +77,11 @@ def build(
     """
     folder = build_folder(plan, python)
     log = work / f"build-{python.version}.log"
-    with cache.lock(
-        folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")
+    with (
+        cache.lock(
+            folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")
+        ),
+        cache.removed(folder / ZIG_OBJECTS),
     ):
         process.end_leftovers(folder)
         setup = prepare(folder)
@@ -150,7 +155,8 @@ def _sandbox(
         readable.append(compilers.zig().parent)
     if python.include:
         readable.append(python.include)
-    writable = [folder / "source", folder / inputs.COPIES, folder / "build", folder / ZIG_CACHE, out]
+    names = ("source", inputs.COPIES, "build", ZIG_CACHE, ZIG_OBJECTS)
+    writable = [*(folder / name for name in names), out]
     return sandbox.make(out.parent, readable=readable, writable=writable, mirror=mirror)
 
 
