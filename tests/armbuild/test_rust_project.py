@@ -13,13 +13,46 @@ from armbuild.target import debian
 
 CRATES = ("cc", "openssl-sys", "autocfg", "jobserver", "libc", "pkg-config", "vcpkg")
 """Of crates.io, as Debian packages them; cc compiles C, openssl-sys finds a library."""
-WITH_C = {
-    ".cargo/config.toml": """
-[source.crates-io]
-replace-with = "debian"
-[source.debian]
-directory = "crates"
+PYO3 = (
+    "pyo3", "pyo3-ffi", "pyo3-macros", "pyo3-macros-backend", "pyo3-build-config", "autocfg", "cfg-if",
+    "indoc", "libc", "lock-api", "memoffset", "once-cell", "parking-lot", "parking-lot-core", "proc-macro2",
+    "quote", "scopeguard", "smallvec", "syn", "target-lexicon", "unicode-ident", "unindent",
+)  # fmt: skip
+MATURIN = {
+    "pyproject.toml": """
+[build-system]
+requires = ["maturin>=1.7"]
+build-backend = "maturin"
+[project]
+name = "fixture-abi3"
+version = "1.0"
 """,
+    "Cargo.toml": """
+[package]
+name = "fixture-abi3"
+version = "1.0.0"
+edition = "2021"
+[lib]
+name = "fixture_abi3"
+crate-type = ["cdylib"]
+[dependencies]
+pyo3 = { version = "0.17", features = ["extension-module", "abi3-py38"] }
+""",
+    "src/lib.rs": """
+use pyo3::prelude::*;
+
+#[pyfunction]
+fn double(n: u64) -> u64 {
+    n * 2
+}
+
+#[pymodule]
+fn fixture_abi3(_python: Python<'_>, module: &PyModule) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(double, module)?)
+}
+""",
+}
+WITH_C = {
     "build.rs": """
 fn main() {
     cc::Build::new().file("src/plus.c").compile("plus");
@@ -36,6 +69,12 @@ extern "C" {
 pub extern "C" fn version_and_one() -> u64 {
     unsafe { plus_one(openssl_sys::OpenSSL_version_num() as u64) }
 }
+"""
+VENDORED = """
+[source.crates-io]
+replace-with = "debian"
+[source.debian]
+directory = "crates"
 """
 HATCH = {
     "pyproject.toml": """
@@ -101,6 +140,21 @@ USE = "from fixture_rust import sum_below as f; assert (f(10), f(2_000_000)) == 
 """The second call panics, and is caught."""
 
 
+def write(project, files):
+    """Write files into a project's folder."""
+    for name, text in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+
+
+def with_crates(project, names, root):
+    """Give a project crates of Debian's in place of the registry's; ``root`` is where they are unpacked."""
+    packages = tuple(f"librust-{name}-dev" for name in names)
+    debian.install(packages, root, suite="bookworm", architecture="amd64", dependencies=False)
+    shutil.copytree(root / "usr/share/cargo/registry", project / "crates")
+    write(project, {".cargo/config.toml": VENDORED})
+
+
 def built(project, folder, *options):
     """The report of a project's wheel, cross-built into the folder."""
     command = [sys.executable, "-m", "armbuild", "wheel", project, "--lane=cross", "--json"]
@@ -140,9 +194,7 @@ def test_rust_becomes_an_audited_wheel_that_panics_where_it_should(tmp_path):
 @pytest.mark.parametrize("files", [pytest.param(HATCH, id="hatch"), pytest.param(POETRY, id="poetry")])
 def test_a_hook_that_calls_cargo_unannounced_makes_an_audited_wheel(tmp_path, files):
     project = shutil.copytree(PROJECT, tmp_path / "project")
-    for name, text in files.items():
-        (project / name).parent.mkdir(exist_ok=True)
-        (project / name).write_text(text)
+    write(project, files)
     result = built(project, tmp_path, "--cpu=neoverse-n1", f'--command=python -c "{USE}"')
     assert (result["verdict"], result["audit"]["ok"]) == ("proven", True)
     assert "rustc 1." in result["compiler"]
@@ -156,13 +208,9 @@ def test_a_hook_that_calls_cargo_unannounced_makes_an_audited_wheel(tmp_path, fi
 @pytest.mark.network
 @pytest.mark.emulated
 def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
-    packages = tuple(f"librust-{name}-dev" for name in CRATES)
-    debian.install(packages, tmp_path / "root", suite="bookworm", architecture="amd64", dependencies=False)
     project = shutil.copytree(PROJECT, tmp_path / "project", ignore=shutil.ignore_patterns("Cargo.lock"))
-    shutil.copytree(tmp_path / "root/usr/share/cargo/registry", project / "crates")
-    for name, text in WITH_C.items():
-        (project / name).parent.mkdir(exist_ok=True)
-        (project / name).write_text(text)
+    with_crates(project, CRATES, tmp_path / "root")
+    write(project, WITH_C)
     with (project / "Cargo.toml").open("a") as file:
         file.write('openssl-sys = "0.9"\n\n[build-dependencies]\ncc = "1"\n')
     with (project / "src/lib.rs").open("a") as file:
@@ -174,3 +222,16 @@ def test_c_inside_rust_is_compiled_and_linked_for_the_target(tmp_path):
     assert run["said"] == "0x1", "OpenSSL 1.1 of the oldest Debian release"
     with zipfile.ZipFile(result["path"]) as archive:
         assert any("libcrypto" in name for name in archive.namelist())
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.emulated
+def test_maturin_and_pyo3_make_one_wheel_for_all_pythons(tmp_path):
+    write(tmp_path / "project", MATURIN)
+    with_crates(tmp_path / "project", PYO3, tmp_path / "root")
+    use = "from fixture_abi3 import double; print(double(21))"
+    result = built(tmp_path / "project", tmp_path, "--cpu=neoverse-n1", f'--command=python -c "{use}"')
+    (run,) = result["smoke"]["results"]
+    assert run["said"] == "42"
+    assert result["tag"].startswith("cp38-abi3-manylinux")
