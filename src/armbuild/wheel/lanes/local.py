@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from armbuild.errors import UsageError
@@ -15,7 +15,7 @@ from armbuild.wheel.lanes.lane import BuiltWheel
 from armbuild.wheel.lanes.setup import backend_family, prefix_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from armbuild.host import isolation
@@ -77,12 +77,7 @@ def build(
     """
     folder = build_folder(plan, python)
     log = work / f"build-{python.version}.log"
-    with (
-        cache.lock(
-            folder, on_wait=lambda: watcher.note("another build of this project is running: waiting for it")
-        ),
-        cache.removed(folder / ZIG_OBJECTS),
-    ):
+    with _in_turn(folder, watcher):
         process.end_leftovers(folder)
         setup = prepare(folder)
         forget_other_tools(folder, setup)
@@ -124,6 +119,14 @@ def build(
         crates=crates.read(sources, folder / "build" / rust.CRATES) if setup.rust else (),
         cached=figures,
     )
+
+
+@contextmanager
+def _in_turn(folder: Path, watcher: Watcher) -> Iterator[None]:
+    """Hold a build's folder alone, and leave nothing there that only grows."""
+    text = "another build of this project is running: waiting for it"
+    with cache.lock(folder, on_wait=lambda: watcher.note(text)), cache.removed(folder / ZIG_OBJECTS):
+        yield
 
 
 def _sources(plan: Plan, folder: Path) -> Path:
