@@ -311,6 +311,7 @@ class AsyncLLM(WithReasons):
             return
         if engine.followers is not None:  # an idle engine hears of a failure, too
             engine.followers.on_failure.append(functools.partial(self._inbox.put, engine.followers.check))
+            self._inbox.put(engine.followers.check)  # one may have ended before
         started.set_result(engine)
         try:
             self._serve(engine)

@@ -365,6 +365,30 @@ def test_a_step_that_fails_at_rank_0_stops_all(in_threads, make_checkpoint, monk
         assert time.monotonic() - started < SECONDS / 2
 
 
+class EndingFollowers(ThreadFollowers):
+    """One ends when all have loaded."""
+
+    def wait(self):
+        super().wait()
+        self.group.fail(2)
+
+
+def test_a_rank_that_ends_before_anyone_listens_is_noticed(in_threads, make_checkpoint, monkeypatch):
+    """An idle engine would say that it is well."""
+    monkeypatch.setattr(followers, "Followers", EndingFollowers)
+
+    async def start():
+        engine = AsyncLLM(make_checkpoint().folder, dtype="float32", tensor_parallel_size=2)
+        started = time.monotonic()
+        while not engine.errored:
+            assert time.monotonic() - started < SECONDS, "it waits for a request"
+            await asyncio.sleep(0.01)
+        engine.shutdown()
+        engine.llm_engine.followers.close()
+
+    asyncio.run(start())
+
+
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
