@@ -171,6 +171,31 @@ def test_no_two_ranks_share_a_cpu(machine, nodes, size):
             assert None not in {one.node for one in found}
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1, [(0, 2, 4)]),
+        (2, [(0, 2, 4), (6, 7, 8)]),
+        (3, [(0, 2), (4, 6), (7, 8)]),
+        (6, [(0,), (2,), (4,), (6,), (7,), (8,)]),
+    ],
+)
+def test_cpus_without_a_core_or_a_node(machine, size, expected):
+    """Where `lscpu -e` has a "-": CPU 5 is offline, 6 has no topology, 10 and 11 are of no node.
+
+    Node 2 has memory only.
+    """
+    siblings = {cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" for cpu in range(12) if cpu not in {5, 6}}
+    root = machine({0: "0-4", 1: "6-9", 2: ""}, siblings | {4: "4"}, midrs=[0x413FD0C1] * 5)
+    online = cpus(*range(12)) - {5}
+    found = [decide(online, ALL, root, rank=rank, size=size).cpus for rank in range(size)]
+    assert found == [cpus(*one) for one in expected]
+    shares = [share.cpus for share in divide(size, online, root)]
+    assert sum(map(len, shares)) == len(frozenset().union(*shares))
+    assert frozenset().union(*shares) <= online - {10, 11}
+    assert [one <= share for one, share in zip(found, shares, strict=True)] == [True] * size
+
+
 def test_ranks_beyond_the_cores_or_the_quota_are_warned_about(machine, caplog):
     root = machine({0: "0-1"})
     assert [decide(cpus(0, 1), ALL, root, rank=rank, size=3).cpus for rank in range(3)] == [{0}, {1}, {0}]
