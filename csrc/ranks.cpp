@@ -52,6 +52,18 @@ void for_rows(int64_t rows, int64_t row_bytes, const Row& row) {
   });
 }
 
+// Rows of so many bytes; those that follow one another on both sides are one copy.
+void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride, int64_t rows,
+               int64_t bytes) {
+  if (to_stride == bytes && from_stride == bytes && rows * bytes < kParallelBytes) {
+    memcpy(to, from, static_cast<size_t>(rows * bytes));
+    return;
+  }
+  for_rows(rows, bytes, [&](int64_t r) {
+    memcpy(to + r * to_stride, from + r * from_stride, static_cast<size_t>(bytes));
+  });
+}
+
 int64_t width_of(const std::vector<Columns>& columns) {
   int64_t width = 0;
   for (const Columns& one : columns) width += one.width;
@@ -102,17 +114,18 @@ char* Ranks::slot(int rank) const {
 
 void Ranks::publish() {
   Shared::Progress& mine = shared_->of[rank_];
-  mine.published = exchange_;
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (mine.sleepers != 0) futex_wake(&mine.published);
+  mine.published.store(exchange_, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // who goes to sleep has one, too
+  if (mine.sleepers.load(std::memory_order_relaxed) != 0) futex_wake(&mine.published);
 }
 
 void Ranks::wait(int rank, bool bounded) {
   Shared::Progress& other = shared_->of[rank];
   const auto is_done = [&] {
-    return static_cast<int32_t>(other.published.load() - exchange_) >= 0 || shared_->failed.load() != 0;
+    const uint32_t published = other.published.load(std::memory_order_acquire);
+    return static_cast<int32_t>(published - exchange_) >= 0 || failure() != 0;
   };
-  if (!patience.spin(is_done)) {
+  if (!is_done() && !patience.spin(is_done)) {  // who is last reads no clock
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     ++other.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -138,7 +151,7 @@ void Ranks::fail(uint32_t code) {
   for (int rank = 0; rank < ranks_; ++rank) futex_wake(&shared_->of[rank].published);
 }
 
-uint32_t Ranks::failure() const { return shared_->failed; }
+uint32_t Ranks::failure() const { return shared_->failed.load(std::memory_order_relaxed); }
 
 void Ranks::gather(const Gather& args, const Pieces& pieces) {
   int64_t widest = 0;
@@ -172,9 +185,7 @@ void Ranks::gather(const Gather& args, const Pieces& pieces) {
       char* const written = slot(rank_);
       const int64_t size = std::min(end, mine) - begin;
       if (size > 0 && !(args.first_only && rank_ == 0)) {
-        for_rows(rows, size, [&](int64_t r) {
-          memcpy(written + r * size, part + r * args.part_stride + begin, static_cast<size_t>(size));
-        });
+        copy_rows(written, size, part + begin, args.part_stride, rows, size);
       }
       publish();
       const bool wants = rank_ == 0 || !args.first_only;

@@ -85,7 +85,10 @@ def profile(llm: LLM, messages: Messages, sequences: int, tokens: int) -> tuple[
 
 
 def gather_microseconds(config: ModelConfig, width: int, rows: int, rounds: int = 400) -> float:
-    """The gathers of a step's layers, of two processes on a CPU each. ``width``: of the feed-forward part."""
+    """The gathers of a step's layers, of two processes on a CPU each. ``width``: of the feed-forward part.
+
+    They are recorded and replayed, as those of a step are.
+    """
     file = os.memfd_create("gathers")
     os.ftruncate(file, extension.Ranks.bytes(2))
     child = os.fork()
@@ -93,13 +96,18 @@ def gather_microseconds(config: ModelConfig, width: int, rows: int, rounds: int 
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     cut = Cut(extension.Ranks(file, rank, 2, 60.0))
     widths = (config.num_heads * config.head_dim, config.hidden_size, width, config.hidden_size)
-    gathers = [(cut.gatherer([one]), torch.zeros(rows, one // 2, dtype=torch.bfloat16)) for one in widths]
+    tensors = [[torch.zeros(rows, one // count, dtype=torch.bfloat16) for count in (1, 2)] for one in widths]
+    extension.start_recording()
+    for _ in range(config.num_layers):
+        for whole, part in tensors:
+            extension.gather_parts(whole, part, cut.gatherer([whole.shape[1]]).gatherer)
+    program = extension.take_recording()
+    extension.stop_recording()
+    assert program is not None  # noqa: S101 - gathers are recorded
     seconds = []
     for _ in range(rounds):
         started = time.perf_counter()
-        for _ in range(config.num_layers):
-            for gather, part in gathers:
-                gather(part)
+        program.run()
         seconds.append(time.perf_counter() - started)
     if rank:
         os._exit(0)
