@@ -5,7 +5,7 @@
 
 Each round starts a server with two ranks and clients. `--tensor-parallel-size` and `--pipeline-parallel-size`
 take turns. Then one process gets SIGKILL, or a rank SIGSTOP. The moment is a random one, while the server
-loads or under requests. A round fails if
+loads or under requests. Rank 0 is the engine's process; it is not stopped while it loads. A round fails if
 
 - the server does not end in time, with status 70, and with a sentence that names the rank and the signal,
 - a client waits for longer,
@@ -47,7 +47,8 @@ ENDS = 12.0
 """Seconds until nothing may be left. The machine is slower with more servers beside."""
 READY = 180.0
 MARK = "SOAK_RANKS_ROUND"
-NAMED = "rank 1 was ended by signal 9"
+NAMED = "was ended by signal 9"
+RANKS = {"engine": "rank 0", "rank": "rank 1"}
 
 
 def has_mark(process: psutil.Process, mark: str) -> bool:
@@ -171,7 +172,8 @@ class Round:
         if process is None:
             self.clean()
             return f"{when} none", f"ended before: {self.lines[-3:]}"
-        what = signal.SIGSTOP if kind == "rank" and self.random.random() < 0.2 else signal.SIGKILL
+        may_stop = kind == "rank" or (kind == "engine" and not loading)
+        what = signal.SIGSTOP if may_stop and self.random.random() < 0.2 else signal.SIGKILL
         # A rank that is stopped while all are idle is noticed at the next step only, so there has to be one.
         begun = time.monotonic()
         process.send_signal(what)
@@ -179,7 +181,7 @@ class Round:
         if what == signal.SIGSTOP and when == "loading" and wait(self.ready, READY):
             Client(self.port, 0)  # it had loaded just before
         wrong = self.look(kind, what, when)
-        if self.noticed and kind == "rank":
+        if self.noticed and kind in RANKS:
             self.seconds = self.noticed - begun
         if not loading:
             for client in clients:
@@ -204,11 +206,11 @@ class Round:
         text, status = "".join(self.lines), self.server.returncode
         if kind == "server":  # nobody is left to say anything
             return None
-        named = NAMED if what == signal.SIGKILL else "rank 1"
+        named = f"{RANKS[kind]} {NAMED if what == signal.SIGKILL else 'did not'}"
         checks = {
             f"status {status}": status != (70 if when == "serving" else status or 70),
             "a traceback": "Traceback" in text,
-            "no sentence": kind == "rank" and named not in text,
+            "no sentence": named not in text,
         }
         wrong = [name for name, found in checks.items() if found]
         return f"{', '.join(wrong)}: {text[-400:]}" if wrong else None

@@ -63,7 +63,7 @@ def threads_binding() -> str:
 
 
 def step_seconds() -> float:
-    """ARMLLM_ or VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: how long a rank may keep the others waiting."""
+    """ARMLLM_ or VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: how long a rank or an engine may be silent."""
     name, text = _read("EXECUTE_MODEL_TIMEOUT_SECONDS", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS")
     try:
         seconds = float(text or STEP_SECONDS)

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from armllm.outputs import RequestOutput
 from armllm.progress import progress
 from armllm.sampling_params import PoolingParams
 from armllm.server.engine_messages import (
+    BEAT_SECONDS,
     AdapterChange,
     Failure,
     Loaded,
@@ -116,14 +118,15 @@ class EngineHost:
             self._send((change.key, True))
 
     async def _send_stats(self) -> None:
-        """Tell how the engine is whenever that changes, and once that it has failed."""
-        last = None
+        """Tell how the engine is whenever that changes and at each beat, and once that it has failed."""
+        last, next_beat = None, 0.0
         while True:
             failed = self._engine.dead_error
             stats = self._engine.stats()
-            if stats != last:
+            now = time.monotonic()
+            if stats != last or now >= next_beat:
                 self._send(stats)
-                last = stats
+                last, next_beat = stats, now + BEAT_SECONDS
             if failed is not None:
                 self._send(Failure(failed if isinstance(failed, ArmllmError) else EngineError(str(failed))))
                 return

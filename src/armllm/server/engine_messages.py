@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<Q")
 LONG_MESSAGE = 256 << 10  # bytes; it would hold up the event loop
+BEAT_SECONDS = 1.0  # between messages of an engine that has nothing to say
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

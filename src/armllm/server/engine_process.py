@@ -10,6 +10,7 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from armllm import environment
 from armllm.engine.reporting import as_embedding
 from armllm.engine.stream import Stream
 from armllm.errors import ArmllmError, EngineError
@@ -17,6 +18,7 @@ from armllm.helper_process import python_module
 from armllm.progress import progress
 from armllm.sampling_params import RequestOutputKind, SamplingParams
 from armllm.server.engine_messages import (
+    BEAT_SECONDS,
     AdapterChange,
     Failure,
     NotLoaded,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from armllm.sampling_params import PoolingParams
 
 COMMAND = python_module("armllm.server.engine_host")
+LEAST_BEATS = 3  # of silence, before a process counts as one that does not answer
 
 
 class EngineProcess:
@@ -55,6 +58,10 @@ class EngineProcess:
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._keys = itertools.count()
         self._reading: asyncio.Task[None] | None = None
+        self._silence = 0  # beats since the process said anything
+        self._seconds = environment.step_seconds()
+        sizes = {options.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline")}
+        self._name = "its process" if sizes == {1} else "rank 0"
         self._connection, far_end = socket.socketpair()
         with far_end:
             self._process = subprocess.Popen(
@@ -87,6 +94,7 @@ class EngineProcess:
         """Take outputs in this event loop from now on."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._connection)
         self._reading = asyncio.ensure_future(self._read(reader))
+        self._watching = asyncio.ensure_future(self._watch())
 
     async def generate(
         self,
@@ -178,6 +186,8 @@ class EngineProcess:
             self.dead_error = EngineError(
                 f"the engine's answer can't be read: {type(error).__name__}: {error}"
             )
+        finally:
+            self._watching.cancel()
         self.dead_error = self.dead_error or EngineError(f"the engine failed: {self._ended()}")
         for stream in self._streams.values():
             stream.fail(self.dead_error)
@@ -185,8 +195,22 @@ class EngineProcess:
             if not change.done():
                 change.set_exception(self.dead_error)
 
+    async def _watch(self) -> None:
+        """End a process that says nothing, such as one that is stopped.
+
+        Beats are counted, not time: while this process is stopped, or has no core, none passes.
+        """
+        while self._silence * BEAT_SECONDS < max(self._seconds, LEAST_BEATS * BEAT_SECONDS):
+            await asyncio.sleep(BEAT_SECONDS)
+            self._silence += 1
+        self.dead_error = EngineError(
+            f"the engine failed: {self._name} did not answer within {self._seconds:g} seconds"
+        )
+        self._process.kill()
+
     async def _hand_out_all(self, reader: asyncio.StreamReader) -> None:
         while (messages := await read_message(reader)) is not None:
+            self._silence = 0
             for message in messages:
                 if isinstance(message, Failure):
                     self.dead_error = message.error
@@ -223,10 +247,11 @@ class EngineProcess:
         """How the process ended, which it has, or is about to."""
         status = self._process.wait()
         if status == -signal.SIGBUS:  # pages of a mapped file that are no longer there
-            return "its process was ended by signal 7: a file of the model became shorter while it was in use"
+            reason = "a file of the model became shorter while it was in use"
+            return f"{self._name} was ended by signal 7: {reason}"
         if status < 0:
-            return f"its process was ended by signal {-status} ({signal.strsignal(-status)})"
-        return f"its process ended with status {status}"
+            return f"{self._name} was ended by signal {-status} ({signal.strsignal(-status)})"
+        return f"{self._name} ended with status {status}"
 
     def shutdown(self) -> None:
         """End the process. The event loop that reads from it sees the end of the connection."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 import openai
@@ -119,13 +120,17 @@ def served(serving):
 
 
 class Process:
-    """``armllm serve``, or another command, as a process of its own. ``within``: what runs the command."""
+    """``armllm serve``, or another command, as a process of its own. ``within``: what runs the command.
+
+    ``code``, or the file with it, is run in place of `armllm`.
+    """
 
     def __init__(self, arguments, code=None, command="serve", within=(), **environment):
-        program = [sys.executable, "-m", "armllm"] if code is None else [sys.executable, "-c", code]
+        program = ["-m", "armllm"] if code is None else [code] if isinstance(code, Path) else ["-c", code]
         self.lines = []
+        self.environment = environment
         self.popen = subprocess.Popen(
-            [*within, *program, command, *map(str, arguments)],
+            [*within, sys.executable, *program, command, *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},

@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
 
 import pytest
@@ -148,6 +149,42 @@ def test_a_request_after_the_end_is_told(folder):
     engine = EngineProcess(str(folder), dtype="float32")
     asyncio.run(late(engine))
     engine.shutdown()
+
+
+def test_an_engine_that_is_stopped_counts_as_failed(folder, monkeypatch):
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "0.5")
+    monkeypatch.setattr(engine_process, "BEAT_SECONDS", 0.1)
+
+    async def stop(engine):
+        engine._process.send_signal(signal.SIGSTOP)
+        await engine.connect()
+        with pytest.raises(EngineError, match=r"its process did not answer within 0\.5 seconds"):
+            await ask(engine, SamplingParams(ignore_eos=True))
+        assert engine.errored
+
+    engine = EngineProcess(str(folder), dtype="float32")
+    asyncio.run(stop(engine))
+    assert engine._process.wait() == -signal.SIGKILL
+
+
+def test_an_idle_engine_says_that_it_is_there(process, in_loop, monkeypatch):
+    """Else its server would end it, as one that is stopped."""
+    heard, read = [], engine_process.read_message
+
+    async def read_message(reader):
+        heard.append(await read(reader))
+        return heard[-1]
+
+    async def listen():
+        for _ in range(600):
+            await asyncio.sleep(0.05)
+            if len(heard) == 3:
+                break
+
+    monkeypatch.setattr(engine_process, "read_message", read_message)
+    in_loop(listen())
+    assert len(heard) == 3
+    assert process._silence <= engine_process.LEAST_BEATS
 
 
 SLOW_READER = """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import runpy
 import signal
 import socket
 import threading
-import time
 
 import httpx2
 import psutil
@@ -219,59 +217,6 @@ def test_a_signal_while_loading_stops(start, folder):
     # handlers are there before torch is imported; before that, Python's own end the process as well
     server.popen.send_signal(signal.SIGTERM)
     assert server.wait() in (128 + signal.SIGTERM, -signal.SIGTERM)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "--pipeline-parallel-size"])
-@pytest.mark.parametrize(
-    ("number", "patience", "words"),
-    [
-        (signal.SIGKILL, "60", "rank 1 was ended by signal 9"),
-        (signal.SIGSTOP, "3", "rank 1 did not answer within 3 seconds"),
-    ],
-    ids=["killed", "stopped"],
-)
-def test_a_rank_that_fails_ends_the_server_with_an_error(  # noqa: PLR0917
-    start, folder, flag, number, patience, words
-):
-    variables = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": patience}
-    server = start(folder, "--dtype=float32", f"{flag}=2", **variables)
-    results = {}
-    url = server.wait_ready()
-    thread = reading(url, results)
-    engine = engine_of(server)
-    (follower,) = engine.children()
-    with httpx2.Client(timeout=DEADLINE) as client:
-        assert client.get(f"{url}/health").status_code == 200
-        follower.send_signal(number)
-        began, statuses, seconds = time.monotonic(), [], 0.0
-        with contextlib.suppress(httpx2.TransportError):  # it listens no more
-            while True:
-                statuses.append(client.get(f"{url}/health").status_code)
-                if statuses[-1] == 200:
-                    seconds = time.monotonic() - began
-    late = float(patience) if number == signal.SIGSTOP else 0
-    assert seconds < late + 2, "it was well for too long"
-    assert time.monotonic() - began < 10, "after a second of 503 it ends"
-    assert set(statuses[statuses.count(200) :]) == {503}, "nobody was told, or it was well again"
-    thread.join(DEADLINE)
-    assert words.encode() in results["bytes"]
-    assert server.wait() == 70
-    assert words in server.lines[-1]
-    assert "Traceback" not in server.stderr
-    assert not psutil.wait_procs([engine, follower], DEADLINE)[1]
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_killed_takes_its_ranks_along(start, folder):
-    server = start(folder, "--dtype", "float32", "-tp", "2")
-    server.wait_ready()
-    engine = engine_of(server)
-    followers = engine.children()
-    assert len(followers) == 1
-    engine.kill()
-    assert server.wait() == 70
-    assert not psutil.wait_procs(followers, DEADLINE)[1]
 
 
 @pytest.mark.parametrize(
