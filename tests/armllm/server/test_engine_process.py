@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -168,22 +169,25 @@ def test_an_engine_that_is_stopped_counts_as_failed(folder, monkeypatch):
 
 
 def test_an_idle_engine_says_that_it_is_there(process, in_loop, monkeypatch):
-    """Else its server would end it, as one that is stopped."""
+    """Else its server would end it, as one that is stopped. What it says is no news then."""
     heard, read = [], engine_process.read_message
 
     async def read_message(reader):
         heard.append(await read(reader))
         return heard[-1]
 
+    def beats():
+        return sum(one == other for one, other in itertools.pairwise(heard))
+
     async def listen():
         for _ in range(600):
             await asyncio.sleep(0.05)
-            if len(heard) == 3:
+            if beats() >= 3:
                 break
 
     monkeypatch.setattr(engine_process, "read_message", read_message)
     in_loop(listen())
-    assert len(heard) == 3
+    assert beats() >= 3
     assert process._silence <= engine_process.LEAST_BEATS
 
 
