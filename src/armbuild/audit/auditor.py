@@ -279,7 +279,7 @@ class _Run:
             self.errors.append(f"{name}: {kind} {elf.machine}: only 64-bit little-endian code is supported")
             return
         self._place(name, elf)
-        errors, warnings = check_hygiene(name, elf, own=self.own)
+        errors, warnings = check_hygiene(name, path, elf, own=self.own)
         abi_errors, abi_warnings = stable_abi.check(name, path, self.wheel)
         self.errors.extend((*errors, *abi_errors))
         self.warnings.extend((*warnings, *abi_warnings))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from armbuild.audit.elf import LARGEST_PAGE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from armbuild.audit.elf import Elf
 
 # What armllm's own wheel must neither hold nor ask for: they come with torch, or not at all.
 _FOREIGN = ("libgomp", "libtorch", "libc10", "libstdc++", "libomp")
 
 
-def check_hygiene(name: str, elf: Elf, *, own: bool) -> tuple[list[str], list[str]]:
+_PACIASP = 0xD503233F
+
+
+def check_hygiene(name: str, path: Path, elf: Elf, *, own: bool) -> tuple[list[str], list[str]]:
     """Return errors and warnings about the file ``name``; armllm's ``own`` wheel is held to more."""
     errors: list[str] = []
     warnings: list[str] = []
@@ -36,6 +43,12 @@ def check_hygiene(name: str, elf: Elf, *, own: bool) -> tuple[list[str], list[st
         for entry in elf.runpath
         if entry and not entry.startswith(("$ORIGIN", "${ORIGIN}"))
     )
+    if own and elf.machine == "aarch64":
+        errors.extend(
+            f"{name}: functions in {section} do not sign their return addresses"
+            " (compile with -mbranch-protection=pac-ret)"
+            for section in _unsigned(path, elf)
+        )
     foreign = (*elf.needed, name.rpartition("/")[2]) if own else ()
     errors.extend(
         f"{name}: {library} must be neither inside nor linked"
@@ -43,3 +56,24 @@ def check_hygiene(name: str, elf: Elf, *, own: bool) -> tuple[list[str], list[st
         if library.startswith(_FOREIGN)
     )
     return errors, warnings
+
+
+def _unsigned(path: Path, elf: Elf) -> list[str]:
+    """Return the sections of code where functions save return addresses, and none signs its own.
+
+    In .text the linker puts functions of zig's C++ runtime beside ours, and those don't sign.
+    """
+    unsigned = []
+    with path.open("rb") as file:
+        for section in elf.sections:
+            if not section.executable or not section.name.startswith((".text", "armllm.")):
+                continue
+            file.seek(section.offset)
+            instructions = np.frombuffer(file.read(section.size // 4 * 4), "<u4")
+            # STP and STR to the stack, of X30 (Arm ARM, C4.1.96)
+            pair = instructions & 0xFC4003E0 == 0xA80003E0
+            pair &= (instructions >> 10 & 31 == 30) | (instructions & 31 == 30)
+            single = (instructions & 0xFFC003FF == 0xF90003FE) | (instructions & 0xFFE00FFF == 0xF8000FFE)
+            if (pair | single).any() and not (instructions == _PACIASP).any():
+                unsigned.append(section.name)
+    return unsigned

@@ -11,6 +11,7 @@ from armbuild.errors import UsageError
 from armisa.errors import IsaError
 
 SUFFIX = ".cpython-311-aarch64-linux-gnu.so"
+RET, PACIASP = 0xD65F03C0, 0xD503233F
 
 
 def only_error(path, word, **options):
@@ -135,6 +136,19 @@ def test_our_wheel_must_be_labeled_with_its_baseline(own_wheel):
 
 def test_our_wheel_must_not_bundle_what_torch_brings(own_wheel, elf):
     only_error(own_wheel(extra={"armllm.libs/libgomp-1234.so.1": elf()}), "libgomp")
+
+
+@pytest.mark.parametrize("save", [0xA9BF7BFD, 0xA9017BFD, 0xF81F0FFE, 0xF90007FE])
+@pytest.mark.parametrize("section", ["armllm.neon", ".text"])
+def test_functions_of_our_wheel_must_sign_the_return_addresses_that_they_save(
+    own_wheel, wheel, elf, save, section
+):
+    """STP and STR of X30 to the stack; catches a file that was compiled without branch protection."""
+    kernel = ("k", "armllm.neon", [RET])
+    bare, signed = (("g", section, [*words, save, RET]) for words in ((), (PACIASP,)))
+    only_error(own_wheel(functions=(kernel, bare)), f"functions in {section} do not sign")
+    assert audit_path(own_wheel(functions=(kernel, bare, signed))).errors == ()
+    assert audit_path(wheel({f"demo/x{SUFFIX}": elf((bare,))})).errors == ()
 
 
 def test_two_openmp_runtimes_are_warned_of(wheel, elf):
