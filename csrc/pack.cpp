@@ -167,6 +167,20 @@ void interleave(const char* rows, int64_t stride, int64_t begin, int64_t end, in
 
 }  // namespace
 
+void touch_pages(void* memory, int64_t bytes) {
+  constexpr int64_t kPage = 4096, kLeast = 16;  // pages that are worth waking a thread
+  const int threads = num_threads();
+  const int64_t pages = ceil_div(bytes, kPage);
+  if (threads == 1 || pages < kLeast * threads) return;
+  // One item for each thread: nobody takes those of others.
+  parallel_for(threads, threads, [&](int64_t item, int) {
+    volatile char* const first = static_cast<volatile char*>(memory);
+    for (int64_t page = pages * item / threads; page < pages * (item + 1) / threads; ++page) {
+      first[page * kPage] = 0;
+    }
+  });
+}
+
 void pack_panels(const KernelTable& table, Storage to, Storage from, const PackPanelsArgs& args) {
   // Features at a time: sixteen rows of them stay in the first-level cache.
   constexpr int64_t kFeatures = 256;

@@ -51,6 +51,15 @@ void py_panel_linear(PyObject* const* a) {
   float_product(WeightForm::panels, type, a, tokens, {out_features, in_features, 0, false}, x, weight);
 }
 
+void py_touch_panels(PyObject* const* a) {
+  StorageType type;
+  Size panels("panels"), elements("elements");
+  const Tensor memory =
+      TensorMatcher({panels, elements}).of(type).contiguous().written().match("panels", a[0]);
+  const int64_t bytes = panels * elements * bytes_of(type);
+  run_op([data = memory.data, bytes] { touch_pages(data, bytes); });
+}
+
 // Rows `first` and on of a weight in panels. The dtypes may differ.
 void py_pack_panels(PyObject* const* a) {
   StorageType to, from;
@@ -234,6 +243,7 @@ void py_check_packed(PyObject* const* a) {
 PyMethodDef methods[] = {
     ARMLLM_METHOD("linear", "out, x, weight, bias", py_linear),
     ARMLLM_METHOD("panel_linear", "out, x, weight, bias, out_features, in_features", py_panel_linear),
+    ARMLLM_METHOD("touch_panels", "panels", py_touch_panels),
     ARMLLM_METHOD("pack_panels", "panels, weight, first", py_pack_panels),
     ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
     ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),

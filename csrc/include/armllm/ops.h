@@ -89,6 +89,9 @@ void quantize_rows(const KernelTable& table, Storage storage, const QuantizeRows
 const MatmulKernel& matmul_kernel(const KernelTable& table, int bits, Storage storage);
 // Throws unless it is a weight that the kernels take.
 void check_weight(int bits, const WeightShape& shape);
+// Writes a zero to every page of new memory for a weight. Linux gives a page the node of the thread that
+// writes first, and a thread here has the share of the memory that its group of threads reads in a product.
+void touch_pages(void* memory, int64_t bytes);
 // A packed weight of this machine's kernels, or in any layout (layout_of_target throws for an unknown name).
 const WeightLayout& layout_of_target(const std::string& target);
 int64_t packed_bytes(const WeightLayout& layout, int bits, const WeightShape& shape);

@@ -30,11 +30,12 @@ class PanelWeight:
 
     @classmethod
     def empty(cls, out_features: int, in_features: int, dtype: torch.dtype) -> PanelWeight:
-        """Panels of zeros, for `put`."""
+        """Panels for `put`, which must write all rows: columns that are none are zero."""
         panels, features = -(-out_features // PANEL_COLUMNS), -(-in_features // 4) * 4
-        # Whole panels are written once, by the threads that put rows into them.
-        make = torch.zeros if out_features % PANEL_COLUMNS else torch.empty
-        data = make(panels, features * PANEL_COLUMNS, dtype=dtype)
+        data = torch.empty(panels, features * PANEL_COLUMNS, dtype=dtype)
+        extension.touch_panels(data)  # rows may come in parts, and each thread then packs some of every part
+        if out_features % PANEL_COLUMNS:
+            data[-1].zero_()
         return cls(data=data, out_features=out_features, in_features=in_features)
 
     def put(self, first: int, rows: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -123,6 +125,27 @@ def test_only_neighbors_that_fit_share_a_region():
     replayed = layer.results(program.run)
     assert extension.thread_counts()[0] == 4
     assert all(torch.equal(a, b) for a, b in zip(computed, replayed, strict=True))
+
+
+def page_faults():
+    """How many pages each thread of this process has touched first."""
+    stats = {task.name: (task / "stat").read_text() for task in Path("/proc/self/task").iterdir()}
+    return {thread: int(stat.rpartition(")")[2].split()[7]) for thread, stat in stats.items()}
+
+
+def test_each_thread_touches_its_share_of_a_weight_first():
+    """Catches panels whose pages all go to the node of the thread that loads."""
+    kernels.set_num_threads(2)
+    try:
+        kernels.PanelWeight.empty(1024, 1024, torch.float32)  # starts the threads
+        before = page_faults()
+        panels = kernels.PanelWeight.empty(4096, 4096, torch.float32)
+        after = page_faults()
+    finally:
+        kernels.set_num_threads(0)
+    faults = sorted(count - before.get(thread, 0) for thread, count in after.items())
+    half = panels.nbytes // 2**22  # in huge pages; the first and the last part may have small ones
+    assert faults[-2] >= 0.8 * half
 
 
 def test_the_model_of_many_threads_prefers_groups_of_them():
