@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from armllm import kernels
 from armllm.kernels import reference
+from armllm.layers import linear, moe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,6 +48,13 @@ def reference_kernels(monkeypatch):
     """The plain torch kernels instead of the extension."""
     for name in kernels.__all__:
         monkeypatch.setattr(kernels, name, getattr(reference, name))
+
+
+@pytest.fixture
+def weights_as_stored(monkeypatch):
+    """Products take weights in the order of a checkpoint, also where panels are faster."""
+    for module in (linear, moe):
+        monkeypatch.setattr(module, "has_fast_panels", lambda _dtype: False)
 
 
 @pytest.fixture(scope="session")

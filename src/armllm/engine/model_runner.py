@@ -95,8 +95,11 @@ class ModelRunner(Runner):
         self.cache_dtype = config.cache_dtype
         kernels.set_num_threads(torch.get_num_threads())
         self.own_products = has_own_products(self.dtype)
-        kernels.use_own_threads(self.own_products)
-        if self.own_products:  # torch's may have other bits for other numbers of rows
+        # The attention of encoders is torch's: after it, OpenMP's threads wait awake for more.
+        kernels.use_own_threads(self.own_products and not model_config.is_encoder)
+        # With several steps on their way, others share a step. Then torch's products may have other bits, and in
+        # fp32 attention has: it sums by how many tokens of a prompt it sees.
+        if self.own_products and self.dtype is not torch.float32:
             self.num_steps = part.stage.size
         with building_for(part.ranks), building_stage(part.stage):
             with building_with(planned := self._slots(config)):

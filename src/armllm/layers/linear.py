@@ -2,15 +2,17 @@
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
 call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, on AArch64,
-and in 16 bits on a CPU for which torch's oneDNN has no instructions. Otherwise they are torch's. Those bring
-the weights into their own order again in each call, on AArch64 too (bf16 with any number of rows, fp32 from
-15 on): three times the memory traffic for few rows. On x86-64 that can be done before.
+in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 with AVX-512 that is not Intel's.
+Otherwise they are torch's. Those bring the weights into their own order again in each call, on AArch64 too
+(bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On x86-64 that
+can be done before.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -179,19 +181,29 @@ def _cpu_has(features: set[str]) -> bool:
 @functools.cache
 def has_fast_kernel(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights as they are."""
-    return dtype is torch.bfloat16 and kernels.report()["dense_matmul_bf16"]["target"] in FAST_TARGETS
+    return dtype is torch.bfloat16 and _target("dense_matmul_bf16") in FAST_TARGETS
 
 
 @functools.cache
 def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
-    if dtype is torch.float32:  # with MKL, torch's are faster
-        return platform.machine() == "aarch64"
+    if dtype is torch.float32:
+        # Torch's products on x86 are MKL's, which has AVX-512 for Intel's CPUs only.
+        return platform.machine() == "aarch64" or (_target("panel_matmul_f32") == "avx512" and not _is_intel())
     if dtype is not torch.bfloat16:
         return False
-    target = kernels.report()["panel_matmul_bf16"]["target"]
+    target = _target("panel_matmul_bf16")
     # Without AVX512-BF16 oneDNN makes each dot product of several instructions, and panels win at any rows.
     return target in FAST_PANEL_TARGETS or (target == "avx512" and not cpu_computes_bfloat16())
+
+
+def _target(op: str) -> str | None:
+    entry = kernels.report().get(op)  # plain torch has no op of this name
+    return None if entry is None else entry["target"]
+
+
+def _is_intel() -> bool:
+    return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
 @functools.cache

@@ -108,8 +108,8 @@ class PostNormLayer:
         attended = self.attention(query, key, value, metadata.query_start_loc).flatten(1)
         if rows is not None:
             x, attended = gather(x, rows), gather(attended, rows)
-        x = self.attention_norm(x + self.out_proj(attended))
-        return self.output_norm(x + self.down(self.activation(self.up(x))))
+        x = self.attention_norm(self.out_proj(attended).add_(x))
+        return self.output_norm(self.down(self.activation(self.up(x))).add_(x))
 
 
 class Encoder:

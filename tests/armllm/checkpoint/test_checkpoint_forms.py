@@ -40,6 +40,7 @@ def rename(folder, change):
     save_file(tensors, path)
 
 
+@pytest.mark.usefixtures("weights_as_stored")
 @pytest.mark.parametrize("architecture", MOE)
 def test_experts_stacked_in_one_tensor_stay_in_the_mapping(tmp_path, architecture):
     """As transformers 5 holds them in memory, and as a plain dump of its state dict stores them."""

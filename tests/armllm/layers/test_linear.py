@@ -64,10 +64,20 @@ def test_panels_replace_torch_where_it_emulates_bfloat16(monkeypatch, target, co
     assert not linear.has_fast_panels.__wrapped__(torch.float16)
 
 
-@pytest.mark.parametrize(("machine", "panels"), [("aarch64", True), ("x86_64", False)])
-def test_float32_is_torchs_where_that_copies_no_weight(monkeypatch, machine, panels):
-    """On AArch64 it does, from 15 rows on."""
+@pytest.mark.parametrize(
+    ("machine", "target", "intel", "panels"),
+    [
+        ("aarch64", "neon", False, True),
+        ("x86_64", "avx512", True, False),
+        ("x86_64", "avx512", False, True),
+        ("x86_64", "avx2", False, False),
+    ],
+)
+def test_float32_is_torchs_where_that_is_fast(monkeypatch, machine, target, intel, panels):
+    """On AArch64 it copies the weight from 15 rows on; elsewhere it is MKL, with AVX-512 for Intel alone."""
+    monkeypatch.setattr(linear.kernels, "report", lambda: {"panel_matmul_f32": {"target": target}})
     monkeypatch.setattr(linear.platform, "machine", lambda: machine)
+    monkeypatch.setattr(linear, "_is_intel", lambda: intel)
     assert linear.has_fast_panels.__wrapped__(torch.float32) is panels
 
 

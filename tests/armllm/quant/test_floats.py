@@ -123,6 +123,7 @@ CASES["MXFP4"] = (
 )
 
 
+@pytest.mark.usefixtures("weights_as_stored")
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
     settings, form = CASES[name]

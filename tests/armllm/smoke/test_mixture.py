@@ -110,12 +110,14 @@ SABOTAGES = {
 }
 
 
+@pytest.mark.usefixtures("weights_as_stored")
 def test_the_reference_recites(passage, monkeypatch):
     """Without this, every sabotage below would be found for the wrong reason."""
     monkeypatch.setattr(kernels, "moe_f32", faulty(reference.moe_f32))
     assert recite(passage).ok
 
 
+@pytest.mark.usefixtures("weights_as_stored")
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_a_wrong_mixture_garbles_the_text(passage, monkeypatch, name):
     monkeypatch.setattr(kernels, "moe_f32", faulty(SABOTAGES[name]))
