@@ -29,6 +29,12 @@ int64_t first_key(const PagedAttentionArgs& a, int64_t position) {
   return position < a.sliding_window ? 0 : position - a.sliding_window + 1;
 }
 
+// The end of the keys that it sees in a sequence of this length.
+int64_t end_of_keys(const PagedAttentionArgs& a, int64_t position, int64_t length) {
+  if (!a.bidirectional) return position + 1;
+  return length - position < a.sliding_window ? length : position + a.sliding_window;
+}
+
 void check(const PagedAttentionArgs& a, int64_t num_blocks, int64_t num_tokens) {
   check_query_start_loc(a.query_start_loc, a.num_seqs, num_tokens, "query");
   for (int64_t s = 0; s < a.num_seqs; ++s) {
@@ -67,7 +73,8 @@ std::vector<Work> plan(const PagedAttentionArgs& a, int64_t tile_rows) {
         const int64_t end = std::min(rows, row + tile_rows);
         const int64_t position = a.seq_lens[s] - queries;
         const int64_t first = first_key(a, position + row / group) / kAttentionSplit;
-        const int64_t splits = (position + (end - 1) / group) / kAttentionSplit + 1 - first;
+        const int64_t last = end_of_keys(a, position + (end - 1) / group, a.seq_lens[s]) - 1;
+        const int64_t splits = last / kAttentionSplit + 1 - first;
         all.push_back({{s, head, row, end}, first, splits, states});
         states += splits;
       }

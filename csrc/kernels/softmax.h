@@ -4,18 +4,25 @@
 
 #include "kernels/tanh.h"
 
-// How many keys, counted from the sequence's start, row r of the tile may see.
-ARMLLM_INLINE int64_t visible_keys(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
+// The position of a row's token in its sequence.
+ARMLLM_INLINE int64_t position_of(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
   const int64_t group = a.num_query_heads / a.shape.num_kv_heads;
   const int64_t queries = a.query_start_loc[tile.sequence + 1] - a.query_start_loc[tile.sequence];
-  return a.seq_lens[tile.sequence] - queries + row / group + 1;
+  return a.seq_lens[tile.sequence] - queries + row / group;
+}
+
+// The end of the keys, counted from the sequence's start, that it may see.
+ARMLLM_INLINE int64_t visible_keys(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
+  const int64_t position = position_of(a, tile, row), length = a.seq_lens[tile.sequence];
+  if (!a.bidirectional) return position + 1;
+  return length - position < a.sliding_window ? length : position + a.sliding_window;
 }
 
 // The first key that it may see.
 ARMLLM_INLINE int64_t first_key(const PagedAttentionArgs& a, const AttentionTile& tile, int64_t row) {
-  const int64_t visible = visible_keys(a, tile, row);
-  if (a.chunk_size != 0) return (visible - 1) / a.chunk_size * a.chunk_size;
-  return visible <= a.sliding_window ? 0 : visible - a.sliding_window;
+  const int64_t position = position_of(a, tile, row);
+  if (a.chunk_size != 0) return position / a.chunk_size * a.chunk_size;
+  return position < a.sliding_window ? 0 : position - a.sliding_window + 1;
 }
 
 // The keys that a row sees, and those that all rows of the tile see, among the n keys from `begin` on.
@@ -115,7 +122,7 @@ ARMLLM_INLINE void adjust_logits(const PagedAttentionArgs& a, const AttentionTil
   if (a.alibi_slopes != nullptr) {
     const double unit = static_cast<double>(a.alibi_slopes[query_head(a, tile, row)]) * kLog2E;
     const Vf slope = splat(static_cast<float>(unit)), lane = lane_numbers();
-    const auto first = static_cast<float>(begin - visible_keys(a, tile, row) + 1);
+    const auto first = static_cast<float>(begin - position_of(a, tile, row));
     for (int64_t i = 0; i < padded; i += kLanes) {
       const Vf distance = add(lane, splat(first + static_cast<float>(i)));
       store(logits + i, fma(slope, distance, load(logits + i)));

@@ -132,9 +132,12 @@ void py_paged_attention(PyObject* const* a) {
   const float scale = number("scale", a[7]);
   const int64_t window = count_or_none("sliding_window", a[8]);
   const int64_t chunk = chunk_or_none(a[9], a[8]);
-  const float cap = divisor_or_none("logit_soft_cap", a[10]);
-  const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[11]);
-  const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[12]);
+  const bool bidirectional = boolean("bidirectional", a[10]);
+  if (bidirectional && chunk != 0)
+    throw std::invalid_argument("chunk_size and bidirectional exclude each other");
+  const float cap = divisor_or_none("logit_soft_cap", a[11]);
+  const Tensor slopes = TensorMatcher({heads}).of(kFloat32).match_or_none("alibi_slopes", a[12]);
+  const Tensor sinks = TensorMatcher({heads}).of(kFloat32).match_or_none("sinks", a[13]);
   const PagedAttentionArgs args{out.data,
                                 query.data,
                                 cache.match(a[2]),
@@ -154,6 +157,7 @@ void py_paged_attention(PyObject* const* a) {
                                 scale,
                                 window,
                                 chunk,
+                                bidirectional,
                                 cap,
                                 slopes.of<float>(),
                                 sinks.of<float>()};
@@ -167,7 +171,7 @@ PyMethodDef methods[] = {
     ARMLLM_METHOD(
         "paged_attention",
         "out, query, cache, layout, block_tables, query_start_loc, seq_lens, scale, sliding_window, "
-        "chunk_size, logit_soft_cap, alibi_slopes, sinks",
+        "chunk_size, bidirectional, logit_soft_cap, alibi_slopes, sinks",
         py_paged_attention),
     {nullptr, nullptr, 0, nullptr},
 };

@@ -53,6 +53,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
     chunk_size: int | None,
+    bidirectional: bool,
     logit_soft_cap: float | None,
     alibi_slopes: torch.Tensor | None,
     sinks: torch.Tensor | None,

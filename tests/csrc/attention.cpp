@@ -47,6 +47,12 @@ const std::vector<Case>& cases() {
       {3, 1, 40, 32, {{45, 45}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, true, 1},
       {2, 1, 32, 16, {{1200, 40}, {1041, 1}}, 1.0f, 1.0f, INT64_MAX, 5.0f, true, true, false, 520},
       {2, 1, 32, 16, {{100, 10}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 100000},
+      // Both sides: whole sequences, past a split, the last tokens only, windows.
+      {4, 4, 32, 16, {{40, 40}, {1, 1}, {17, 17}}, 1.0f, 1.0f, INT64_MAX, 0.0f, false, false, false, 0, true},
+      {2, 1, 64, 32, {{1100, 60}, {90, 90}}, 3.0f, 1.0f, INT64_MAX, 9.0f, true, true, false, 0, true},
+      {4, 2, 40, 16, {{70, 70}, {50, 3}}, 1.0f, 1.0f, 9, 0.0f, true, false, false, 0, true},
+      {2, 2, 16, 16, {{600, 600}, {30, 30}}, 1.0f, 1.0f, 520, 0.0f, false, false, false, 0, true},
+      {2, 2, 80, 128, {{45, 45}}, 1.0f, 1.0f, 1, 0.0f, false, false, false, 0, true},
   };
   return all;
 }
@@ -75,7 +81,8 @@ Result attention_cases(const Context& context, armllm::KvCacheType cache) {
     if (random.integer(0, 2) == 1) c.soft_cap = 1.0f + 30.0f * static_cast<float>(random.uniform());
     c.alibi = random.integer(0, 2) == 1;
     c.sinks = random.integer(0, 2) == 1;
-    c.poison = random.integer(0, 3) == 1;
+    c.bidirectional = c.chunk == 0 && random.integer(0, 3) == 1;
+    c.poison = !c.bidirectional && random.integer(0, 3) == 1;
     const Problem<T> problem(context.table, c, random, cache);
     problem.run(context.table);
     problem.check(result);

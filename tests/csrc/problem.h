@@ -27,6 +27,7 @@ struct Case {
       false;  // of sequences with several queries, the keys that only the last query sees, and those
               // that only the first sees of a window, are NaN and infinity, and so are their values
   int64_t chunk = 0;
+  bool bidirectional = false;
 };
 
 // Numbers as the kernel sees them: dequantized where the cache is int8.
@@ -152,6 +153,10 @@ struct Problem {
     if (shape.chunk != 0) return (tokens - 1) / shape.chunk * shape.chunk;
     return tokens <= shape.window ? 0 : tokens - shape.window;
   }
+  int64_t end_of_keys(int64_t position, int64_t length) const {
+    if (!shape.bidirectional) return position + 1;
+    return length - position < shape.window ? length : position + shape.window;
+  }
   // The key that only the first query sees, or negative.
   int64_t first_seen(const Sequence& sequence) const {
     return shape.chunk != 0 ? -1 : sequence.length - sequence.queries - shape.window + 1;
@@ -207,6 +212,7 @@ struct Problem {
             scale,
             shape.window,
             shape.chunk,
+            shape.bidirectional,
             shape.soft_cap,
             shape.alibi ? slopes.data() : nullptr,
             shape.sinks ? sinks.data() : nullptr};
@@ -242,11 +248,12 @@ void Problem<T>::compare(Result& result, bool rounded) const {
   const bool int8 = cache_type == armllm::KvCacheType::int8;
   char what[200];
   snprintf(what, sizeof what,
-           "heads %d/%d, head_dim %d, block_size %d, window %lld, chunk %lld, cap %g%s%s%s%s",
+           "heads %d/%d, head_dim %d, block_size %d, window %lld, chunk %lld, cap %g%s%s%s%s%s",
            static_cast<int>(shape.query_heads), static_cast<int>(shape.kv_heads), static_cast<int>(head_dim),
            static_cast<int>(shape.block_size), static_cast<long long>(shape.window),
            static_cast<long long>(shape.chunk), static_cast<double>(shape.soft_cap),
-           shape.alibi ? ", ALiBi" : "", shape.sinks ? ", sinks" : "", shape.poison ? ", poison" : "",
+           shape.bidirectional ? ", bidirectional" : "", shape.alibi ? ", ALiBi" : "",
+           shape.sinks ? ", sinks" : "", shape.poison ? ", poison" : "",
            !int8     ? ""
            : rounded ? ", int8"
                      : ", int8 against the exact numbers");
@@ -264,8 +271,8 @@ void Problem<T>::compare(Result& result, bool rounded) const {
       if (is_poisoned(sequence) && (q == sequence.queries - 1 || (q == 0 && first_seen(sequence) >= 0))) {
         continue;
       }
-      const int64_t end = sequence.length - sequence.queries + q + 1;
-      const int64_t begin = first_key(end);
+      const int64_t position = sequence.length - sequence.queries + q;
+      const int64_t begin = first_key(position + 1), end = end_of_keys(position, sequence.length);
       for (int64_t h = 0; h < shape.query_heads; ++h) {
         const HeadVector x = seen_as(&query[token * query_token_stride + h * head_dim], head_dim, rounded);
         const auto at = [&](int64_t t) { return static_cast<size_t>(t * shape.kv_heads + h / group); };
@@ -284,7 +291,7 @@ void Problem<T>::compare(Result& result, bool rounded) const {
             const auto cap = static_cast<double>(shape.soft_cap);
             logit = cap * ::tanh(logit / cap);
           }
-          if (shape.alibi) logit += static_cast<double>(slopes[h]) * static_cast<double>(t - end + 1);
+          if (shape.alibi) logit += static_cast<double>(slopes[h]) * static_cast<double>(t - position);
           logits.push_back(logit);
           largest = std::max(largest, logit);
           spread = std::max(spread, absolute * static_cast<double>(scale));

@@ -248,8 +248,8 @@ Result test_rejects() {
                                                             1,          1,          1,
                                                             8,          8,          8,
                                                             8,          1.0f,       INT64_MAX,
-                                                            0,          0,          nullptr,
-                                                            nullptr},
+                                                            0,          false,      0,
+                                                            nullptr,    nullptr},
                               2, 2);
     });
   }

@@ -108,8 +108,8 @@ GROUPS = (
             "a query sees one token of the future",
             "paged_attention_f32",
             "csrc/kernels/softmax.h",
-            "- queries + row / group + 1;",
-            "- queries + row / group + 2;",
+            "return a.seq_lens[tile.sequence] - queries + row / group;",
+            "return a.seq_lens[tile.sequence] - queries + row / group + 1;",
         ),
         Mutant(
             "an expert has the weights of the one before",

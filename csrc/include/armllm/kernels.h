@@ -127,7 +127,7 @@ struct WriteKvCacheArgs {
 };
 using WriteKvCache = void(const WriteKvCacheArgs&, int64_t begin, int64_t end);
 
-// Causal attention of the last tokens of each sequence over its cached keys and values. The logit of a query
+// Attention of the last tokens of each sequence over its cached keys and values. The logit of a query
 // at position p and a key at position k is capped(query . key * scale) + slope * (k - p), where capped(x) is
 // cap * tanh(x / cap).
 struct PagedAttentionArgs {
@@ -144,6 +144,7 @@ struct PagedAttentionArgs {
   float scale;
   int64_t sliding_window;     // a query sees the keys p - window + 1 .. p; INT64_MAX: all up to p
   int64_t chunk_size;         // c: it sees the keys p / c * c .. p in place of a window; 0: none
+  bool bidirectional;         // it sees those after p, too: all, or up to p + window - 1
   float logit_soft_cap;       // 0: none
   const float* alibi_slopes;  // [num_query_heads], or null for none. Press et al. 2022, arXiv:2108.12409
   const float*

@@ -95,10 +95,9 @@ class ModelRunner(Runner):
         self.cache_dtype = config.cache_dtype
         kernels.set_num_threads(torch.get_num_threads())
         self.own_products = has_own_products(self.dtype)
-        # The attention of encoders is torch's: after it, OpenMP's threads wait awake for more.
-        kernels.use_own_threads(self.own_products and not model_config.is_encoder)
-        # With several steps on their way, others share a step. Then torch's products may have other bits, and in
-        # fp32 attention has: it sums by how many tokens of a prompt it sees.
+        kernels.use_own_threads(self.own_products)
+        # With several steps on their way, others share a step. Then torch's products may have other bits, and
+        # in fp32 attention has: it sums by how many tokens of a prompt it sees.
         if self.own_products and self.dtype is not torch.float32:
             self.num_steps = part.stage.size
         with building_for(part.ranks), building_stage(part.stage):
@@ -353,8 +352,7 @@ class ModelRunner(Runner):
             return model.advance(states, x.token_ids, places, x.metadata, x.rows)
 
     def _threads(self, elements: int = 0) -> AbstractContextManager[None]:
-        few = self.own_products and not self.model_config.is_encoder  # whose attention is torch's
-        return torch_threads(few=few, elements=elements)
+        return torch_threads(few=self.own_products, elements=elements)
 
 
 def _embed(model: Seeing, x: StepInput) -> Tensor:

@@ -121,13 +121,14 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     *,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    bidirectional: bool = False,
     logit_soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Compute causal attention of each sequence's last tokens over its cached keys and values.
+    """Compute attention of each sequence's last tokens over its cached keys and values.
 
-    One call may mix prefill chunks and decodes.
+    A token attends to itself and to those before it. One call may mix prefill chunks and decodes.
 
     - ``out``, ``query``: [tokens, query heads, head_dim] of the layout's dtype. The number of query heads is
       a multiple of the number of KV heads.
@@ -145,6 +146,8 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
       before the first block in the window may be anything.
     - ``chunk_size``: c >= 1 limits the keys of position p to those of its chunk of c tokens: p // c * c .. p.
       It excludes ``sliding_window``, and the same holds for the block table.
+    - ``bidirectional``: a token attends to those after it, too: to all, or up to p + w - 1 with a sliding
+      window. It excludes ``chunk_size``.
     - ``sinks``: float32 [query heads], one more logit per head, which takes its share of the probability and
       gives no value.
 
@@ -165,6 +168,7 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
         scale,
         sliding_window,
         chunk_size,
+        bidirectional,
         logit_soft_cap,
         alibi_slopes,
         sinks,

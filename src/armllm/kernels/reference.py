@@ -242,16 +242,18 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     *,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    bidirectional: bool = False,
     logit_soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Causal attention of ``query[T, Hq, D]`` over the paged cache, into ``out[T, Hq, D]``.
+    """Attention of ``query[T, Hq, D]`` over the paged cache, into ``out[T, Hq, D]``.
 
     Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
     ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
     The logit of query position p and key position k is cap * tanh(query . key * scale / cap) + slope *
-    (k - p); only keys above p - window, or of the chunk of p, are seen; a sink is a further logit without a
+    (k - p); only keys up to p and above p - window, or of the chunk of p, are seen, and with
+    ``bidirectional`` those below p + window, too; a sink is a further logit without a
     value. With an int8 cache the query is rounded as the keys are.
     """
     keys, values = layout.views(cache)
@@ -283,6 +285,8 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
         if alibi_slopes is not None:
             scores = scores + alibi_slopes[:, None, None] * distance
         unseen = _unseen(length, last - first, sliding_window, chunk_size)
+        if bidirectional:
+            unseen = torch.zeros_like(unseen) if sliding_window is None else distance.abs() >= sliding_window
         scores = scores.masked_fill(unseen, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)

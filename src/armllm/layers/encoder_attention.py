@@ -1,83 +1,92 @@
-"""Attention within whole sequences, every token to every other one, without a KV cache."""
+"""Attention within whole sequences, every token to every other one, without a lasting KV cache."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from typing import TYPE_CHECKING
+import threading
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from armllm import kernels
 
-QUERY_BLOCK = 256  # rows of a window's mask
+BLOCK_SIZE = 16  # the smallest: short sequences leave little of a block empty
 
 
 class EncoderAttention:
     """Scaled dot-product attention over packed sequences (Vaswani et al. 2017).
 
-    ``reach``: a token sees this many tokens on either side, and itself; None: all of its sequence. ``bias``:
-    fp32 ``[num_heads, L, L]`` that is added to the scores of a sequence of L tokens; None: nothing is.
+    ``reach``: a token sees this many tokens on either side, and itself; None: all of its sequence.
     """
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        head_dim: int,
-        reach: int | None = None,
-        bias: Callable[[int], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, *, num_heads: int, head_dim: int, reach: int | None = None) -> None:
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.reach = reach
-        self.bias = bias
+        self.window = None if reach is None else reach + 1
+        self.zeros = -head_dim % 8  # behind each head, which a kernel takes in eights
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, query_start_loc: Tensor) -> Tensor:
         """Attend by ``query[T, num_heads, head_dim]`` to ``key`` and ``value`` of the same shape.
 
-        ``query_start_loc`` int32 ``[S + 1]``: each sequence's rows. Sequences of one length are computed
-        together, so nothing is padded.
+        ``query_start_loc`` int32 ``[S + 1]``: each sequence's rows. Nothing is padded.
         """
-        starts = query_start_loc.tolist()
-        by_length = defaultdict(list)
-        for start, end in itertools.pairwise(starts):
-            by_length[end - start].append(start)
-        if len(by_length) == 1:
-            return self._attend(query, key, value, next(iter(by_length)))
-        out = torch.empty_like(query)
-        for length, firsts in by_length.items():
-            if len(firsts) == 1:
-                rows = slice(firsts[0], firsts[0] + length)
-                out[rows] = self._attend(query[rows], key[rows], value[rows], length)
-            else:
-                index = (torch.tensor(firsts)[:, None] + torch.arange(length)).flatten()
-                out[index] = self._attend(query[index], key[index], value[index], length)
-        return out
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, length: int) -> Tensor:
-        shape = (-1, length, self.num_heads, self.head_dim)
-        q, k, v = (x.view(shape).transpose(1, 2) for x in (query, key, value))
-        if self.bias is not None:
-            attended = scaled_dot_product_attention(q, k, v, attn_mask=self.bias(length).to(q.dtype))
-        elif self.reach is None or length <= self.reach + 1:
-            attended = scaled_dot_product_attention(q, k, v)
-        else:
-            attended = torch.cat(
-                [self._attend_block(q, k, v, first, self.reach) for first in range(0, length, QUERY_BLOCK)],
-                dim=2,
-            )
-        return attended.transpose(1, 2).reshape(query.shape)
-
-    @staticmethod
-    def _attend_block(q: Tensor, k: Tensor, v: Tensor, first: int, reach: int) -> Tensor:
-        """The queries from ``first`` on, with no more keys than they reach."""
-        end = min(first + QUERY_BLOCK, q.shape[2])
-        low, high = max(0, first - reach), min(q.shape[2], end + reach)
-        seen = (torch.arange(first, end)[:, None] - torch.arange(low, high)).abs() <= reach
-        return scaled_dot_product_attention(
-            q[:, :, first:end], k[:, :, low:high], v[:, :, low:high], attn_mask=seen
+        if self.zeros:
+            query, key, value = (pad(x, (0, self.zeros)) for x in (query, key, value))
+        layout = kernels.kv_cache_layout(
+            query.dtype, num_kv_heads=self.num_heads, head_dim=query.shape[2], block_size=BLOCK_SIZE
         )
+        _scratch.describe(query_start_loc)
+        cache = _scratch.cache(layout)
+        kernels.write_kv_cache(key, value, cache, layout, _scratch.slots)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        kernels.paged_attention(
+            out,
+            query,
+            cache,
+            layout,
+            _scratch.tables,
+            _scratch.starts,
+            _scratch.lens,
+            self.head_dim**-0.5,
+            sliding_window=self.window,
+            bidirectional=True,
+        )
+        return out[..., : self.head_dim]
+
+
+class _Scratch(threading.local):
+    """A cache for the keys and values of one layer, and where the tokens of a step lie in it.
+
+    Each layer fills it anew. starts, lens, tables, slots: as `kernels.paged_attention` takes them.
+    """
+
+    def __init__(self) -> None:
+        self.starts = self.lens = self.tables = self.slots = torch.empty(0, dtype=torch.int32)
+        self.num_blocks = 0
+        self._given: Tensor | None = None
+        self._cache = torch.empty(0, 0, dtype=torch.uint8)
+        self._layout: kernels.KVCacheLayout | None = None
+
+    def describe(self, query_start_loc: Tensor) -> None:
+        """Give each sequence blocks of its own; nothing changes where the tensor is that of the last call."""
+        if self._given is query_start_loc:
+            return
+        self._given = query_start_loc
+        self.starts = starts = query_start_loc.to(torch.int32)
+        self.lens = starts.diff()
+        counts = (self.lens + BLOCK_SIZE - 1) // BLOCK_SIZE
+        firsts = counts.cumsum(0, dtype=torch.int32) - counts
+        self.num_blocks = int(counts.sum())
+        self.tables = firsts[:, None] + torch.arange(int(counts.max()), dtype=torch.int32)
+        shifts = firsts.long() * BLOCK_SIZE - starts[:-1]
+        self.slots = torch.arange(int(starts[-1])) + shifts.repeat_interleave(self.lens)
+
+    def cache(self, layout: kernels.KVCacheLayout) -> Tensor:
+        """A cache that is large enough for the step."""
+        if layout != self._layout or len(self._cache) < self.num_blocks:
+            self._cache, self._layout = kernels.allocate_kv_cache(layout, self.num_blocks), layout
+        return self._cache
+
+
+_scratch = _Scratch()
+

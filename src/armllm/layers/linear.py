@@ -2,10 +2,10 @@
 
 A layer's storage is decided here, where the weights are taken: models ask `load_linear` for a product and
 call what comes back. Dense products are `kernels.linear` where that is the faster one: with AMX, on AArch64,
-in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 with AVX-512 that is not Intel's.
-Otherwise they are torch's. Those bring the weights into their own order again in each call, on AArch64 too
-(bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On x86-64 that
-can be done before.
+in 16 bits on a CPU for which torch's oneDNN has no instructions, and in fp32 on a CPU with AVX-512 that is
+not Intel's. Otherwise they are torch's. Those bring the weights into their own order again in each call, on
+AArch64 too (bf16 with any number of rows, fp32 from 15 on): three times the memory traffic for few rows. On
+x86-64 that can be done before.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ def has_fast_panels(dtype: torch.dtype) -> bool:
     """Whether `kernels.linear` beats torch's products in this dtype with weights in panels."""
     if dtype is torch.float32:
         # Torch's products on x86 are MKL's, which has AVX-512 for Intel's CPUs only.
-        return platform.machine() == "aarch64" or (_target("panel_matmul_f32") == "avx512" and not _is_intel())
+        if platform.machine() == "aarch64":
+            return True
+        return _target("panel_matmul_f32") == "avx512" and not _is_intel()
     if dtype is not torch.bfloat16:
         return False
     target = _target("panel_matmul_bf16")

@@ -82,17 +82,11 @@ class TokenHeads(NamedTuple):
 class PostNormLayer:
     """x = norm(x + attention(x)), then norm(x + mlp(x))."""
 
-    def __init__(
-        self,
-        config: EncoderConfig,
-        weights: Weights,
-        names: LayerNames,
-        bias: Callable[[int], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, names: LayerNames) -> None:
         size = config.hidden_size
         self.heads = config.num_heads, config.head_dim
         self.qkv_proj = load_linear(weights, dict.fromkeys(names[1:4], size), size, bias=True)
-        self.attention = EncoderAttention(num_heads=config.num_heads, head_dim=config.head_dim, bias=bias)
+        self.attention = EncoderAttention(num_heads=config.num_heads, head_dim=config.head_dim)
         self.out_proj = load_linear(weights, {names.attended: size}, size, bias=True)
         self.up = load_linear(weights, {names.up: config.intermediate_size}, size, bias=True)
         self.down = load_linear(weights, {names.down: size}, config.intermediate_size, bias=True)

@@ -70,7 +70,10 @@ class Batch:
                 logits = cap * torch.tanh(logits / cap)
             if (slopes := self.options.get("alibi_slopes")) is not None:
                 logits = logits + slopes.double()[:, None, None] * distance
-            seen = (distance <= 0) & (distance > -min(self.options.get("sliding_window") or 2**31, 2**31))
+            window = min(self.options.get("sliding_window") or 2**31, 2**31)
+            seen = (distance <= 0) & (distance > -window)
+            if self.options.get("bidirectional"):
+                seen = distance.abs() < window
             chunks = torch.arange(len(key)) // min(self.options.get("chunk_size") or 2**31, 2**31)
             seen &= chunks == chunks[len(key) - len(query) :, None]
             logits = logits.masked_fill(~seen, -torch.inf)
@@ -179,6 +182,9 @@ def test_any_batch_matches_float64(data):
         {"logit_soft_cap": 3.0},
         {"alibi_slopes": True},
         {"sinks": True},
+        {"bidirectional": True},
+        {"bidirectional": True, "sliding_window": 600, "alibi_slopes": True},
+        {"bidirectional": True, "sliding_window": 1},
         {"sliding_window": 600, "logit_soft_cap": 30.0, "alibi_slopes": True, "sinks": True},
         {"chunk_size": 700, "logit_soft_cap": 30.0, "alibi_slopes": True, "sinks": True},
     ],
@@ -331,6 +337,7 @@ BAD_CALLS = {
     "window of nothing": ("sliding_window", lambda _: {"sliding_window": 0}),
     "chunk of nothing": ("chunk_size", lambda _: {"chunk_size": 0}),
     "window and chunk": ("chunk_size", lambda _: {"chunk_size": 8, "sliding_window": 8}),
+    "both sides and chunk": ("chunk_size", lambda _: {"chunk_size": 8, "bidirectional": True}),
     "negative cap": ("logit_soft_cap", lambda _: {"logit_soft_cap": -1.0}),
     "cap that is no number": ("logit_soft_cap", lambda _: {"logit_soft_cap": float("nan")}),
     "slopes of another dtype": ("alibi_slopes", lambda _: {"alibi_slopes": torch.ones(4).double()}),

@@ -171,7 +171,7 @@ def heads(name, dtype):
     out = torch.zeros(TOKENS, GROUP * KV_HEADS, HEAD_DIM, dtype=dtype)
     per_head = torch.rand(2, GROUP * KV_HEADS)
     sequences = [tables, starts.int(), lengths.int()]
-    return [out, query, cache, layout.description, *sequences, 0.3, 4, None, 9.0, *per_head]
+    return [out, query, cache, layout.description, *sequences, 0.3, 4, None, False, 9.0, *per_head]
 
 
 def copies(values):
@@ -310,6 +310,7 @@ NUMBERS = [
     *((name, "weight_offset", -1e39) for name in ("rms_norm", "fused_add_rms_norm")),
     ("paged_attention", "scale", None),
     *(("paged_attention", name, [0, -3, 1.5, -(1 << 70)]) for name in ("sliding_window", "chunk_size")),
+    ("paged_attention", "bidirectional", [1, None]),
     ("rotary_embedding", "interleaved", [1, None]),
     *(
         (name, parameter, wrong)
