@@ -89,4 +89,3 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-
