@@ -126,18 +126,16 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Compute attention of each sequence's last tokens over its cached keys and values.
+    """Compute attention of each sequence's last tokens over cached keys and values, up to their own.
 
-    A token attends to itself and to those before it. One call may mix prefill chunks and decodes.
+    One call may mix prefill chunks and decodes.
 
     - ``out``, ``query``: [tokens, query heads, head_dim] of the layout's dtype. The number of query heads is
       a multiple of the number of KV heads.
     - ``query_start_loc``: int32 [sequences + 1]. Sequence s has the query tokens [query_start_loc[s],
       query_start_loc[s + 1]); it may have none.
-    - ``seq_lens``: int32 [sequences], tokens of each sequence. The query tokens are the last of them. The
-      cache must already have all of them.
-    - ``block_tables``: int32 [sequences, max_blocks], the blocks of each sequence. Entries after the last
-      block that is needed may be anything.
+    - ``seq_lens``: int32 [sequences], tokens of each sequence, all in the cache. Those of the query are last.
+    - ``block_tables``: int32 [sequences, max_blocks], the blocks of each sequence; the rest may be anything.
     - ``scale``: the logit of a query and a key is query . key * scale.
     - ``logit_soft_cap``: c > 0 changes the logit to c * tanh(logit / c).
     - ``alibi_slopes``: float32 [query heads]. Then slope * (k - p) is added for a query at position p and a
@@ -146,8 +144,7 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
       before the first block in the window may be anything.
     - ``chunk_size``: c >= 1 limits the keys of position p to those of its chunk of c tokens: p // c * c .. p.
       It excludes ``sliding_window``, and the same holds for the block table.
-    - ``bidirectional``: a token attends to those after it, too: to all, or up to p + w - 1 with a sliding
-      window. It excludes ``chunk_size``.
+    - ``bidirectional``: later tokens are seen, too: all, or up to p + w - 1. It excludes ``chunk_size``.
     - ``sinks``: float32 [query heads], one more logit per head, which takes its share of the probability and
       gives no value.
 

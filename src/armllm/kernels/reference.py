@@ -252,9 +252,9 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
     Sequence s owns the query rows ``query_start_loc[s] : query_start_loc[s + 1]``, which are the last of its
     ``seq_lens[s]`` tokens, and the cache blocks ``block_tables[s]``. Query heads share KV heads in groups.
     The logit of query position p and key position k is cap * tanh(query . key * scale / cap) + slope *
-    (k - p); only keys up to p and above p - window, or of the chunk of p, are seen, and with
-    ``bidirectional`` those below p + window, too; a sink is a further logit without a
-    value. With an int8 cache the query is rounded as the keys are.
+    (k - p); only keys up to p and above p - window, or of the chunk of p, are seen, and ``bidirectional``
+    those below p + window, too; a sink is a further logit without a value. With an int8 cache the query is
+    rounded as the keys are.
     """
     keys, values = layout.views(cache)
     if layout.cache_dtype is torch.int8:
@@ -284,9 +284,7 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
         distance = torch.arange(length) - torch.arange(length - (last - first), length)[:, None]
         if alibi_slopes is not None:
             scores = scores + alibi_slopes[:, None, None] * distance
-        unseen = _unseen(length, last - first, sliding_window, chunk_size)
-        if bidirectional:
-            unseen = torch.zeros_like(unseen) if sliding_window is None else distance.abs() >= sliding_window
+        unseen = _unseen(distance, sliding_window, chunk_size, bidirectional)
         scores = scores.masked_fill(unseen, float("-inf"))
         if sinks is not None:
             scores = torch.cat((scores, sinks[:, None, None].expand(-1, last - first, 1)), -1)
@@ -294,12 +292,13 @@ def paged_attention(  # noqa: PLR0917 - the kernels take what they take
         out[first:last] = (weights @ tokens(values)).transpose(0, 1).to(out.dtype)
 
 
-def _unseen(length: int, queries: int, window: int | None, chunk: int | None) -> Tensor:
-    """Which of ``length`` keys the last ``queries`` tokens don't see, bool ``[queries, length]``."""
-    key, query = torch.arange(length), torch.arange(length - queries, length)[:, None]
-    unseen = key > query
+def _unseen(distance: Tensor, window: int | None, chunk: int | None, bidirectional: bool) -> Tensor:
+    """Which keys the queries don't see, by the ``distance`` k - p, all of shape ``[queries, length]``."""
+    key = torch.arange(distance.shape[1])
+    query = key - distance
+    unseen = torch.zeros_like(distance, dtype=torch.bool) if bidirectional else key > query
     if window is not None:
-        unseen |= key <= query - window
+        unseen |= distance.abs() >= window
     return unseen if chunk is None else unseen | (key < query // chunk * chunk)
 
 
