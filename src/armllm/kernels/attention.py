@@ -148,9 +148,8 @@ def paged_attention(  # noqa: PLR0917 - the order is the field's
     - ``sinks``: float32 [query heads], one more logit per head, which takes its share of the probability and
       gives no value.
 
-    With an int8 cache, the head vectors of the query are rounded to int8 in the same way as the keys. The
-    products of integers are exact. A weight times its value's scale is rounded to 2^-14 of the largest among
-    64 keys.
+    With an int8 cache, the query's head vectors are rounded to int8 as the keys are. Products of integers are
+    exact. A weight times its value's scale is rounded to 2^-14 of the largest among 64 keys.
 
     Raises ValueError that names the wrong argument or index; then nothing is written.
     """
