@@ -1,10 +1,11 @@
-"""The model of the first-level cache sees what does not fit, and which rows push each other out."""
+"""The model of a core's caches sees what does not fit, and which rows push each other out."""
 
 from __future__ import annotations
 
 import pytest
 
 import cache_model as tool
+from armbuild.errors import BuildError
 from kernel_loops import LOOPS, Loop
 
 WEIGHTS = tool.Stream(bytes=4)
@@ -36,6 +37,46 @@ def test_rows_of_weights_a_way_apart_push_each_other_out():
     )
 
 
+LIMITS = tool.Limits(panels=2**18, rows=3 * 2**19)
+
+
+def quantized(**changes):
+    """A tile of 16 rows and a panel of 4 columns, a byte each."""
+    loop = Loop(target="i8mm", entry="tile", marker="channel", rows=16, length=16)
+    given = {"loop": loop, "chunk": 16, "bits": 8, "columns": 4, "streams": (activations(16), WEIGHTS)}
+    return tool.Tile(**{**given, **changes})
+
+
+def test_a_prompt_is_cut_into_items_as_the_kernels_do():
+    """512 rows of 4096 are 2 MiB, so two items of rows; 64 threads take four items of panels each."""
+    items = tool._items(quantized(), 4096, LIMITS)
+    assert len(items) == 512
+    assert items[0] == (range(16), range(4))
+    assert items[-1] == (range(16, 32), range(1020, 1024))
+    assert len(tool._items(quantized(packed=2), 4096, LIMITS)) == 256
+
+
+def test_rows_that_fit_the_second_cache_are_read_once_for_all_items():
+    """256 rows of 4096 bytes fill it: with 2 MiB only panels come anew, 4 bytes for 16 tiles."""
+    miss = tool.missing_second(quantized(), 4096, tool.Block(), LIMITS)
+    assert miss == pytest.approx(4 + 4 / 16)
+    fits = tool.missing_second(quantized(), 4096, tool.Block(), LIMITS, size=2 * tool.SECOND_SIZE)
+    assert fits == pytest.approx(4 / 16)
+
+
+def test_a_decoded_panel_is_read_packed_once_for_all_rows():
+    decoded = quantized(packed=2)
+    miss = tool.missing_second(decoded, 4096, tool.Block(), LIMITS, size=4 * tool.SECOND_SIZE)
+    assert miss == pytest.approx(2 / 32)
+    assert decoded.title == "tile: channel, 16 rows, decoded int4"
+
+
+def test_limits_are_read_from_the_driver():
+    assert tool.find_limits(tool.PRODUCT.read_text()) == LIMITS
+    with pytest.raises(BuildError, match="were they renamed"):
+        tool.find_limits("constexpr int64_t kBlockBytes = 4;")
+
+
 def test_registers_that_are_loaded_count_but_addresses_do_not():
     body = [
         "\tldp\tq0, q1, [x8, #32]",
@@ -53,12 +94,13 @@ def test_blocks_are_read_from_labels():
 
 def test_every_tile_has_a_loop_that_is_counted():
     assert {tile.loop for tile in tool.TILES} <= set(LOOPS)
+    assert len({tile.title for tile in tool.TILES if tile.loop.target == "i8mm"}) == 8
 
 
 def line(pace, least=0.95):
     return tool.Line(
-        title="a tile", target="i8mm", core="neoverse-v1", features=4096, loads=2.5, missing=10, pace=pace,
-        least=least,
+        title="a tile", target="i8mm", core="neoverse-v1", features=4096, loads=2.5, missing=10,
+        missing_second=5, pace=pace, least=least,
     )  # fmt: skip
 
 
@@ -72,13 +114,13 @@ def test_a_tile_behind_its_pace_lost_or_gone_is_named():
     assert "no longer" in tool.losses([], dict(before), 1.05)[0]
 
 
-@pytest.mark.parametrize(("missing", "pace"), [(0, 1.0), (20, 0.8)])
-def test_what_is_behind_the_cache_may_be_slower_than_the_loop(monkeypatch, missing, pace):
-    """16 features in 8 cycles: 20 bytes for each are 40 in a cycle, and 32 come."""
+@pytest.mark.parametrize(("first", "second", "pace"), [(0, 0, 1.0), (20, 0, 0.8), (20, 14, 0.5), (0, 7, 1.0)])
+def test_what_is_behind_a_cache_may_be_slower_than_the_loop(monkeypatch, first, second, pace):
+    """16 features in 8 cycles: 20 bytes for each are 40 in a cycle, and 32 come; 14 come from behind both."""
     loop = Loop(target="i8mm", entry="tile", marker="channel", rows=16, length=16, cores=("neoverse-v1",))
-    tile = tool.Tile(loop=loop, chunk=16, bits=8, streams=())
-    monkeypatch.setattr(tool, "TILES", (tile,))
-    monkeypatch.setattr(tool, "missing_bytes", lambda *_: missing)
+    monkeypatch.setattr(tool, "TILES", (quantized(loop=loop),))
+    monkeypatch.setattr(tool, "missing_bytes", lambda *_: first)
+    monkeypatch.setattr(tool, "missing_second", lambda *_: second)
     lines = tool.measure({"i8mm": {}}, lambda *_: (8.0, 1, 20))
     assert [found.pace for found in lines] == pytest.approx([pace] * 3)
     assert lines[0].loads == 2.5
