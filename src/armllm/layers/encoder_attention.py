@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -72,14 +73,15 @@ class _Scratch(threading.local):
         if self._given is query_start_loc:
             return
         self._given = query_start_loc
-        self.starts = starts = query_start_loc.to(torch.int32)
-        self.lens = starts.diff()
-        counts = (self.lens + BLOCK_SIZE - 1) // BLOCK_SIZE
-        firsts = counts.cumsum(0, dtype=torch.int32) - counts
-        self.num_blocks = int(counts.sum())
-        self.tables = firsts[:, None] + torch.arange(int(counts.max()), dtype=torch.int32)
-        shifts = firsts.long() * BLOCK_SIZE - starts[:-1]
-        self.slots = torch.arange(int(starts[-1])) + shifts.repeat_interleave(self.lens)
+        starts = query_start_loc.numpy().astype(np.int32)
+        lens = np.diff(starts)
+        counts = -(-lens // BLOCK_SIZE)
+        ends = counts.cumsum()
+        firsts, self.num_blocks = ends - counts, int(ends[-1])
+        tables = firsts[:, None] + np.arange(counts.max())
+        slots = np.arange(starts[-1]) + np.repeat(firsts * BLOCK_SIZE - starts[:-1], lens)
+        self.starts, self.lens = torch.from_numpy(starts), torch.from_numpy(lens)
+        self.tables, self.slots = torch.from_numpy(tables.astype(np.int32)), torch.from_numpy(slots)
 
     def cache(self, layout: kernels.KVCacheLayout) -> Tensor:
         """A cache that is large enough for the step."""
