@@ -8,7 +8,8 @@ before, during and after the attack, with the CPUs that each part used. Every ho
 and takes CPU time of this machine as the server does. `--nice 19` gives them the lowest priority, as if each
 were a machine of its own. `--addresses` gives each its own address, 127.0.0.2 and on. `--each` lets all
 clients attack in one way, then in the next one, and prints a table. An idle rate is measured before each.
-`--data-parallel-size N` measures a router in front of N replicas.
+`--data-parallel-size N` measures a router in front of N replicas. `--attack computing` sends nothing: it
+shows what is left beside as many programs that only compute.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ STREAMS = {
     "half bodies": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     b"Content-Length: 4000000\r\n\r\n{",
 }
-KINDS = [*BODIES, *STREAMS, *LEAVING, *VALID, "slow readers"]
+COMPUTING = "computing"
+KINDS = [*BODIES, *STREAMS, *LEAVING, *VALID, "slow readers", COMPUTING]
 CLIENTS = 20
 
 
@@ -186,6 +188,8 @@ def attack(port: int, kind: str, address: str, hostile: Hostile) -> None:
             elif kind == "slow readers":
                 with post(port, path, completion(stream=True, max_tokens=1000, n=8), address):
                     hostile.stop.wait(5)
+            elif kind == COMPUTING:
+                sum(range(1_000_000))
             else:
                 with post(port, path, make(), address) as one:
                     while one.recv(1 << 16):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from elftools.elf.elffile import ELFFile
+
 # A page of the largest size that AArch64 Linux uses.
 LARGEST_PAGE = 0x10000
 # No user-space address comes near; sums with one stay below 64 bits.
@@ -143,25 +145,25 @@ def _read(elf: Any, size: int) -> Elf:
     )
 
 
-def _sections(elf: Any, size: int) -> tuple[Section, ...]:
+def _sections(elf: ELFFile, size: int) -> tuple[Section, ...]:
     found = []
-    for section in elf.iter_sections():
-        kind = str(section["sh_type"])
-        offset, length = section["sh_offset"], section["sh_size"]
-        if kind not in ("SHT_NOBITS", "SHT_NULL") and offset + length > size:
-            raise BrokenElf(f"truncated: section {section.name!r} ends at byte {offset + length} of {size}")
-        if section["sh_addr"] + length >= _END:
+    is_object = elf.header["e_type"] == "ET_REL"
+    for header in elffile.section_headers(elf):
+        offset, length = header.offset, header.size
+        if header.type not in ("SHT_NOBITS", "SHT_NULL") and offset + length > size:
+            raise BrokenElf(f"truncated: section {header.name!r} ends at byte {offset + length} of {size}")
+        if header.address + length >= _END:
             raise BrokenElf("broken ELF headers (a section ends behind the last address)")
         found.append(
             Section(
-                name=section.name,
+                name=header.name,
                 # In an object file every section begins at 0; its place in the file tells them apart.
-                address=section["sh_addr"] if elf.header["e_type"] != "ET_REL" else offset,
+                address=offset if is_object else header.address,
                 offset=offset,
                 size=length,
-                executable=bool(section["sh_flags"] & 4) and kind != "SHT_NOBITS",
-                type=kind,
-                link=section["sh_link"],
+                executable=bool(header.flags & 4) and header.type != "SHT_NOBITS",
+                type=header.type,
+                link=header.link,
             )
         )
     return tuple(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -82,13 +84,15 @@ class _Guarded:
 
     def __init__(self, guards: tuple[Guard, ...]) -> None:
         self._guards = guards
+        self._any = re.compile("|".join(fnmatch.translate(guard.pattern) for guard in guards)).match
         self._known: dict[tuple[str, str], frozenset[str]] = {}
 
     def of(self, function: Function) -> frozenset[str]:
         key = function.name, function.section
         found = self._known.get(key)
         if found is None:
-            matching = [guard.extensions for guard in self._guards if guard.matches(*key)]
+            guards = self._guards if any(map(self._any, key)) else ()  # most functions have no guard
+            matching = [guard.extensions for guard in guards if guard.matches(*key)]
             found = self._known[key] = frozenset[str]().union(*matching)
         return found
 

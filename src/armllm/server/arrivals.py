@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from asyncio.protocols import _feed_data_to_buffered_proto  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
     from armllm.server.limits import Limits
 
 ACCEPTED_AT_ONCE = 64  # connections for each turn of the event loop; the event loop itself knows no limit
-CLOSE_WAIT = 8  # the first byte of TCP_INFO: the other end has closed it
-HELD_SECONDS = 0.1  # at most; it is little to those that stay
-HELD_BYTES = 64 << 10
+LEFT = (7, 8)  # CLOSE, CLOSE_WAIT, the first byte of TCP_INFO: the other end has reset it, or closed it
+HELD_SECONDS = 0.05  # at most; it is little to those that stay
 
 
 class ListeningSocket(socket.socket):
@@ -50,13 +48,13 @@ class ListeningSocket(socket.socket):
 class Arrival(asyncio.Protocol):
     """A connection until ``make()`` returns its protocol: at once, or after a moment.
 
-    A held one counts as one that waits for a request.
+    A held one counts as one that waits for a request. Nothing of it is read, so it costs no more than its
+    place, whatever it sends.
     """
 
     def __init__(self, limits: Limits, make: Callable[[], asyncio.BaseProtocol]) -> None:
         self._limits = limits
         self._make = make
-        self._data = bytearray()
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,14 +65,10 @@ class Arrival(asyncio.Protocol):
         if seconds <= 0:
             self._let_through()
             return
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._let_through)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(seconds, self._release)
+        loop.call_soon(self._transport.pause_reading)  # it begins to read after this call
         self._limits.admit(self, self._transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Keep it for the protocol."""
-        self._data += data
-        if len(self._data) > HELD_BYTES:
-            self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count it: it has cost little, and left before it was heard."""
@@ -89,20 +83,22 @@ class Arrival(asyncio.Protocol):
         self._limits.idle.pop(self, None)
         return self._limits.open.pop(self, None)
 
-    def _let_through(self) -> None:
+    def _release(self) -> None:
+        if self._transport.is_closing() or _is_left(self._transport.get_extra_info("socket")):
+            self._transport.abort()
+            return
         self.leave()
+        self._let_through()
+        self._transport.resume_reading()
+
+    def _let_through(self) -> None:
         protocol = self._make()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if self._data and isinstance(protocol, asyncio.BufferedProtocol):  # TLS
-            _feed_data_to_buffered_proto(protocol, self._data)
-        elif self._data:
-            cast("asyncio.Protocol", protocol).data_received(bytes(self._data))
-        self._transport.resume_reading()
 
 
 def _is_left(connection: socket.socket) -> bool:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSE_WAIT
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in LEFT
 
 
 def _address(transport: asyncio.BaseTransport) -> str:

@@ -6,6 +6,7 @@ import functools
 from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from armllm.server.arrivals import Arrival
@@ -27,12 +28,24 @@ CHUNKED_BYTES = 8
 BAD_BODY = "The body's chunks are not as HTTP/1.1 has them, or too large: send it with a Content-Length.\n"
 
 
+class _Flow(FlowControl):
+    """When a connection is read. Nobody resumes what has ``ended``: answers before a refusal would."""
+
+    ended = False
+
+    def resume_reading(self) -> None:
+        if not self.ended:
+            super().resume_reading()
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection.
 
     A connection beyond the limit takes the place of the one that has waited longest for a whole request. One
     that is refused sends nothing more, and is closed when its peer has waited as `Refusals` says.
     """
+
+    flow: _Flow
 
     def __init__(self, limits: Limits, **options: Any) -> None:
         super().__init__(**options)
@@ -62,6 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the first bytes of a request from now on."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         if self not in self._open:  # else TLS has
             self.accept(transport)
 
@@ -80,7 +94,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Count before anything is stored."""
         if self._refusing is not None:
-            self.flow.pause_reading()  # an answer before this one has resumed it
             return
         self._message_bytes += len(data)
         if self._message_bytes > (self._most_bytes if self._in_body else HEADER_BYTES + len(data)):
@@ -132,6 +145,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Refuse what can't be parsed; within another answer, or after its own, there is no place for it."""
         if self._refusing is None:
             self.flow.pause_reading()
+            self.flow.ended = True
             self._refusing = self.loop.create_task(self._refuse(msg))
 
     async def _refuse(self, msg: str) -> None:

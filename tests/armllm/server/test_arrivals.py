@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 
@@ -77,11 +78,28 @@ def test_what_a_held_connection_sends_is_answered(served, hold):
             assert rest(one).startswith(b"HTTP/1.1 200")
 
 
-def test_a_held_connection_keeps_no_more_than_it_should(served, hold, monkeypatch):
-    monkeypatch.setattr(arrivals, "HELD_BYTES", 1000)
-    hold(0.05)
-    one = connect(served, b"GET / HTTP/1.1\r\nX: " + b"a" * 400_000)
-    assert rest(one).startswith(b"HTTP/1.1 431")
+def test_of_a_held_connection_nothing_is_read(served, hold, monkeypatch):
+    """It would catch memory and time that each piece of a body takes before anybody knows who stays."""
+    read = []
+    monkeypatch.setattr(arrivals.Arrival, "data_received", lambda _, data: read.append(data))
+    hold(0.2)
+    with connect(served, b"GET / HTTP/1.1\r\nX: ") as one:
+        for _ in range(20):
+            one.sendall(b"a" * 10_000)
+            time.sleep(0.001)
+        assert rest(one).startswith(b"HTTP/1.1 431")
+    assert not read
+
+
+def test_a_held_connection_that_is_reset_is_let_go(served, hold, monkeypatch):
+    made = []
+    monkeypatch.setattr(connection.LimitedProtocol, "__init__", lambda *_, **__: made.append(1))
+    hold(0.5)
+    with connect(served, HALF) as one:
+        wait_until(lambda: served.service.limits.open)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: not served.service.limits.open)
+    assert not made
 
 
 def test_a_connection_that_leaves_while_it_is_held_is_never_read(served, hold, monkeypatch):

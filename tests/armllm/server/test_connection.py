@@ -117,6 +117,26 @@ def test_pipelined_requests_have_a_limit(served):
     assert served.server.server_state.total_requests - total < 1000
 
 
+def test_answers_before_a_refusal_do_not_let_its_connection_go_on(served, monkeypatch):
+    """It would catch a megabyte that is read for each answer, of a client that is refused already."""
+    monkeypatch.setattr(served.service.limits.refusals, "delay", lambda *_: 0.3)
+    sizes = []
+    data_received = connection.LimitedProtocol.data_received
+
+    def received(self, data):
+        sizes.append(len(data))
+        data_received(self, data)
+
+    monkeypatch.setattr(connection.LimitedProtocol, "data_received", received)
+    with connected(served, (GET + b"\r\n") * 30) as one:
+        one.settimeout(0.1)
+        with contextlib.suppress(OSError):
+            while True:
+                one.sendall((GET + b"\r\n") * 5000)
+    wait_until(lambda: num_connections(served) == 0)
+    assert len(sizes) <= 2, sizes
+
+
 def test_a_new_connection_takes_the_place_of_the_one_that_waited_longest(served, monkeypatch):
     wait_until(lambda: num_connections(served) == 0)
     monkeypatch.setattr(limits, "MAX_CONNECTIONS", 3)

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from armllm.cli import main
+from armllm.errors import RequestError
 from armllm.server import batch
 from armllm.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from armllm.server.protocol.chat import ChatBatchRequest, ChatRequest
@@ -123,6 +124,50 @@ def value(rng, depth=0):
     return {rng.choice(names): value(rng, depth + 1) for _ in range(rng.randrange(4))}
 
 
+def items(rng):
+    """A conversation of /v1/responses: messages, thoughts, calls and results, each nearly right."""
+    texts = ("Hello", "", "{", [{"type": "input_text", "text": "a"}], [{"type": "input_image"}], [], None)
+    fields = {
+        "role": ("user", "assistant", "developer", "system", "tool", 5),
+        "content": (*texts, [{"type": "reasoning_text", "text": "a"}]),
+        "call_id": ("c", "", None),
+        "name": ("f", ""),
+        "arguments": ("{}", "{", "[" * 5000, '{"a":1e999}', "null"),
+        "output": texts,
+        "summary": ([], [{}], "a"),
+        "encrypted_content": (None, "a"),
+    }
+    of_kind = {
+        "message": ("role", "content"),
+        "reasoning": ("summary", "content"),
+        "function_call": ("call_id", "name", "arguments"),
+        "function_call_output": ("call_id", "output"),
+        "item_reference": ("call_id",),
+        None: ("role", "content"),
+    }
+    found = []
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choice(list(of_kind))
+        names = [*of_kind[kind], *rng.sample(sorted(fields), rng.random() < 0.1)]
+        item = {name: rng.choice(fields[name][: 1 if rng.random() < 0.6 else None]) for name in names}
+        found.append(item if kind is None else {"type": kind, **item})
+    return found
+
+
+def tool(rng):
+    """A function for /v1/responses and /v1/chat/completions, and what is none."""
+    schema = rng.choice(({}, {"type": "object"}, {"$ref": "#"}, {"type": "object", "required": 5}, None, []))
+    function = {"name": rng.choice(("f", "", "a b", "f" * 999)), "parameters": schema}
+    return rng.choice(
+        (
+            {"type": "function", **function},
+            {"type": "function", "function": function},
+            {"type": "web_search"},
+            {},
+        )
+    )
+
+
 PLAUSIBLE = {
     ("stop", "bad_words", "guided_choice"): lambda rng: rng.sample(TEXTS, rng.randint(1, 4)),
     ("stop_token_ids", "allowed_token_ids"): lambda rng: [rng.randrange(-1, 300) for _ in range(3)],
@@ -135,9 +180,35 @@ PLAUSIBLE = {
         (True, False, 1)
     ),
     ("lora_path", "lora_name"): lambda rng: rng.choice(PLACES + TEXTS),
-    ("documents", "text_1", "text_2", "text_pair", "input", "queries"): lambda rng: rng.choice(
-        (rng.sample(TEXTS, rng.randint(1, 4)), [[5, 6], [7]], [5, -1], {"content": []}, rng.choice(TEXTS))
+    ("documents", "text_1", "text_2", "text_pair", "queries"): lambda rng: rng.choice(
+        (
+            rng.sample(TEXTS, rng.randint(1, 4)),
+            [[5, 6], [7]],
+            [5, -1],
+            {"content": []},
+            [{"text": rng.choice(TEXTS)}, "a"],
+            [{"text": None}],
+            ["a"] * 2049,
+            rng.choice(TEXTS),
+        )
     ),
+    ("input",): lambda rng: rng.choice((items(rng), items(rng), rng.sample(TEXTS, 2), [[5, 6], [7]], "a")),
+    ("tools",): lambda rng: [tool(rng) for _ in range(rng.randrange(3))],
+    ("tool_choice",): lambda rng: rng.choice(("none", "auto", "required", "f", tool(rng))),
+    ("text", "response_format"): lambda rng: {
+        rng.choice(("format", "type", "verbosity")): rng.choice(
+            (
+                {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}},
+                {"type": "json_schema", "schema": {"type": ["string", 5]}},
+                {"type": "json_object"},
+                {"type": "text"},
+                "json_object",
+            )
+        )
+    },
+    ("reasoning",): lambda rng: {
+        rng.choice(("effort", "summary")): rng.choice(("low", "none", "auto", "", None))
+    },
     ("encoding_format",): lambda rng: rng.choice(("float", "base64", "bytes", "bytes_only", "int8")),
     ("embed_dtype", "endianness", "task"): lambda rng: rng.choice(
         ("float32", "bfloat16", "fp8_e4m3", "big", "native", "embed", "classify", "token_embed", "score")
@@ -203,6 +274,40 @@ def test_no_body_of_many_ends_in_a_server_error(server):
     attack(server, range(1000, 11_000))
 
 
+def multipart(rng):
+    """Files and fields as forms send them, some of them damaged."""
+    pieces = [
+        b"--x\r\n",
+        b'Content-Disposition: form-data; name="file"; filename="a.jsonl"\r\n',
+        b"Content-Type: application/json\r\n",
+        b"Content-Transfer-Encoding: base64\r\n",
+        b"X: " + b"a" * 70_000,
+        b"\r\n",
+        json.dumps({"prompt": "Hello"}).encode(),
+        b"\0\xff\r\n",
+        b"\r\n--x--\r\n",
+        b"--",
+    ]
+    return b"".join(rng.choices(pieces, k=rng.randrange(12)))
+
+
+def test_no_form_ends_in_a_server_error(server):
+    """No endpoint takes forms, which other servers have for files."""
+    rng = random.Random(3)  # noqa: S311 - test data
+    paths = [*ENDPOINTS, "/v1/files", "/v1/audio/transcriptions", "/v1/images/edits"]
+    types = [
+        "multipart/form-data; boundary=x",
+        "multipart/form-data",
+        "multipart/form-data; boundary=" + "y" * 999,
+    ]
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        for _ in range(40):
+            path, sent = rng.choice(paths), multipart(rng)
+            answer = client.post(path, content=sent, headers={"Content-Type": rng.choice(types)})
+            assert answer.status_code == (415 if path in ENDPOINTS else 404), (path, sent, answer.text)
+            assert "\n" not in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_stream_ends_without_its_end(server, seed):
     """Errors within a stream come as events, and the connection ends as it should."""
@@ -238,6 +343,62 @@ def test_no_line_of_a_batch_ends_the_others(folder, tmp_path, capsys):
     assert len(answers) == len(texts), capsys.readouterr().err
     for line, answer in zip(texts, answers, strict=True):
         assert answer["response"]["status_code"] < 500, (line, answer)
+
+
+def damaged(rng, text):
+    """A line of a batch in which a few characters were changed, lost, doubled or put in."""
+    odd = (
+        "",
+        '"',
+        "{",
+        "]",
+        ",",
+        ":",
+        "\\",
+        "\\ud800",
+        "\0",
+        "\ufeff",
+        "\r",
+        "9" * 5000,
+        "NaN",
+        "[" * 100_000,
+    )
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(text))
+        length = rng.choice((0, 1, 1, 30))
+        text = text[:at] + rng.choice((*odd, text[:at], text[at:])) + text[at + length :]
+    return text.replace("\n", "")
+
+
+def test_no_damage_to_a_file_of_requests_ends_the_command_with_a_traceback(folder, tmp_path, capsys):
+    """A line that can't be read is refused by its number; the others are answered."""
+    rng = random.Random(8)  # noqa: S311 - test data
+    kept, refusals = [], []
+    for number in range(1500):
+        path = rng.choice(list(ENDPOINTS))
+        line = {"custom_id": str(number), "method": "POST", "url": path, "body": ENDPOINTS[path][1]}
+        text = damaged(rng, json.dumps(line))
+        try:
+            batch._parse(text, 1)
+        except RequestError as error:
+            refusals.append(str(error))
+        else:
+            kept.append(text)
+    for refusal in refusals:
+        assert refusal.startswith("--input-file, line 1: "), refusal
+        assert "\n" not in refusal, refusal
+        assert len(refusal) < 500, refusal
+    assert len(kept) > 100
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(kept))
+    command = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(folder)]
+    assert main([*command, "--max-model-len", "64"]) == 1, capsys.readouterr().err
+    answers = [json.loads(text) for text in target.read_text().splitlines()]
+    assert len(answers) == len(kept)
+    assert {answer["response"]["status_code"] for answer in answers} <= {200, 400, 404, 413}
+    source.write_bytes(b"{}\n\xff\xfe")
+    assert main(command) == 2
+    assert str(source) in capsys.readouterr().err
 
 
 def test_a_line_of_a_batch_that_is_just_not_too_deep_to_be_read_has_an_answer():
