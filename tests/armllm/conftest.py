@@ -44,17 +44,17 @@ def one_thread():
 
 
 @pytest.fixture
-def reference_kernels(monkeypatch):
-    """The plain torch kernels instead of the extension."""
-    for name in kernels.__all__:
-        monkeypatch.setattr(kernels, name, getattr(reference, name))
-
-
-@pytest.fixture
 def weights_as_stored(monkeypatch):
     """Products take weights in the order of a checkpoint, also where panels are faster."""
     for module in (linear, moe):
         monkeypatch.setattr(module, "has_fast_panels", lambda _dtype: False)
+
+
+@pytest.fixture
+def reference_kernels(monkeypatch, weights_as_stored):  # noqa: ARG001
+    """The plain torch kernels instead of the extension."""
+    for name in kernels.__all__:
+        monkeypatch.setattr(kernels, name, getattr(reference, name))
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from armllm.tokenizer import Tokenizer
 
 
-@torch.inference_mode()
 def raw_logprobs(logits: Tensor, params: Sequence[SamplingParams]) -> dict[int, Tensor]:
     """Log-softmax of the rows whose requests want logprobs, before bias, penalties and temperature."""
     rows = [row for row, wanted in enumerate(params) if wanted.logprobs is not None]
-    return dict(zip(rows, logits[rows].log_softmax(-1), strict=True)) if rows else {}
+    if not rows:
+        return {}
+    with torch.inference_mode():
+        return dict(zip(rows, logits[rows].log_softmax(-1), strict=True))
 
 
 def describe(logprobs: Tensor, token_id: int, count: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -181,7 +181,6 @@ class Runner(abc.ABC):
             )
         return num_blocks
 
-    @torch.inference_mode()
     def run(
         self,
         sequences: Sequences[Sequence],

@@ -25,7 +25,6 @@ CHUNK = 256
 REACHES = (4.0, 10.0, 20.0)  # below the greatest logit, where most of the mass is looked for
 
 
-@torch.inference_mode()
 def sample(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
@@ -43,6 +42,15 @@ def sample(
     token_ids: list[int] = best.tolist()
     if not drawn:
         return token_ids, greatest_of
+    for row, token_id in zip(drawn, _draw_rows(logits, params, uniforms, drawn), strict=True):
+        token_ids[row] = token_id
+    return token_ids, numbers[np.arange(len(token_ids)), token_ids].tolist()
+
+
+@torch.inference_mode()
+def _draw_rows(
+    logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float], drawn: list[int]
+) -> list[int]:
     rows = slice(None) if len(drawn) == len(params) else drawn
     temperatures = torch.tensor([params[row].temperature for row in drawn], dtype=torch.float32)
     scaled = _scaled(logits[rows], temperatures)
@@ -51,9 +59,8 @@ def sample(
         _threshold(scaled[index, :vocab_size].numpy(), params[row]) for index, row in enumerate(drawn)
     ]
     draws = _draw(scaled, thresholds, torch.tensor([uniforms[row] for row in drawn]).double())
-    for row, token_id in zip(drawn, draws.tolist(), strict=True):
-        token_ids[row] = token_id
-    return token_ids, numbers[np.arange(len(token_ids)), token_ids].tolist()
+    token_ids: list[int] = draws.tolist()
+    return token_ids
 
 
 def _scaled(logits: Tensor, temperatures: Tensor) -> Tensor:
