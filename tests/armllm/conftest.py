@@ -51,7 +51,7 @@ def weights_as_stored(monkeypatch):
 
 
 @pytest.fixture
-def reference_kernels(monkeypatch, weights_as_stored):  # noqa: ARG001
+def reference_kernels(monkeypatch, weights_as_stored):
     """The plain torch kernels instead of the extension."""
     for name in kernels.__all__:
         monkeypatch.setattr(kernels, name, getattr(reference, name))

@@ -91,7 +91,7 @@ def test_kernels_that_follow_each_other_are_one_call(tmp_path, monkeypatch):
 
 
 def test_a_token_takes_few_regions_and_updates(tmp_path):
-    """Five in each layer, and the head's if it is ours. Catches an op that leaves the region of its neighbor."""
+    """Five a layer, and the head's if it is ours. Catches an op that leaves the region of its neighbor."""
     layers, threads, counts = 3, torch.get_num_threads(), []
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": layers}
     save_reference(tmp_path, BASE | sizes, 0)
