@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from armllm import environment
@@ -155,7 +156,7 @@ def serve_stage(own: EngineConfig) -> None:
     link = join(own)
     logger.info("node %d of %d is connected to %s", own.node_rank, own.nnodes, own.master_addr)
     inbox: Inbox = queue.SimpleQueue()
-    gone = threading.Thread(target=_receive, args=(link, inbox, _say_gone), daemon=True)
+    gone = threading.Thread(target=receive, args=(link, inbox, _say_gone), daemon=True)
     gone.start()
     try:
         message = inbox.get()
@@ -185,7 +186,7 @@ def main(descriptor: int, file: int, rank: int, size: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     link = Link(socket.socket(fileno=descriptor))
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(link, inbox, lambda: os._exit(1)), daemon=True).start()
+    threading.Thread(target=receive, args=(link, inbox, lambda: os._exit(1)), daemon=True).start()
     try:
         work(link, inbox, file, rank, size)
     except BaseException as error:  # noqa: BLE001 - raised again at rank 0
@@ -195,12 +196,17 @@ def main(descriptor: int, file: int, rank: int, size: int) -> None:
         os._exit(1)  # threads may be within a step
 
 
-def _receive(link: Link, inbox: Inbox, end: Callable[[], None]) -> None:
-    """Take messages, and end this process when there are no more."""
-    with contextlib.suppress(EOFError, OSError, EngineError):
+def receive(link: Link, inbox: Inbox, end: Callable[[], None]) -> None:
+    """Take messages, and end this process when there are no more, whatever the reason is."""
+    try:
         while True:
             inbox.put(link.receive())
-    end()
+    except (EOFError, OSError, EngineError):
+        pass
+    except Exception:  # noqa: BLE001 - whatever a message had: nobody else would say it
+        traceback.print_exc()
+    finally:
+        end()
 
 
 if __name__ == "__main__":

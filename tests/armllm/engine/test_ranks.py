@@ -29,7 +29,7 @@ from tests.armllm.quant.forms import awq, gptq, write_quantized
 from armllm import LLM, AsyncLLM, SamplingParams
 from armllm.api import llm_engine
 from armllm.convert.pack import pack_checkpoint
-from armllm.engine import followers, placement
+from armllm.engine import followers, placement, ranks
 from armllm.engine.config import EngineConfig
 from armllm.engine.followers import NO_FILE
 from armllm.engine.messages import Link
@@ -486,3 +486,15 @@ def test_servers_whose_processes_are_killed_at_random_moments_leave_nothing():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills, 0 failures, left in /dev/shm: nothing" in done.stdout
+
+
+def test_a_message_that_cannot_be_read_ends_the_process_of_a_rank(monkeypatch, capsys):
+    """Else the rank would wait for the next one, which nobody reads, after rank 0 has gone."""
+    near, far = socket.socketpair()
+    ended = []
+    with near, far:
+        link = Link(far)
+        monkeypatch.setattr(link, "receive", lambda: {}["kind"])
+        ranks.receive(link, queue.SimpleQueue(), lambda: ended.append(1))
+    assert ended
+    assert "KeyError: 'kind'" in capsys.readouterr().err
