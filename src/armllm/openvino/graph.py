@@ -140,6 +140,21 @@ class Graph:
         }
         for name in self._inputs:
             self._put(name, values[name])
+        return self._infer()
+
+    def infer_next(self, token_ids: list[int]) -> Tensor:
+        """The same for one more token of each sequence, when the last step had one of each.
+
+        No sequence needs another block. Most inputs are those of the last step, and stay where they are.
+        """
+        held = self._held
+        held["input_ids"][:] = token_ids
+        for name in ("position_ids", "past_lens", "max_context_len"):
+            if name in held:
+                held[name][...] += 1
+        return self._infer()
+
+    def _infer(self) -> Tensor:
         self._step.infer(share_outputs=True)  # else they are copied
         return torch.from_numpy(self._step.get_tensor("logits").data).view(-1, self.vocab_size)
 

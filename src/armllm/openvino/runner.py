@@ -87,6 +87,9 @@ class OpenVINORunner(Runner):
         self.num_blocks = self._count_blocks(config, self._graph.block_bytes, left)
         self.cache_bytes = self.num_blocks * self._graph.block_bytes
         self._graph.allocate(self.num_blocks)
+        self._last: list[
+            tuple[Sequence, int]
+        ] = []  # of a step with a token each: the sequences and their ends
         self.load_report = LoadReport(
             seconds=time.perf_counter() - started,
             weight_bytes=weight_bytes,
@@ -132,6 +135,10 @@ class OpenVINORunner(Runner):
 
     def _run_recorded(self, sequences: Sequences[Sequence]) -> Tensor | None:
         """The logits of a step in which nobody looks at other states."""
+        if self._follows(sequences):
+            self._last = [(one, end + 1) for one, end in self._last]
+            return self._graph.infer_next([one.token_ids[-1] for one in sequences])
+        self._last = []
         if any(one.reader is not None or one.pooler is not None for one in sequences):
             return None
         starts = np.array([one.num_computed_tokens for one in sequences], dtype=np.int32)
@@ -152,11 +159,26 @@ class OpenVINORunner(Runner):
             blocks=np.concatenate(tables, dtype=np.int32),
             rows=(rows if rows.size else begins[:1]).astype(np.int64),
         )
+        if rows.size == begins[-1]:
+            self._last = list(zip(sequences, lens.tolist(), strict=True))
         return logits[: rows.size]
+
+    def _follows(self, sequences: Sequences[Sequence]) -> bool:
+        """Whether these are the sequences of the last step, one token further, and in the same blocks."""
+        if len(sequences) != len(self._last):
+            return False
+        return all(
+            one is last
+            and one.num_computed_tokens == end
+            and one.num_scheduled_tokens == 1
+            and end % self.block_size
+            for one, (last, end) in zip(sequences, self._last, strict=True)
+        )
 
     def _compute(self, x: StepInput | Tensor) -> Tensor:
         if isinstance(x, Tensor):
             return self._graph.logits(x)
+        self._last = []
         lens = x.metadata.seq_lens.numpy()
         tables = zip(x.metadata.block_tables.numpy(), -(-lens // self.block_size), strict=True)
         self._graph.infer(

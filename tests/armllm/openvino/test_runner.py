@@ -39,6 +39,36 @@ def test_tokens_are_those_of_transformers(llm):
     assert [list(answer.outputs[0].token_ids) for answer in answers] == [case["tokens"] for case in CASES]
 
 
+def test_steps_that_keep_inputs_of_the_last_one_change_no_token(llm, monkeypatch):
+    """Over borders of blocks, while sequences end and others begin, and after a step that failed."""
+    runner = llm.llm_engine.runner
+    lengths = (70, 5, 33, 1, 40, 12)
+    params = [SamplingParams(max_tokens=length, **GREEDY) for length in lengths]
+    asked = prompts(*(CASES * 3)[: len(lengths)])
+    plain = runner._follows
+    taken = []
+
+    def counted(sequences):
+        taken.append(plain(sequences))
+        return taken[-1]
+
+    def answers():
+        found = llm.generate(asked, params, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in found]
+
+    monkeypatch.setattr(runner, "_follows", lambda _: False)
+    expected = answers()
+    monkeypatch.setattr(runner, "_follows", counted)
+    assert answers() == expected
+    assert taken.count(True) > 30
+    assert taken.count(False) > 5
+    monkeypatch.setattr(runner._graph, "infer_next", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        answers()
+    monkeypatch.undo()
+    assert answers() == expected
+
+
 def test_a_cache_that_is_too_small_for_all_changes_no_token():
     """Sequences give their blocks back and are computed again."""
     llm = LLM(str(IR), max_model_len=64, num_gpu_blocks_override=4, enable_prefix_caching=False, **OPTIONS)
