@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from armbuild.artifact import archives, variant, wheelfile
 from armbuild.errors import UsageError
-from armbuild.host import cache
+from armbuild.host import cache, outputs
 from armbuild.wheel import provenance, smoke
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def add(folder: Path, paths: Sequence[Path], *, commit: str = "", channels: Iter
         raise UsageError(f"{folder}: not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     with cache.lock(folder / "armbuild-index"):
-        for left in folder.rglob(f"{cache.SCRATCH}????????"):  # by a killed writer: the lock is ours
+        for left in folder.rglob(f"{outputs.SCRATCH}????????"):  # by a killed writer: the lock is ours
             left.unlink()
         state = _load(folder)
         known = {entry.filename: entry for entry in state.entries}
@@ -338,9 +338,9 @@ def _write(path: Path, text: str | bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    cache.replace_file(path, lambda sink: sink.write(content))
+    outputs.replace_file(path, lambda sink: sink.write(content))
 
 
 def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as file:
-        cache.replace_file(target, lambda sink: shutil.copyfileobj(file, sink, 1 << 20))
+        outputs.replace_file(target, lambda sink: shutil.copyfileobj(file, sink, 1 << 20))

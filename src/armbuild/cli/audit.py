@@ -80,7 +80,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
     from armbuild import audit as api  # noqa: PLC0415 - numpy and auditwheel load only when the command runs
     from armbuild.audit.sarif import sarif_document  # noqa: PLC0415
     from armbuild.audit.text import describe  # noqa: PLC0415
-    from armbuild.host import cache  # noqa: PLC0415
+    from armbuild.host import outputs  # noqa: PLC0415
 
     if floors and len(floors) > 1:
         raise UsageError(f"--floor stands {len(floors)} times: one run checks one floor")
@@ -107,7 +107,7 @@ def audit_command(  # noqa: PLR0917 - the options of the command line
         print(json.dumps({"schema": 1, "ok": ok, "reports": documents}, indent=indent))
     if sarif is not None:
         content = json.dumps(sarif_document(reports), indent=1).encode()
-        cache.replace_file(sarif, lambda sink: sink.write(content))
+        outputs.replace_file(sarif, lambda sink: sink.write(content))
     return 0 if ok else 1
 
 

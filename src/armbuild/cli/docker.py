@@ -162,7 +162,7 @@ def docker_command(
 
 def _build(image: ImagePlan, work: Path, progress: Progress, mirror: str | None) -> dict[str, Any]:
     """Build the image, serve from it where the plan says so, and return what was built as a JSON value."""
-    from armbuild.host import cache  # noqa: PLC0415 - heavy modules load when the command runs
+    from armbuild.host import outputs  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.image import engines, smoke  # noqa: PLC0415
     from armbuild.image.build import build_image  # noqa: PLC0415
     from armbuild.wheel import provenance  # noqa: PLC0415
@@ -180,7 +180,7 @@ def _build(image: ImagePlan, work: Path, progress: Progress, mirror: str | None)
     if image.cpus:
         with progress.step("smoke", ", ".join(image.cpus)):
             report = smoke.prove(draft.output, image.cpus, work, mirror=mirror, on_step=progress.note)
-        cache.move_all_into(files, image.output.parent)
+        outputs.move_all_into(files, image.output.parent)
         runs = report.as_dict()["results"]
     result = _report(built, image) if built else {**result, "path": str(image.output)}
     return {**result, "smoke": runs}

@@ -82,7 +82,7 @@ def sign_command(
     """
     from armbuild import verify  # noqa: PLC0415 - heavy modules load when the command runs
     from armbuild.errors import CheckFailed  # noqa: PLC0415
-    from armbuild.host import cache  # noqa: PLC0415
+    from armbuild.host import cache, outputs  # noqa: PLC0415
     from armbuild.wheel import provenance, signature  # noqa: PLC0415
 
     identity = signature.identity()
@@ -94,5 +94,5 @@ def sign_command(
         bundle = signature.sign(statement.read_bytes(), identity)
         with cache.work_folder("sign") as work:
             (work / (path.name + signature.SUFFIX)).write_text(bundle)
-            print(cache.move_into(work / (path.name + signature.SUFFIX), path.parent))
+            print(outputs.move_into(work / (path.name + signature.SUFFIX), path.parent))
     return 0

@@ -1,4 +1,4 @@
-"""The cache folder, locks between processes, private work folders, and moves in one rename."""
+"""The cache folder, locks between processes, and private work folders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from armbuild.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 KEEP_FAILED_SECONDS = 7 * 24 * 3600
 KEEP_UNUSED_SECONDS = 30 * 24 * 3600
@@ -30,7 +30,6 @@ KEPT = ".kept"
 LOCK = ".lock"
 """How the file beside a folder ends that says whose turn it is, and by its time when the last one was."""
 LOOKED = "looked-for-unused"
-SCRATCH = ".armbuild-"
 LINKS = Path("/tmp")  # noqa: S108 - where a folder is made that others cannot write
 NO_SPACE = re.compile(r"no space left on|disk quota exceeded", re.IGNORECASE)
 """In an error: what a failed command made then only takes space from the next one."""
@@ -208,7 +207,7 @@ def scratch_folder(label: str, parent: Path) -> Iterator[Path]:
     remove_left(parent, f"{label}-????????")
     folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=parent))
     descriptor = os.open(folder, os.O_RDONLY)
-    _claim(descriptor)
+    claim(descriptor)
     try:
         yield folder
     except OSError as error:
@@ -231,7 +230,7 @@ def removed(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _claim(descriptor: int) -> None:
+def claim(descriptor: int) -> None:
     """Say that the command which works in a folder, or writes a file, lives: the lock ends with it."""
     with contextlib.suppress(OSError):  # not every file system locks: a killed command's work then stays
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -309,72 +308,6 @@ def _size(folder: Path) -> int:
                 else:
                     total += entry.stat(follow_symlinks=False).st_size
     return total
-
-
-def move_into(file: Path, folder: Path) -> Path:
-    """Move ``file`` into ``folder`` as ``move_all_into`` does, and return where it is now."""
-    return move_all_into([file], folder)[0]
-
-
-def move_all_into(files: Sequence[Path], folder: Path) -> list[Path]:
-    """Move ``files`` into ``folder``, all or none, each in one rename: nobody ever sees a part of one.
-
-    Returns where they are now. An OSError names the file that could not be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        moved = [(_copy_beside(file, folder, stack), folder / file.name) for file in files]
-        for scratch, target in moved:
-            scratch.replace(target)
-    for file in files:
-        file.unlink()
-    return [target for _, target in moved]
-
-
-def _copy_beside(file: Path, folder: Path, stack: contextlib.ExitStack) -> Path:
-    """Return a whole copy of ``file`` in ``folder``, under a hidden name; it goes with ``stack``."""
-    remove_left(folder, f".{glob.escape(file.name)}-????????")
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=folder)
-        scratch = Path(name)
-        stack.callback(scratch.unlink, missing_ok=True)
-        sink = stack.enter_context(os.fdopen(descriptor, "wb"))
-        _claim(descriptor)
-        with file.open("rb") as source:
-            shutil.copyfileobj(source, sink, 1 << 20)
-        sink.flush()
-        os.fsync(descriptor)
-        scratch.chmod(0o666 & ~_umask())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder / file.name)) from error
-    return scratch
-
-
-def replace_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file in one rename: nobody sees a part of it, and what cannot be written leaves the old one.
-
-    A pipe or a device is written to as it is. An OSError names ``path``.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as sink:
-                fill(sink)
-            return
-        descriptor, name = tempfile.mkstemp(prefix=SCRATCH, dir=path.parent)
-        with contextlib.ExitStack() as stack:
-            stack.callback(Path(name).unlink, missing_ok=True)
-            with os.fdopen(descriptor, "wb") as sink:
-                fill(sink)
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(path.resolve())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _remove_old(parent: Path) -> None:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from armbuild.errors import MissingError, UsageError
-from armbuild.host import cache, limits, process
+from armbuild.host import cache, limits, outputs, process
 from armbuild.host.pythons import tool
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def write_lock(
         )
         text = re.sub(r"(?m)^\s*#.*\n", "", resolved.read_text())  # where each came from: our own folders
         resolved.write_text("# Build requirements, as `armbuild wheel --lock` resolved them.\n" + text)
-        cache.move_into(resolved, lock.absolute().parent)
+        outputs.move_into(resolved, lock.absolute().parent)
 
 
 def check_locked(lock: Path, environment: BuildEnvironment, requires: Iterable[str]) -> None:

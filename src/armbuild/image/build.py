@@ -14,7 +14,7 @@ from packaging.version import Version
 from armbuild import audit
 from armbuild.artifact import archives, wheelfile
 from armbuild.errors import CheckFailed, UsageError
-from armbuild.host import cache, process, pythons
+from armbuild.host import outputs, process, pythons
 from armbuild.image import (
     archive,
     base,
@@ -106,7 +106,7 @@ def build_image(
         )
         built = Built(archive=written, platforms=platforms)
         try:
-            cache.move_into(provenance.write(built, plan, wheels, work), plan.output.parent)
+            outputs.move_into(provenance.write(built, plan, wheels, work), plan.output.parent)
         except BaseException:
             plan.output.unlink()  # both or none
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from armbuild.artifact import wheelfile
 from armbuild.audit import audit_path
 from armbuild.errors import ArmbuildError, CheckFailed, MissingError
-from armbuild.host import cache
+from armbuild.host import cache, outputs
 from armbuild.wheel import provenance, reproduce, smoke
 from armbuild.wheel.build import build_wheel
 from armbuild.wheel.lanes.lane import Watcher
@@ -174,7 +174,7 @@ def build_one(plan: Plan, python: HostPython, observer: Observer, *, mirror: str
             with observer.step("again", "the same from another folder"):
                 reproduce.check(repaired, work, mirror=mirror)
         beside = [provenance.write(repaired, work)] if plan.settings.provenance else []
-        *_, path = cache.move_all_into([*beside, repaired.path], plan.settings.output)
+        *_, path = outputs.move_all_into([*beside, repaired.path], plan.settings.output)
     return Finished(
         path=path,
         size=path.stat().st_size,

@@ -3,7 +3,6 @@ import fcntl
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from armbuild.cli import main
 from armbuild.errors import BuildError, MissingError
-from armbuild.host import cache
+from armbuild.host import cache, outputs
 
 
 @pytest.fixture(autouse=True)
@@ -308,7 +307,7 @@ def test_what_a_killed_command_left_outside_of_the_cache_goes_with_the_next_one(
 
     def move():
         monkeypatch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        cache.move_into(source, output)
+        outputs.move_into(source, output)
 
     _killed(audit)
     _killed(move)
@@ -319,67 +318,9 @@ def test_what_a_killed_command_left_outside_of_the_cache_goes_with_the_next_one(
         with cache.scratch_folder("audit", shared):
             assert not left.exists()
             assert living.is_dir()
-    cache.move_into(source, output)
+    outputs.move_into(source, output)
     assert [path.name for path in output.iterdir()] == ["x.whl"]
     assert sorted(path.name for path in shared.iterdir()) == ["audit-link", "other-folder"]
-
-
-def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
-    (path := tmp_path / "report").write_text("old")
-    (link := tmp_path / "link").symlink_to(path)
-
-    def half(sink):
-        sink.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        cache.replace_file(path, half)
-    assert caught.value.filename == str(path)
-    assert path.read_text() == "old"
-    cache.replace_file(link, lambda sink: sink.write(b"new"))
-    assert (path.read_text(), link.is_symlink()) == ("new", True)
-    cache.replace_file(Path(os.devnull), lambda sink: sink.write(b"x"))
-    assert Path(os.devnull).is_char_device()
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["link", "report"]
-
-
-def test_a_moved_file_replaces_an_older_one_and_leaves_no_scratch(tmp_path):
-    out = tmp_path / "dist"
-    out.mkdir()
-    (out / "a.whl").write_text("old")
-    (tmp_path / "a.whl").write_text("new")
-    assert cache.move_into(tmp_path / "a.whl", out) == out / "a.whl"
-    assert [path.name for path in out.iterdir()] == ["a.whl"]
-    assert (out / "a.whl").read_text() == "new"
-    assert not (tmp_path / "a.whl").exists()
-
-
-def test_a_move_that_fails_leaves_the_output_folder_as_it_was(tmp_path, monkeypatch):
-    out = tmp_path / "dist"
-    out.mkdir()
-    (tmp_path / "a.whl").write_text("new")
-
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache.shutil, "copyfileobj", full)
-    with pytest.raises(OSError, match="No space"):
-        cache.move_into(tmp_path / "a.whl", out)
-    assert list(out.iterdir()) == []
-    assert (tmp_path / "a.whl").exists()
-
-
-def test_no_space_in_the_output_folder_is_said_of_the_wheel_and_leaves_nothing_there(tmp_path, monkeypatch):
-    def full(_source, sink, _length):
-        sink.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (tmp_path / "x.whl").write_bytes(b"whole")
-    monkeypatch.setattr(cache.shutil, "copyfileobj", full)
-    with pytest.raises(OSError, match=r"dist/x\.whl"):
-        cache.move_into(tmp_path / "x.whl", tmp_path / "dist")
-    assert not list((tmp_path / "dist").iterdir())
-    assert (tmp_path / "x.whl").read_bytes() == b"whole"
 
 
 def test_the_parts_of_the_cache_are_shown_and_removed_one_by_one(capsys, tmp_path, monkeypatch):
@@ -415,28 +356,6 @@ def test_a_part_with_folders_deeper_than_pythons_stack_has_a_size(tmp_path, monk
         assert cache.parts() == {"work": 5}
     finally:  # pytest's own removal does not go that deep
         subprocess.run(["rm", "-rf", tmp_path / "cache"], check=True)
-
-
-def test_files_are_moved_all_or_none(tmp_path, monkeypatch):
-    files = [tmp_path / "a.json", tmp_path / "a.whl"]
-    for file in files:
-        file.write_text("new")
-    (out := tmp_path / "out").mkdir()
-    copied = shutil.copyfileobj
-
-    def full(source, sink, length):
-        if source.name.endswith(".whl"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        copied(source, sink, length)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfileobj", full)
-        with pytest.raises(OSError, match="No space left") as caught:
-            cache.move_all_into(files, out)
-    assert caught.value.filename == str(out / "a.whl")
-    assert list(out.iterdir()) == []
-    assert cache.move_all_into(files, out) == [out / "a.json", out / "a.whl"]
-    assert not any(file.exists() for file in files)
 
 
 @pytest.mark.parametrize("name", ["a b", "a:b", "it's", 'say "a"', "a;b", "a$b"])

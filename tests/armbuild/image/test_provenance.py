@@ -8,7 +8,7 @@ from tests.armbuild.image.test_build import a_build, a_wheel, world  # noqa: F40
 
 from armbuild import verify
 from armbuild.errors import ArmbuildError
-from armbuild.host import cache
+from armbuild.host import outputs
 
 
 def verdict(path, **options):
@@ -78,14 +78,14 @@ def test_changed_bytes_are_found(built):
 
 
 def test_there_is_no_archive_where_its_statement_cannot_be_written(tmp_path, world, monkeypatch):  # noqa: F811
-    real = cache.move_into
+    real = outputs.move_into
 
     def full(file, folder):
         if file.name.endswith(".provenance.json"):
             raise OSError(28, "No space left on device", str(folder / file.name))
         return real(file, folder)
 
-    monkeypatch.setattr(cache, "move_into", full)
+    monkeypatch.setattr(outputs, "move_into", full)
     with pytest.raises((OSError, ArmbuildError)):
         a_build(tmp_path, a_wheel(tmp_path / "1"))
     assert not (tmp_path / "x.tar").exists()
