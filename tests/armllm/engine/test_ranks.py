@@ -5,18 +5,13 @@ Most tests have the followers in threads of this process, which start in no time
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import os
 import queue
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -26,10 +21,10 @@ from tests.armllm.models.reference import random_prompts, save_reference
 from tests.armllm.models.test_classifiers import classifier
 from tests.armllm.quant.forms import awq, gptq, write_quantized
 
-from armllm import LLM, AsyncLLM, SamplingParams
+from armllm import LLM, SamplingParams
 from armllm.api import llm_engine
 from armllm.convert.pack import pack_checkpoint
-from armllm.engine import followers, placement, ranks
+from armllm.engine import followers, placement
 from armllm.engine.config import EngineConfig
 from armllm.engine.followers import NO_FILE
 from armllm.engine.messages import Link
@@ -346,155 +341,3 @@ def test_a_part_of_a_panel_is_refused(in_threads, make_checkpoint, tmp_path):
         CheckpointError, match=r"mlp\.gate_proj can't be cut for this number of ranks: .* panels"
     ):
         short_answers(tmp_path / "packed", 2)
-
-
-def test_a_step_that_fails_at_rank_0_stops_all(in_threads, make_checkpoint, monkeypatch):
-    with loaded(make_checkpoint().folder, 2, dtype="float32") as llm:
-        params = SamplingParams(max_tokens=2)
-        layer = llm.llm_engine.runner.model.layers[1]
-
-        def fail(*_, **__):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(layer, "mlp", fail)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate([[5]], params, use_tqdm=False)
-        started = time.monotonic()
-        with pytest.raises(EngineError):
-            llm.generate([[5]], params, use_tqdm=False)
-        assert time.monotonic() - started < SECONDS / 2
-
-
-class EndingFollowers(ThreadFollowers):
-    """One ends when all have loaded."""
-
-    def wait(self):
-        super().wait()
-        self.group.fail(2)
-
-
-def test_a_rank_that_ends_before_anyone_listens_is_noticed(in_threads, make_checkpoint, monkeypatch):
-    """An idle engine would say that it is well."""
-    monkeypatch.setattr(followers, "Followers", EndingFollowers)
-
-    async def start():
-        engine = AsyncLLM(make_checkpoint().folder, dtype="float32", tensor_parallel_size=2)
-        started = time.monotonic()
-        while not engine.errored:
-            assert time.monotonic() - started < SECONDS, "it waits for a request"
-            await asyncio.sleep(0.01)
-        engine.shutdown()
-        engine.llm_engine.followers.close()
-
-    asyncio.run(start())
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def gone(pids, seconds=SECONDS):
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-BOTH = pytest.mark.parametrize("by", ["tensor", "pipeline"])
-
-
-@BOTH
-@pytest.mark.slow
-def test_a_killed_rank_is_named_while_idle_and_in_a_step(monkeypatch, by):
-    options = {f"{by}_parallel_size": 2}
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    params = SamplingParams(max_tokens=400, ignore_eos=True)
-
-    async def idle():
-        engine = AsyncLLM(str(MODEL), **options)
-        (process,) = engine.llm_engine.followers._shared.processes
-        async for output in engine.generate([5, 6], SamplingParams(max_tokens=3), "a"):
-            assert output.outputs
-        process.send_signal(signal.SIGKILL)
-        started = time.monotonic()
-        while not engine.errored:
-            assert time.monotonic() - started < SECONDS
-            await asyncio.sleep(0.02)
-        assert "rank 1 was ended by signal 9 (Killed)" in str(engine.dead_error)
-        engine.shutdown()
-
-    asyncio.run(idle())
-    llm = LLM(str(MODEL), **options)
-    (process,) = llm.llm_engine.followers._shared.processes
-    threading.Timer(0.3, process.kill).start()
-    with pytest.raises(EngineError, match=r"rank 1 was ended by signal 9 \(Killed\)"):
-        llm.generate([[5, 6]] * 2000, params, use_tqdm=False)
-    with pytest.raises(EngineError, match="rank 1 was ended by signal 9"):
-        llm.generate([[5, 6]], params, use_tqdm=False)
-
-
-@BOTH
-@pytest.mark.slow
-def test_a_stopped_rank_is_too_late_and_ended(monkeypatch, by):
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1.5")
-    llm = LLM(str(MODEL), **{f"{by}_parallel_size": 2})
-    (process,) = llm.llm_engine.followers._shared.processes
-    process.send_signal(signal.SIGSTOP)
-    with pytest.raises(EngineError, match=r"rank 1 did not answer within 1\.5 seconds"):
-        llm.generate([[5, 6]], SamplingParams(max_tokens=4), use_tqdm=False)
-    assert gone([process.pid])
-
-
-@BOTH
-@pytest.mark.slow
-def test_followers_end_with_rank_0(by):
-    code = f"""
-from armllm import LLM
-llm = LLM({str(MODEL)!r}, {by}_parallel_size=2)
-print(*llm.llm_engine.followers.pids, flush=True)
-input()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 1
-        assert all(map(alive, pids))
-        parent.kill()
-    assert gone(pids)
-
-
-@pytest.mark.slow
-def test_servers_whose_processes_are_killed_at_random_moments_leave_nothing():
-    """The soak itself is longer: its tool has the checks."""
-    root = Path(__file__).parents[3]
-    command = [
-        sys.executable,
-        str(root / "tools" / "soak_ranks.py"),
-        str(MODEL),
-        "--kills",
-        "4",
-        "--seed",
-        "3",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 kills, 0 failures, left in /dev/shm: nothing" in done.stdout
-
-
-def test_a_message_that_cannot_be_read_ends_the_process_of_a_rank(monkeypatch, capsys):
-    """Else the rank would wait for the next one, which nobody reads, after rank 0 has gone."""
-    near, far = socket.socketpair()
-    ended = []
-    with near, far:
-        link = Link(far)
-        monkeypatch.setattr(link, "receive", lambda: {}["kind"])
-        ranks.receive(link, queue.SimpleQueue(), lambda: ended.append(1))
-    assert ended
-    assert "KeyError: 'kind'" in capsys.readouterr().err
