@@ -14,6 +14,7 @@ from tests.armbuild import wheels
 
 from armbuild.cli import main
 from armbuild.host import pythons
+from armbuild.toolchain import compile_cache
 
 ROOT = Path(__file__).parents[3]
 PROJECTS = ROOT / "tests/armbuild/projects"
@@ -81,8 +82,9 @@ cpu = ["neoverse-n1", "max"]
 @pytest.fixture(autouse=True)
 def anywhere(tmp_path, monkeypatch):
     """A machine of no kind in particular: x86-64, without settings in the environment."""
+    settings = ("ARMBUILD_", "CIBW_", "PIP_", "UV_", "SSL_", "REQUESTS_", *compile_cache.PASSED)
     for variable in list(os.environ):
-        if variable.startswith(("ARMBUILD_", "CIBW_", "PIP_", "UV_", "CCACHE", "SSL_", "REQUESTS_")):
+        if variable.startswith(settings):
             monkeypatch.delenv(variable)
         if variable.lower().endswith("_proxy"):
             monkeypatch.delenv(variable)
