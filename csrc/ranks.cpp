@@ -80,8 +80,12 @@ struct Ranks::Shared {
   struct alignas(64) Progress {
     std::atomic<uint32_t> published, sleepers;
   };
+  struct alignas(64) Waited {
+    std::atomic<int64_t> awake;  // nanoseconds
+  };
   alignas(64) std::atomic<uint32_t> failed;
   Progress of[kMostRanks];
+  Waited waited[kMostRanks];  // apart: others look at `of` while they wait
 };
 
 int64_t Ranks::bytes(int ranks) { return round_up(sizeof(Shared)) + ranks * 2 * kSlotBytes; }
@@ -125,7 +129,13 @@ void Ranks::wait(int rank, bool bounded) {
     const uint32_t published = other.published.load(std::memory_order_acquire);
     return static_cast<int32_t>(published - exchange_) >= 0 || failure() != 0;
   };
-  if (!is_done() && !patience.spin(is_done)) {  // who is last reads no clock
+  const auto spin = [&] {
+    const int64_t since = nanoseconds(CLOCK_MONOTONIC);
+    const bool done = patience.spin(is_done);
+    shared_->waited[rank_].awake.fetch_add(nanoseconds(CLOCK_MONOTONIC) - since, std::memory_order_relaxed);
+    return done;
+  };
+  if (!is_done() && !spin()) {  // who is last reads no clock
     const int64_t since = nanoseconds(CLOCK_MONOTONIC);
     ++other.sleepers;
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -149,6 +159,11 @@ void Ranks::fail(uint32_t code) {
   uint32_t none = 0;
   shared_->failed.compare_exchange_strong(none, code);
   for (int rank = 0; rank < ranks_; ++rank) futex_wake(&shared_->of[rank].published);
+}
+
+double Ranks::awake(int rank) const {
+  if (rank < 0 || rank >= ranks_) throw std::invalid_argument("there is no rank " + std::to_string(rank));
+  return 1e-9 * static_cast<double>(shared_->waited[rank].awake.load(std::memory_order_relaxed));
 }
 
 uint32_t Ranks::failure() const { return shared_->failed.load(std::memory_order_relaxed); }

@@ -7,9 +7,10 @@
     python tools/profile_ranks.py build/bench/90m --gathers
 
 CPU time, which other work on the machine changes little. That of rank 0 has sampling and detokenizing, and
-both have the time for which they wait awake. The last column is the share of messages in a step of rank 0. Of
-stages these are what it sends and receives. Of ranks they are the gathers of a step by two processes that do
-nothing else, so that neither waits for the other; `--gathers` prints these alone.
+both have the time for which they wait awake for each other: a column has it. The last column is the share of
+messages in a step of rank 0. Of stages these are what it sends and receives. Of ranks they are the gathers of
+a step by two processes that do nothing else, so that neither waits for the other; `--gathers` prints these
+alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -65,23 +66,39 @@ def cpu_seconds(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / NANOSECONDS
 
 
-def profile(llm: LLM, messages: Messages, sequences: int, tokens: int) -> tuple[list[float], float]:
-    """CPU milliseconds per step of each rank, and the share of messages in rank 0's."""
+class Profile(NamedTuple):
+    """Of a step of each rank, in milliseconds: CPU time, and how much of it was waiting awake for others.
+
+    ``messages``: their share of rank 0's CPU time.
+    """
+
+    cpu: list[float]
+    awake: list[float]
+    messages: float
+
+
+def profile(llm: LLM, messages: Messages, sequences: int, tokens: int) -> Profile:
+    """Of steps that decode so many sequences."""
     followers = llm.llm_engine.followers
     pids = [] if followers is None else followers.pids
+    ranks = followers.group if followers and isinstance(followers.group, extension.Ranks) else None
     prompts = [[5 + number] * 8 for number in range(sequences)]
 
+    def now() -> list[float]:
+        awake = map(ranks.awake, range(ranks.size)) if ranks else ()
+        return [time.process_time(), *map(cpu_seconds, pids), *awake]
+
     def run(count: int) -> list[float]:
-        before = [time.process_time(), *map(cpu_seconds, pids)]
+        before = now()
         messages.seconds = 0
         params = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0.8, seed=1)
         llm.generate(prompts, params, use_tqdm=False)
-        after = [time.process_time(), *map(cpu_seconds, pids)]
-        return [end - start for start, end in zip(before, after, strict=True)]
+        return [end - start for start, end in zip(before, now(), strict=True)]
 
     run(4)
-    seconds = run(tokens)
-    return [1e3 * one / tokens for one in seconds], messages.seconds / seconds[0]
+    each = [1e3 * one / tokens for one in run(tokens)]
+    size = 1 + len(pids)
+    return Profile(each[:size], each[size:], 1e3 * messages.seconds / tokens / each[0])
 
 
 def gather_microseconds(config: ModelConfig, width: int, rows: int, rounds: int = 400) -> float:
@@ -150,7 +167,7 @@ def main() -> int:
             print(f"| {count} | {microseconds:.0f} |")
         return 0
     messages = Messages()
-    found: dict[int, list[tuple[list[float], float]]] = {}
+    found: dict[int, list[Profile]] = {}
     for size in (1, arguments.ranks):
         parallel: dict[str, Any] = {f"{arguments.by}_parallel_size": size}
         llm = LLM(
@@ -163,15 +180,15 @@ def main() -> int:
         )
         found[size] = [profile(llm, messages, count, arguments.tokens) for count in arguments.sequences]
         del llm
-    print("| sequences | one process, ms | each rank, ms | of one process | messages |")
-    print("| ---: | ---: | --- | --- | ---: |")
-    for count, (alone, _), (ranks, share) in zip(
-        arguments.sequences, found[1], found[arguments.ranks], strict=True
-    ):
-        each = ", ".join(f"{one:.2f}" for one in ranks)
-        parts = ", ".join(f"{one / alone[0]:.0%}" for one in ranks)
-        share = gathers[count] / 1e3 / ranks[0] if count in gathers else share  # noqa: PLW2901
-        print(f"| {count} | {alone[0]:.2f} | {each} | {parts} | {share:.1%} |")
+    print("| sequences | one process, ms | each rank, ms | of one process | of that awake | messages |")
+    print("| ---: | ---: | --- | --- | --- | ---: |")
+    for count, alone, ranks in zip(arguments.sequences, found[1], found[arguments.ranks], strict=True):
+        each = ", ".join(f"{one:.2f}" for one in ranks.cpu)
+        parts, awake = (
+            ", ".join(f"{one / alone.cpu[0]:.0%}" for one in times) for times in (ranks.cpu, ranks.awake)
+        )
+        share = gathers[count] / 1e3 / ranks.cpu[0] if count in gathers else ranks.messages
+        print(f"| {count} | {alone.cpu[0]:.2f} | {each} | {parts} | {awake or '-'} | {share:.1%} |")
     return 0
 
 

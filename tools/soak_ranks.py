@@ -12,7 +12,8 @@ loads or under requests. Rank 0 is the engine's process; it is not stopped while
 - a process of the server or a file in /dev/shm is left.
 
 The moments and victims come from `--seed`. Prints a line for each failure and for every 50 kills. A summary
-tells how long after a SIGKILL of a rank the log named it.
+tells how long after a SIGKILL of a rank the log named it, and how long after it no process was left. A server
+that has failed answers /health with 503 for a second first.
 """
 
 from __future__ import annotations
@@ -61,6 +62,15 @@ def has_mark(process: psutil.Process, mark: str) -> bool:
 def processes(mark: str) -> list[psutil.Process]:
     """All of these."""
     return [process for process in psutil.process_iter() if has_mark(process, mark)]
+
+
+def described(process: psutil.Process) -> str:
+    """A process that is left, and what it does: its state, where in Linux it waits, and its CPU time."""
+    with contextlib.suppress(psutil.Error, OSError):
+        where = Path(f"/proc/{process.pid}/wchan").read_text()
+        used = sum(process.cpu_times()[:2])
+        return f"{process.pid} {' '.join(process.cmdline())[-60:]} ({process.status()} {where}, {used:.1f} s)"
+    return f"{process.pid}, which has just ended"
 
 
 def wait(holds: Callable[[], object], seconds: float) -> bool:
@@ -113,7 +123,8 @@ class Round:
     def __init__(self, model: str, by: str, randomness: random.Random) -> None:
         self.mark, self.port, self.lines = uuid.uuid4().hex, free_port(), list[str]()
         self.noticed = 0.0  # when the first line named a rank and a signal
-        self.seconds: float | None = None  # from the kill of a rank to that line
+        self.gone = 0.0  # when no process was left
+        self.seconds: tuple[float, float] | None = None  # from the kill of a rank to these
         self.random = randomness
         command = [
             sys.executable, "-m", "armllm", "serve", model, "--port", str(self.port),
@@ -181,8 +192,8 @@ class Round:
         if what == signal.SIGSTOP and when == "loading" and wait(self.ready, READY):
             Client(self.port, 0)  # it had loaded just before
         wrong = self.look(kind, what, when)
-        if self.noticed and kind in RANKS:
-            self.seconds = self.noticed - begun
+        if self.noticed and self.gone and kind in RANKS:
+            self.seconds = self.noticed - begun, self.gone - begun
         if not loading:
             for client in clients:
                 client.join(max(0.0, begun + ENDS + 5 - time.monotonic()))
@@ -199,8 +210,9 @@ class Round:
             + (READY if what == signal.SIGSTOP and when == "loading" else 0)
         )
         if not wait(lambda: not processes(self.mark), seconds):
-            left = [(each.pid, " ".join(each.cmdline())[-60:]) for each in processes(self.mark)]
+            left = "; ".join(map(described, processes(self.mark)))
             return f"left after {seconds} s: {left}; {self.lines[-2:]}"
+        self.gone = time.monotonic()
         self.server.wait()
         self.reader.join(5)
         text, status = "".join(self.lines), self.server.returncode
@@ -229,7 +241,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     done: collections.Counter[str] = collections.Counter()
-    failures, load_time, seconds = 0, 4.0, list[float]()
+    failures, load_time, seconds = 0, 4.0, list[tuple[float, float]]()
     before = set(Path("/dev/shm").iterdir())  # noqa: S108 - looked at only
     for index in range(arguments.kills):
         randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
@@ -246,9 +258,9 @@ def main() -> None:
     left = set(Path("/dev/shm").iterdir()) - before  # noqa: S108 - looked at only
     for what, count in sorted(done.items()):
         print(f"{count:5} {what}")
-    if seconds:
-        middle, most = statistics.median(seconds), max(seconds)
-        print(f"a killed rank was named after {middle:.2f} s (median), {most:.2f} s at most")
+    for what, times in zip(("named", "nothing left"), zip(*seconds, strict=True), strict=False):
+        middle, most = statistics.median(times), max(times)
+        print(f"{len(times)} killed ranks: {what} after {middle:.2f} s (median), {most:.2f} s at most")
     remains = sorted(map(str, left)) or "nothing"
     print(f"{arguments.kills} kills, {failures} failures, left in /dev/shm: {remains}")
     raise SystemExit(bool(failures or left))

@@ -96,6 +96,7 @@ void bind_ranks(PyObject* module) {
              return py::bytes(message);
            })
       .def("fail", &Ranks::fail, py::arg("code"), py::pos_only(), Released())
+      .def("awake", &Ranks::awake, py::arg("rank"), py::pos_only())
       .def_property_readonly("failure", &Ranks::failure);
   m.attr("Ranks").attr("LATE") = Ranks::kLate;
   py::class_<Gatherer, std::shared_ptr<Gatherer>>(m, "Gatherer")

@@ -1,10 +1,11 @@
-"""Work on untrusted input, in processes with limits of time, memory and stack.
+"""Processes that this one starts: by a module's name, with limits for untrusted input, or tied to its life.
 
 A limit within one process only works between two steps of Python. A process can be ended within one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 WALL_SECONDS = 60.0  # of a process that others leave little time
 STACK_BYTES = 1 << 20  # less than any thread of ours has
@@ -38,6 +39,27 @@ def python_module(name: str) -> list[str]:
         f" runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     )
     return [*shlex.split(os.environ.get("ARMLLM_EMULATOR", "")), sys.executable, "-c", program]
+
+
+class TiedProcess(subprocess.Popen[bytes]):
+    """A process that Linux kills when this one has ended, whatever either of them does at that moment.
+
+    It holds one end of a pipe, and this process the other. A pipe can send a signal when its other end is
+    closed (fcntl(2), O_ASYNC and F_SETSIG). So a process ends that imports, is stopped, or has no core to
+    look for itself. PR_SET_PDEATHSIG would come with the end of the thread that started it, too.
+    """
+
+    def __init__(self, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+        held, tie = os.pipe()
+        weakref.finalize(self, os.close, tie)
+        try:
+            super().__init__(command, pass_fds=[*pass_fds, held], stdin=subprocess.DEVNULL)
+            with suppress(OSError):  # a sandbox may not have it
+                fcntl.fcntl(held, fcntl.F_SETSIG, signal.SIGKILL)
+                fcntl.fcntl(held, fcntl.F_SETOWN, self.pid)
+                fcntl.fcntl(held, fcntl.F_SETFL, os.O_ASYNC)
+        finally:
+            os.close(held)
 
 
 class HelperProcess:

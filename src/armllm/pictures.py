@@ -130,7 +130,9 @@ def picture_limit(folder: Path, config: PictureConfig | None, most: int, num_pro
     if config is None:
         return PictureLimit(0, "this model takes no pictures")
     if num_processes > 1:
-        return PictureLimit(0, "pictures are not supported where several processes compute the model")
+        return PictureLimit(
+            0, "pictures need one process, or replicas: several processes compute the model here"
+        )
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         return PictureLimit(0, f"pictures need {PROCESSOR_FILES[0]}, which the model's folder does not have")
     return PictureLimit(most)

@@ -1,15 +1,21 @@
-"""A helper imports this program's modules, not those of whoever wrote the current folder."""
+"""A helper imports this program's modules, not the current folder's, and what is tied to a process ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
 
-from armllm.helper_process import HelperProcess, python_module
+import pytest
+
+from armllm.helper_process import HelperProcess, TiedProcess, python_module
+
+DEADLINE = 60.0
 
 
 def test_nothing_is_imported_from_the_current_folder(tmp_path):
@@ -44,3 +50,48 @@ def test_under_an_emulator_a_process_is_started_by_it(monkeypatch):
     assert command[:3] == ["/usr/bin/env", "a b=c", sys.executable]
     done = subprocess.run(command, input="[1]", capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[", "1", "]"]
+
+
+STOPPED = ["/bin/sh", "-c", "kill -STOP $$"]
+TIES = f"""
+import os, signal
+from armllm.helper_process import TiedProcess
+process = TiedProcess({STOPPED!r})
+os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+print(process.pid, flush=True)
+signal.pause()
+"""
+
+
+def has_ended(process):
+    """Whether a process ends in time, whose parent need not be this one."""
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(1000 * DEADLINE))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_can_do_nothing_itself_ends_with_its_parent(number):
+    """It catches one that has to look for the end, which it can't while it imports or is stopped."""
+    with subprocess.Popen([sys.executable, "-c", TIES], stdout=subprocess.PIPE, text=True) as parent:
+        process = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(number)
+    try:
+        assert has_ended(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        os.close(process)
+
+
+def test_a_tied_process_outlives_the_thread_that_started_it():
+    """It catches PR_SET_PDEATHSIG: that comes when the thread ends."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(TiedProcess(["/bin/sleep", "1000"])))
+    thread.start()
+    thread.join()
+    (process,) = found
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL

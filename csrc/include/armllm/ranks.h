@@ -55,6 +55,9 @@ class Ranks {
   uint32_t failure() const;
   static constexpr uint32_t kLate = 1 << 16;
 
+  // Seconds for which a rank has waited awake for others since the start; they count as CPU time.
+  double awake(int rank) const;
+
  private:
   struct Shared;
 

@@ -14,7 +14,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import threading
 import time
 import weakref
@@ -26,7 +25,7 @@ from armllm.engine.messages import Link, Message
 from armllm.engine.nodes import Node, wait_for_nodes
 from armllm.engine.pipeline import LATE, LOAD_SECONDS, Pipeline
 from armllm.errors import ArmllmError, EngineError
-from armllm.helper_process import python_module
+from armllm.helper_process import TiedProcess, python_module
 from armllm.kernels._extension import extension
 from armllm.layers.ranks import INTERRUPTED
 
@@ -46,11 +45,12 @@ class Shared:
     """What the threads that read from followers share with `Followers`, which they must not keep alive."""
 
     group: extension.Ranks | Pipeline
-    processes: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)
+    processes: list[TiedProcess] = dataclasses.field(default_factory=list)
     links: list[Link] = dataclasses.field(default_factory=list)
     errors: dict[int, ArmllmError] = dataclasses.field(default_factory=dict)  # by rank
     loaded: queue.SimpleQueue[int] = dataclasses.field(default_factory=queue.SimpleQueue)
     on_failure: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+    owner: int = dataclasses.field(default_factory=os.getpid)
 
     def fail(self, rank: int) -> None:
         """A follower has ended: stop all, even those that would not end by themselves."""
@@ -62,7 +62,9 @@ class Shared:
             call()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind. A forked process, which runs this at its exit, leaves all to its parent."""
+        if os.getpid() != self.owner:
+            return
         self.on_failure.clear()
         for process in self.processes:
             process.kill()
@@ -104,9 +106,7 @@ class Followers:
         with far:
             numbers = (far.fileno(), file, rank, self.group.size)
             files = [far.fileno()] if file == NO_FILE else [far.fileno(), file]
-            process = subprocess.Popen(
-                [*COMMAND, *map(str, numbers)], pass_fds=files, stdin=subprocess.DEVNULL
-            )
+            process = TiedProcess([*COMMAND, *map(str, numbers)], files)
         self._shared.processes.append(process)
         return Link(near)
 

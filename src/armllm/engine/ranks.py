@@ -55,8 +55,8 @@ def _check_ranks(config: EngineConfig, model_config: ModelConfig) -> None:
     _check_common("tensor_parallel_size", size, config, model_config)
     if not model_config.equal_heads:
         raise RequestError(
-            f"tensor_parallel_size {size}: layers of {model_config.architecture} have different heads,"
-            " which are computed in one process"
+            f"tensor_parallel_size {size}: layers of {model_config.architecture} have different heads and"
+            " need one process, replicas, or pipeline_parallel_size"
         )
     if heads % size:
         numbers = [f"{number}" for number in range(1, heads + 1) if heads % number == 0]
@@ -80,7 +80,10 @@ def _layers_of_stages(config: EngineConfig, model_config: ModelConfig) -> list[i
 
 def _check_common(name: str, size: int, config: EngineConfig, model_config: ModelConfig) -> None:
     if model_config.is_encoder:
-        raise RequestError(f"{name} {size}: an encoder is computed in one process")
+        raise RequestError(
+            f"{name} {size}: {model_config.architecture} is an encoder and needs one process, or replicas"
+            " (--data-parallel-size)"
+        )
     if config.calibration is not None:
         raise RequestError(f"{name} {size}: calibration is done in one process; run `armllm quantize` first")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.armllm.engine.test_ranks import SECONDS, ThreadFollowers, in_threads, loaded  # noqa: F401
@@ -164,6 +166,21 @@ def test_servers_whose_processes_are_killed_at_random_moments_leave_nothing():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills, 0 failures, left in /dev/shm: nothing" in done.stdout
+
+
+def test_a_forked_process_that_exits_leaves_the_ranks_to_its_parent(monkeypatch):
+    """It would shut down the connection, which is one for both."""
+    near, far = socket.socketpair()
+    shared = followers.Shared(SimpleNamespace(), links=[Link(near)])
+    parent = os.getpid()
+    with far:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        shared.close()
+        far.send(b"x")
+        monkeypatch.setattr(os, "getpid", lambda: parent)
+        shared.close()
+        with pytest.raises(BrokenPipeError):
+            far.send(b"x")
 
 
 def test_a_message_that_cannot_be_read_ends_the_process_of_a_rank(monkeypatch, capsys):

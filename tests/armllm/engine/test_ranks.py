@@ -277,6 +277,9 @@ def test_what_ranks_cannot_compute_is_refused(make_checkpoint, tmp_path):
         RequestError, match=r"5 does not divide .* 12 key and value heads; .* 1, 2, 3, 4, 6, 12"
     ):
         LLM(folder, tensor_parallel_size=5)
+    save_reference(tmp_path, random_config("Gemma4ForCausalLM", 1), 1)
+    with pytest.raises(RequestError, match=r"Gemma4ForCausalLM have different heads .* pipeline"):
+        LLM(tmp_path, tensor_parallel_size=2, skip_tokenizer_init=True)
     with pytest.raises(RequestError, match="calibration"):
         LLM(folder, tensor_parallel_size=2, quantization="int4-g32", calibration="a.txt")
     for bad in (0, -1, True, "2"):

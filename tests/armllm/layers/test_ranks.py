@@ -44,6 +44,15 @@ def at_once(*functions):
     return results
 
 
+def test_what_a_rank_waited_awake_is_told_to_all():
+    """It catches a column of zeros in the tool that says where the CPU time of ranks goes."""
+    with ranks_of(2) as ranks:
+        at_once(ranks[1].receive, lambda: time.sleep(0.05) or ranks[0].send(b"x"))
+        assert ranks[0].awake(1) == ranks[1].awake(1) > 0
+        with pytest.raises(ValueError, match="no rank 2"):
+            ranks[0].awake(2)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_ranges_of_all_ranks_are_the_whole(size):
     for count in (1, 7, 64, 400):

@@ -412,7 +412,7 @@ def test_an_encoder_says_what_it_does_not_do(tmp_path):
         llm.embed([5] * 81, use_tqdm=False)
     assert len(llm.embed([5] * 80, use_tqdm=False)) == 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(RequestError, match=f"{name} 2: an encoder is computed in one process"):
+        with pytest.raises(RequestError, match=f"{name} 2: BertModel is an encoder and needs one process"):
             load(tmp_path, **{name: 2})
     with pytest.raises(RequestError, match="enable_lora is not supported for encoders"):
         load(tmp_path, enable_lora=True)

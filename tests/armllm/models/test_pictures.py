@@ -214,7 +214,7 @@ def test_several_processes_take_text_only(tmp_path, by):
     save(tmp_path, 3)  # with two heads of keys, and layers enough
     llm = LLM(tmp_path, **OPTIONS, **{by: 2})
     try:
-        with pytest.raises(RequestError, match="not supported where several processes"):
+        with pytest.raises(RequestError, match="several processes compute the model here"):
             ask(llm)
         (output,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     finally:

@@ -18,9 +18,11 @@ LONG = 60.0  # seconds
 
 
 def strike():
-    """Send the signal, and say so before."""
+    """Send the signal, and say so before. Who sends it to the server is stopped, and can't end by itself."""
     os.write(2, f"{SIGNAL} for {VICTIM} while {ROLE} is {MOMENT}\n".encode())
     os.kill(os.getpid() if ROLE == VICTIM else int(os.environ["SERVER"]), signal.Signals[SIGNAL])
+    if ROLE != VICTIM:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def strike_at(owner, name, number, fits=lambda *_: True):
