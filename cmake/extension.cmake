@@ -5,7 +5,7 @@ find_package(pybind11 3 CONFIG REQUIRED)
 
 pybind11_add_module(_kernels MODULE NO_EXTRAS csrc/python/module.cpp csrc/python/arguments.cpp
                     csrc/python/tensor.cpp csrc/python/elementwise.cpp csrc/python/attention.cpp csrc/python/matmul.cpp
-                    csrc/python/lora.cpp csrc/python/moe.cpp csrc/python/ranks.cpp csrc/python/recording.cpp csrc/python/recurrence.cpp)
+                    csrc/python/lora.cpp csrc/python/moe.cpp csrc/python/ranks.cpp csrc/python/recording.cpp csrc/python/recurrence.cpp csrc/python/sampling.cpp)
 target_link_libraries(_kernels PRIVATE armllm_kernels)
 target_compile_features(_kernels PRIVATE cxx_std_17)
 set_target_properties(_kernels PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)

@@ -232,4 +232,9 @@ LOOPS = (
         for target, cores in (("neon", Loop.cores), ("sve", ("neoverse-v1", "a64fx")))
         for marker in ("find", "pass", "pass_ahead")
     ),
+    *(
+        Loop(target=target, entry=f"chunk_{marker}_f32", marker=marker, cores=cores)
+        for target, cores in (("neon", Loop.cores), ("sve", ("neoverse-v1", "a64fx")))
+        for marker in ("maxima", "weights")
+    ),
 )

@@ -55,6 +55,14 @@
   ARMLLM_CONVERT_ENTRY(bfloat16, bf16, float, f32)   \
   ARMLLM_CONVERT_ENTRY(bfloat16, bf16, float16, f16)
 
+#define ARMLLM_SAMPLING_ENTRIES                                                               \
+  ARMLLM_ENTRY void chunk_maxima_f32(const LogitChunksArgs& a, int64_t begin, int64_t end) {  \
+    sampling::chunk_maxima(a, begin, end);                                                    \
+  }                                                                                           \
+  ARMLLM_ENTRY void chunk_weights_f32(const LogitChunksArgs& a, int64_t begin, int64_t end) { \
+    sampling::chunk_weights(a, begin, end);                                                   \
+  }
+
 // The KV cache of one storage type, given the functions that know its layout.
 #define ARMLLM_ATTENTION_ENTRIES(T, suffix, layout_of, write, scratch, split, rows)                          \
   ARMLLM_ENTRY void kv_cache_layout_##suffix(const KvCacheShape& shape, KvCacheLayout& layout) {             \
@@ -147,6 +155,7 @@
   ARMLLM_FLOAT_MATMUL_ENTRIES(panel, T, suffix, panels)
 #define ARMLLM_ALL_ENTRIES        \
   ARMLLM_CONVERT_ENTRIES          \
+  ARMLLM_SAMPLING_ENTRIES         \
   ARMLLM_INT8_ATTENTION_ENTRIES   \
   ARMLLM_ENTRIES_OF(float, f32)   \
   ARMLLM_ENTRIES_OF(float16, f16) \

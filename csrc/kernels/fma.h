@@ -12,4 +12,5 @@
 #include "kernels/quantize.h"
 #include "kernels/recurrence.h"
 #include "kernels/rotary.h"
+#include "kernels/sampling.h"
 #include "kernels/weighted_sum.h"

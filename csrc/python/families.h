@@ -12,6 +12,7 @@ PyMethodDef* matmul_methods();
 PyMethodDef* moe_methods();
 PyMethodDef* lora_methods();
 PyMethodDef* recurrence_methods();
+PyMethodDef* sampling_methods();
 PyMethodDef* ranks_methods();
 // Its classes, too.
 void bind_ranks(PyObject* module);

@@ -59,8 +59,9 @@ PyMethodDef methods[] = {
 
 PYBIND11_MODULE(_kernels, m) {
   m.doc() = "Kernels of armllm, with their checks. Use armllm.kernels, which says what each computes.";
-  for (PyMethodDef* family : {methods, elementwise_methods(), attention_methods(), matmul_methods(),
-                              moe_methods(), lora_methods(), recurrence_methods(), ranks_methods()}) {
+  for (PyMethodDef* family :
+       {methods, elementwise_methods(), attention_methods(), matmul_methods(), moe_methods(), lora_methods(),
+        recurrence_methods(), sampling_methods(), ranks_methods()}) {
     if (PyModule_AddFunctions(m.ptr(), family) != 0) throw py::error_already_set();
   }
   m.def("weight_layouts", weight_layouts);

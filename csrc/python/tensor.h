@@ -44,6 +44,7 @@ inline constexpr DType kStorageTypes[] = {{dlpack::kFloat, 32, "torch.float32"},
                                           {dlpack::kFloat, 16, "torch.float16"},
                                           {dlpack::kBfloat, 16, "torch.bfloat16"}};
 inline constexpr const DType& kFloat32 = kStorageTypes[0];
+inline constexpr DType kFloat64{dlpack::kFloat, 64, "torch.float64"};
 
 // The storage type of a dtype's name.
 Storage storage_of(const char* name, std::string_view dtype);

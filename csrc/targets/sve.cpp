@@ -26,6 +26,7 @@ namespace armllm::sve {
 #include "kernels/rotary.h"
 #include "kernels/activation.h"
 #include "kernels/weighted_sum.h"
+#include "kernels/sampling.h"
 #include "kernels/lora.h"
 #include "kernels/entries.h"
 
@@ -46,6 +47,7 @@ ARMLLM_ELEMENTWISE_ENTRIES(float, f32)
 ARMLLM_ELEMENTWISE_ENTRIES(float16, f16)
 ARMLLM_ELEMENTWISE_ENTRIES(bfloat16, bf16)
 ARMLLM_CONVERT_ENTRIES
+ARMLLM_SAMPLING_ENTRIES
 
 #define ARMLLM_SVE_ATTENTION_ENTRIES(T, suffix)                                                        \
   ARMLLM_ATTENTION_ENTRIES(T, suffix, sixteen::kv_cache_layout<T>, sixteen::write_kv_cache<T>,         \

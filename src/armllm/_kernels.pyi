@@ -107,6 +107,16 @@ def state_scan(
     delta: bool,
     /,
 ) -> None: ...
+def sample(
+    token_ids: torch.Tensor,
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniforms: torch.Tensor,
+    /,
+) -> None: ...
 def quantize_rows(
     q: torch.Tensor, scales: torch.Tensor, x: torch.Tensor, zeros: torch.Tensor | None, /
 ) -> None: ...

@@ -124,9 +124,9 @@ void Result::compare(double actual, double expected, double bound, const char* w
 const std::vector<NamedTest>& op_tests() {
   static const std::vector<NamedTest> all = [] {
     std::vector<NamedTest> tests;
-    for (const auto* more :
-         {&norm_tests(), &rotary_tests(), &activation_tests(), &kv_cache_tests(), &attention_tests(),
-          &matmul_tests(), &dense_tests(), &moe_tests(), &lora_tests(), &recurrence_tests()}) {
+    for (const auto* more : {&norm_tests(), &rotary_tests(), &activation_tests(), &kv_cache_tests(),
+                             &attention_tests(), &matmul_tests(), &dense_tests(), &moe_tests(), &lora_tests(),
+                             &recurrence_tests(), &sampling_tests()}) {
       tests.insert(tests.end(), more->begin(), more->end());
     }
     return tests;

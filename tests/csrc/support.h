@@ -201,6 +201,7 @@ const std::vector<NamedTest>& dense_tests();
 const std::vector<NamedTest>& moe_tests();
 const std::vector<NamedTest>& lora_tests();
 const std::vector<NamedTest>& recurrence_tests();
+const std::vector<NamedTest>& sampling_tests();
 
 // A test of every storage type.
 #define CONFORMANCE_STORAGES(op, test) \

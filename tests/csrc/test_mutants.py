@@ -75,6 +75,20 @@ GROUPS = (
             "fma(k, u0, mul(mul(load(four.state[0] + at), decay), decay))",
         ),
         Mutant(
+            "what stands behind a row weighs something",
+            "chunk_weights_f32",
+            "csrc/kernels/sampling.h",
+            "zero()), n - i, 0)",
+            "zero()), kLanes, 0)",
+        ),
+        Mutant(
+            "a token below the least is kept",
+            "chunk_weights_f32",
+            "csrc/kernels/sampling.h",
+            "splat(a.least), nothing,",
+            "splat(-INFINITY), nothing,",
+        ),
+        Mutant(
             "a convolution meets the newest token first",
             "causal_conv_f32",
             "csrc/kernels/recurrence.h",

@@ -391,6 +391,21 @@ constexpr int64_t state_floats(int64_t heads, int64_t key_dim, int64_t value_dim
 }
 using StateScan = void(const StateScanArgs&, int64_t begin, int64_t end);
 
+// What sampling needs of a row of logits, in chunks, the last of which may be shorter. Range: chunks. No
+// logit is a NaN.
+//   chunk_maxima   out[c] = the greatest logit of chunk c
+//   chunk_weights  out[c] = the sum of the weights of chunk c, where a logit x of `least` or more weighs
+//                  exp((x - greatest) * inverse_temperature), and others 0
+inline constexpr int64_t kLogitChunk = 256;
+struct LogitChunksArgs {
+  float* out;           // [chunks]
+  float* weights;       // [size], of chunk_weights, or null: nobody wants them
+  const float* logits;  // [size]
+  int64_t size;
+  float greatest, inverse_temperature, least;  // no logit is above `greatest`
+};
+using LogitChunks = void(const LogitChunksArgs&, int64_t begin, int64_t end);
+
 // The element functions of csrc/kernels/activation.h: X(op, function, ...).
 #define ARMLLM_GATED_FUNCTIONS(X, ...) \
   X(silu_and_mul, silu, ##__VA_ARGS__) \
@@ -433,6 +448,8 @@ using StateScan = void(const StateScanArgs&, int64_t begin, int64_t end);
   ARMLLM_OPS_OF(X, f32)              \
   ARMLLM_OPS_OF(X, f16)              \
   ARMLLM_OPS_OF(X, bf16)             \
+  X(LogitChunks, chunk_maxima_f32)   \
+  X(LogitChunks, chunk_weights_f32)  \
   X(Activation, convert_f32_to_f16)  \
   X(Activation, convert_f32_to_bf16) \
   X(Activation, convert_f16_to_f32)  \

@@ -163,4 +163,21 @@ void causal_conv(const KernelTable& table, Storage storage, const CausalConvArgs
 void state_scan(const KernelTable& table, Storage storage, const StateScanArgs& args, int64_t tokens,
                 int64_t num_slots);
 
+// How a token is drawn from each row: of the likeliest, which min_p, then top_k, then top_p leave, and of
+// what is as likely as the last of them, the first whose cumulative weight, in the order of ids, exceeds the
+// share `uniforms` of the whole. The token of a row with a NaN, or without a finite greatest logit, means
+// nothing.
+struct SampleArgs {
+  int64_t* token_ids;         // [rows]
+  const float* logits;        // [rows, vocab_size]
+  const float* temperatures;  // [rows], 1e-30 to 1e30
+  const int64_t* top_k;       // [rows]; below 1, or not below vocab_size: all
+  const double* top_p;        // [rows]; 1 or more: all
+  const double* min_p;        // [rows], of the likeliest token's probability; 0: all
+  const double* uniforms;     // [rows], in [0, 1)
+  int64_t rows, vocab_size;
+  int64_t logits_stride;
+};
+void sample(const KernelTable& table, const SampleArgs& args);
+
 }  // namespace armllm

@@ -46,8 +46,10 @@ from armllm.kernels.recurrence import (
     selective_scan,
     state_size,
 )
+from armllm.kernels.sampling import Choices, sample
 
 __all__ = [
+    "Choices",
     "ClampedSwiGLU",
     "Experts",
     "KVCacheLayout",
@@ -85,6 +87,7 @@ __all__ = [
     "report",
     "rms_norm",
     "rotary_embedding",
+    "sample",
     "selective_scan",
     "set_num_threads",
     "silu_and_mul",

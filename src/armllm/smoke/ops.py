@@ -263,6 +263,21 @@ def _state_scan(ops: Any, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts)
 
 
+def _sample(ops: Any, dtype: torch.dtype) -> Tensor:  # noqa: ARG001 - logits are fp32
+    """Tokens of rows with each way to choose, and a tail behind the last whole chunk."""
+    rows = 12
+    token_ids, unit = torch.empty(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.float64)
+    choices = ops.Choices(
+        temperatures=torch.linspace(0.3, 2, rows),
+        top_k=torch.tensor([0, 7, 300] * 4),
+        top_p=torch.where(torch.arange(rows) % 4 < 2, unit, 0.8),
+        min_p=torch.where(torch.arange(rows) % 5 < 3, 0 * unit, 0.1),
+        uniforms=torch.linspace(0.02, 0.97, rows, dtype=torch.float64),
+    )
+    ops.sample(token_ids, _random(rows, 777, dtype=torch.float32) * 3, choices)
+    return token_ids
+
+
 OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "dense_matmul": _linear,
     "panel_matmul": functools.partial(_linear, panels=True),
@@ -277,6 +292,8 @@ OTHERS: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "lora_expand": _add_lora,
     "causal_conv": _causal_conv,
     "state_scan": _state_scan,
+    "chunk_maxima": _sample,
+    "chunk_weights": _sample,
 }
 
 

@@ -56,11 +56,16 @@ def fails_for(monkeypatch, module, name, is_bad):
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.parametrize("place", ["threshold", "adjust", "append", "detokenize"])
+@pytest.mark.parametrize("place", ["choices", "adjust", "append", "detokenize"])
 def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, place):
     alone = [tokens(outputs(llm, one)[0]) for one in GOOD]
-    if place == "threshold":
-        fails_for(monkeypatch, sampler, "_threshold", lambda logits, params: params.top_k == BAD_TOP_K)
+    if place == "choices":
+        fails_for(
+            monkeypatch,
+            sampler,
+            "_choices",
+            lambda params, uniforms, rows: BAD_TOP_K in {params[row].top_k for row in rows},
+        )
     elif place == "adjust":
         fails_for(monkeypatch, llm_engine, "adjust", lambda logits, one, rules: one.params.top_k == BAD_TOP_K)
     else:

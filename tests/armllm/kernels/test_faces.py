@@ -33,6 +33,8 @@ CALLED_BY = {
     "lora_expand": "add_lora",
     "kv_cache_layout": "write_kv_cache",
     "state_scan": "gated_delta_rule",
+    "chunk_maxima": "sample",
+    "chunk_weights": "sample",
 }
 
 
@@ -164,6 +166,12 @@ FITTING = {
     "rotary_embedding": lambda t, _: {
         "positions": torch.tensor([0, 9, 3]), "query": heads(t, 4), "key": heads(t),
         "cos_sin_cache": ones(10, HEAD_DIM),
+    },
+    "sample": lambda _t, _: {
+        "token_ids": torch.zeros(TOKENS, dtype=torch.int64), "logits": ones(TOKENS, 300),
+        "choices": kernels.Choices(
+            ones(TOKENS), torch.tensor([0, 3, 2]), *(torch.full((TOKENS,), 0.5).double() for _ in range(3))
+        ),
     },
     "selective_scan": lambda t, _: scanned(t, "reads", "writes", "x", "log_decay", "step")
     | {"skip": ones(HEADS)},
