@@ -29,9 +29,9 @@ WAYS: dict[str, dict[str, Any]] = {
 ROUNDS = 7
 
 
-def choices_of(rows: int, top_k: int = 0, top_p: float = 1, min_p: float = 0) -> kernels.Choices:
+def metadata_of(rows: int, top_k: int = 0, top_p: float = 1, min_p: float = 0) -> kernels.SamplingMetadata:
     """The same for all rows."""
-    return kernels.Choices(
+    return kernels.SamplingMetadata(
         temperatures=torch.full((rows,), 0.7),
         top_k=torch.full((rows,), top_k),
         top_p=torch.full((rows,), top_p, dtype=torch.float64),
@@ -40,28 +40,30 @@ def choices_of(rows: int, top_k: int = 0, top_p: float = 1, min_p: float = 0) ->
     )
 
 
-def sorted_sample(token_ids: torch.Tensor, logits: torch.Tensor, choices: kernels.Choices) -> None:
+def sorted_sample(token_ids: torch.Tensor, logits: torch.Tensor, metadata: kernels.SamplingMetadata) -> None:
     """The same in torch, all rows at once."""
-    scaled = logits / choices.temperatures.unsqueeze(1)
+    scaled = logits / metadata.temperatures.unsqueeze(1)
     falling, order = scaled.sort(descending=True)
     probabilities = falling.softmax(-1)
-    top_k = torch.where(choices.top_k > 0, choices.top_k, logits.shape[1])
+    top_k = torch.where(metadata.top_k > 0, metadata.top_k, logits.shape[1])
     left = torch.arange(logits.shape[1]) < top_k.unsqueeze(1)
-    left &= probabilities >= choices.min_p.unsqueeze(1) * probabilities[:, :1]
-    kept = probabilities * left
-    before = kept.cumsum(-1) - kept
-    kept = torch.where(before < choices.top_p.unsqueeze(1) * kept.sum(-1, keepdim=True), kept, 0)
-    sums = kept.cumsum(-1)
-    place = (sums <= choices.uniforms.unsqueeze(1) * sums[:, -1:]).sum(-1, keepdim=True)
+    left &= probabilities >= metadata.min_p.unsqueeze(1) * probabilities[:, :1]
+    nucleus = probabilities * left
+    before = nucleus.cumsum(-1) - nucleus
+    nucleus = torch.where(before < metadata.top_p.unsqueeze(1) * nucleus.sum(-1, keepdim=True), nucleus, 0)
+    sums = nucleus.cumsum(-1)
+    place = (sums <= metadata.uniforms.unsqueeze(1) * sums[:, -1:]).sum(-1, keepdim=True)
     token_ids.copy_(order.gather(1, place).squeeze(1))
 
 
-def milliseconds(function: Callable[..., None], logits: torch.Tensor, choices: kernels.Choices) -> float:
+def milliseconds(
+    function: Callable[..., None], logits: torch.Tensor, metadata: kernels.SamplingMetadata
+) -> float:
     """The median CPU time of a call."""
     token_ids, times = torch.empty(len(logits), dtype=torch.int64), []
     for _ in range(ROUNDS):
         started = time.thread_time()
-        function(token_ids, logits, choices)
+        function(token_ids, logits, metadata)
         times.append(time.thread_time() - started)
     return 1000 * statistics.median(times)
 
@@ -79,9 +81,9 @@ def main() -> None:
         for rows in (1, 32):
             logits = 3 * torch.randn(rows, arguments.vocab_size, generator=torch.Generator().manual_seed(1))
             for name, way in WAYS.items():
-                choices = choices_of(rows, **way)
+                metadata = metadata_of(rows, **way)
                 kernel, plain = (
-                    milliseconds(function, logits, choices) for function in (kernels.sample, sorted_sample)
+                    milliseconds(function, logits, metadata) for function in (kernels.sample, sorted_sample)
                 )
                 print(f"| {rows} | {name} | {kernel:.2f} | {plain:.1f} |", flush=True)
 

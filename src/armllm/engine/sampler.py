@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from armllm import kernels
-from armllm.kernels import Choices
+from armllm.kernels import SamplingMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,15 +42,17 @@ def sample(
         return token_ids, greatest_of
     draws = torch.empty(len(drawn), dtype=torch.int64)
     rows = logits if len(drawn) == len(params) else logits[drawn]
-    kernels.sample(draws, rows, _choices(params, uniforms, drawn))
+    kernels.sample(draws, rows, _metadata(params, uniforms, drawn))
     for row, token_id in zip(drawn, draws.tolist(), strict=True):
         token_ids[row] = token_id
     return token_ids, numbers[np.arange(len(token_ids)), token_ids].tolist()
 
 
-def _choices(params: Sequence[SamplingParams], uniforms: Sequence[float], rows: Sequence[int]) -> Choices:
+def _metadata(
+    params: Sequence[SamplingParams], uniforms: Sequence[float], rows: Sequence[int]
+) -> SamplingMetadata:
     of_rows = [params[row] for row in rows]
-    return Choices(
+    return SamplingMetadata(
         temperatures=torch.tensor([choice.temperature for choice in of_rows], dtype=torch.float32),
         top_k=torch.tensor([choice.top_k for choice in of_rows]),
         top_p=torch.tensor([choice.top_p for choice in of_rows], dtype=torch.float64),

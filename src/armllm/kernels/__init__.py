@@ -46,16 +46,16 @@ from armllm.kernels.recurrence import (
     selective_scan,
     state_size,
 )
-from armllm.kernels.sampling import Choices, sample
+from armllm.kernels.sampling import SamplingMetadata, sample
 
 __all__ = [
-    "Choices",
     "ClampedSwiGLU",
     "Experts",
     "KVCacheLayout",
     "LoraSlots",
     "PackedWeight",
     "PanelWeight",
+    "SamplingMetadata",
     "SequenceStates",
     "add_lora",
     "allocate_kv_cache",

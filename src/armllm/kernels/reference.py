@@ -39,7 +39,7 @@ from armllm.kernels.reference_recurrence import (  # noqa: F401 - part of the sa
     selective_scan,
 )
 from armllm.kernels.reference_sampling import sample  # noqa: F401 - part of the same interface
-from armllm.kernels.sampling import Choices  # noqa: F401 - part of the same interface
+from armllm.kernels.sampling import SamplingMetadata  # noqa: F401 - part of the same interface
 
 OPS = (
     "rms_norm",

@@ -9,13 +9,13 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from armllm.kernels.sampling import Choices
+    from armllm.kernels.sampling import SamplingMetadata
 
 
-def sample(token_ids: Tensor, logits: Tensor, choices: Choices) -> None:
+def sample(token_ids: Tensor, logits: Tensor, metadata: SamplingMetadata) -> None:
     """As `armllm.kernels.sample`."""
     for row, (temperature, top_k, top_p, min_p, uniform) in enumerate(
-        zip(*(values.tolist() for values in choices), strict=True)
+        zip(*(values.tolist() for values in metadata), strict=True)
     ):
         probabilities = torch.softmax(logits[row].double() / temperature, -1)
         falling, order = probabilities.sort(descending=True, stable=True)
@@ -25,6 +25,6 @@ def sample(token_ids: Tensor, logits: Tensor, choices: Choices) -> None:
         if top_p < 1:
             mass = falling * left
             left &= mass.cumsum(0) - mass < top_p * mass.sum()
-        kept = torch.where(probabilities >= falling[left][-1], probabilities, 0)
-        sums = kept.cumsum(0)
-        token_ids[row] = min(int((sums <= uniform * sums[-1]).sum()), int(kept.nonzero()[-1]))
+        nucleus = torch.where(probabilities >= falling[left][-1], probabilities, 0)
+        sums = nucleus.cumsum(0)
+        token_ids[row] = min(int((sums <= uniform * sums[-1]).sum()), int(nucleus.nonzero()[-1]))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Choices(NamedTuple):
+class SamplingMetadata(NamedTuple):
     """How each row's token is drawn.
 
     - ``temperatures``: float32 [rows], 1e-30 to 1e30; logits are divided by them.
@@ -27,7 +27,7 @@ class Choices(NamedTuple):
     uniforms: Tensor
 
 
-def sample(token_ids: Tensor, logits: Tensor, choices: Choices) -> None:
+def sample(token_ids: Tensor, logits: Tensor, metadata: SamplingMetadata) -> None:
     """Draw a token of each row by the inverse of the cumulative distribution, over ids in their own order.
 
     - ``token_ids``: int64 [rows], which the tokens are written to.
@@ -41,4 +41,4 @@ def sample(token_ids: Tensor, logits: Tensor, choices: Choices) -> None:
 
     Raises ValueError that names the wrong argument; then nothing is written.
     """
-    extension.sample(token_ids, logits, *choices)
+    extension.sample(token_ids, logits, *metadata)

@@ -267,14 +267,14 @@ def _sample(ops: Any, dtype: torch.dtype) -> Tensor:  # noqa: ARG001 - logits ar
     """Tokens of rows with each way to choose, and a tail behind the last whole chunk."""
     rows = 12
     token_ids, unit = torch.empty(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.float64)
-    choices = ops.Choices(
+    metadata = ops.SamplingMetadata(
         temperatures=torch.linspace(0.3, 2, rows),
         top_k=torch.tensor([0, 7, 300] * 4),
         top_p=torch.where(torch.arange(rows) % 4 < 2, unit, 0.8),
         min_p=torch.where(torch.arange(rows) % 5 < 3, 0 * unit, 0.1),
         uniforms=torch.linspace(0.02, 0.97, rows, dtype=torch.float64),
     )
-    ops.sample(token_ids, _random(rows, 777, dtype=torch.float32) * 3, choices)
+    ops.sample(token_ids, _random(rows, 777, dtype=torch.float32) * 3, metadata)
     return token_ids
 
 

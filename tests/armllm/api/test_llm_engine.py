@@ -56,14 +56,14 @@ def fails_for(monkeypatch, module, name, is_bad):
     monkeypatch.setattr(module, name, failing)
 
 
-@pytest.mark.parametrize("place", ["choices", "adjust", "append", "detokenize"])
+@pytest.mark.parametrize("place", ["metadata", "adjust", "append", "detokenize"])
 def test_an_error_with_one_sequence_ends_its_request_alone(llm, monkeypatch, place):
     alone = [tokens(outputs(llm, one)[0]) for one in GOOD]
-    if place == "choices":
+    if place == "metadata":
         fails_for(
             monkeypatch,
             sampler,
-            "_choices",
+            "_metadata",
             lambda params, uniforms, rows: BAD_TOP_K in {params[row].top_k for row in rows},
         )
     elif place == "adjust":

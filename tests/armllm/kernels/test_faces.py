@@ -169,7 +169,7 @@ FITTING = {
     },
     "sample": lambda _t, _: {
         "token_ids": torch.zeros(TOKENS, dtype=torch.int64), "logits": ones(TOKENS, 300),
-        "choices": kernels.Choices(
+        "metadata": kernels.SamplingMetadata(
             ones(TOKENS), torch.tensor([0, 3, 2]), *(torch.full((TOKENS,), 0.5).double() for _ in range(3))
         ),
     },

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from armllm import kernels
-from armllm.kernels import Choices, reference
+from armllm.kernels import SamplingMetadata, reference
 
 ROWS = 500
 
 
-def choices_of(rows=ROWS, **choice):
+def metadata_of(rows=ROWS, **choice):
     """The same for all rows, and numbers that are spread over [0, 1)."""
     values = {"temperatures": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **choice}
     types = {"temperatures": torch.float32, "top_k": torch.int64}
@@ -21,12 +21,12 @@ def choices_of(rows=ROWS, **choice):
         if name != "uniforms"
     }
     spread = (torch.arange(rows, dtype=torch.float64) + 0.5) / max(rows, 1)
-    return Choices(**of_rows, uniforms=choice.get("uniforms", spread))
+    return SamplingMetadata(**of_rows, uniforms=choice.get("uniforms", spread))
 
 
-def draws(ops, logits, choices):
+def draws(ops, logits, metadata):
     token_ids = torch.full((len(logits),), -1)
-    ops.sample(token_ids, logits, choices)
+    ops.sample(token_ids, logits, metadata)
     return token_ids
 
 
@@ -49,8 +49,8 @@ def test_a_large_vocabulary_gives_the_tokens_of_the_definition(choice, spread):
     """Only some of the logits are looked at one by one; none that counts may be lost."""
     vocab_size = 3001
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(1)) * spread
-    rows, choices = logits.expand(ROWS, -1), choices_of(**CHOICES[choice])
-    got, wanted = draws(kernels, rows, choices), draws(reference, rows, choices)
+    rows, metadata = logits.expand(ROWS, -1), metadata_of(**CHOICES[choice])
+    got, wanted = draws(kernels, rows, metadata), draws(reference, rows, metadata)
     # Rounding moves borders a little, and may keep one token more or less of a share: where
     # all are nearly equally likely, borders move by this token.
     allowed = 0.02 if "top_p" in CHOICES[choice] and spread == 0.01 else 0.004
@@ -63,8 +63,8 @@ def test_a_large_vocabulary_gives_the_tokens_of_the_definition(choice, spread):
 
 
 def test_a_row_of_one_token_and_no_rows():
-    assert draws(kernels, torch.zeros(1, 1), choices_of(1)).tolist() == [0]
-    assert draws(kernels, torch.zeros(0, 5), choices_of(0)).tolist() == []
+    assert draws(kernels, torch.zeros(1, 1), metadata_of(1)).tolist() == [0]
+    assert draws(kernels, torch.zeros(0, 5), metadata_of(0)).tolist() == []
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -72,11 +72,11 @@ def test_a_row_of_one_token_and_no_rows():
 def test_a_row_that_is_no_distribution_gives_some_token_and_spares_the_others(choice, value):
     logits = torch.randn(2, 3001, generator=torch.Generator().manual_seed(1))
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    wanted = draws(kernels, logits, choices_of(2, **CHOICES[choice], uniforms=half))[1]
+    wanted = draws(kernels, logits, metadata_of(2, **CHOICES[choice], uniforms=half))[1]
     for spoiled in (slice(None), slice(300, None), slice(0, 2990), slice(7, 8)):
         broken = logits.clone()
         broken[0, spoiled] = value
-        token, other = draws(kernels, broken, choices_of(2, **CHOICES[choice], uniforms=half)).tolist()
+        token, other = draws(kernels, broken, metadata_of(2, **CHOICES[choice], uniforms=half)).tolist()
         assert 0 <= token < 3001
         assert other == wanted
 
@@ -87,7 +87,7 @@ def test_forbidden_tokens_are_never_drawn():
     logits[:, [3, 299, 598]] = torch.tensor([1.0, 2.0, 3.0])
     uniforms = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     for choice in CHOICES.values():
-        tokens = draws(kernels, logits, choices_of(3, **choice, uniforms=uniforms)).tolist()
+        tokens = draws(kernels, logits, metadata_of(3, **choice, uniforms=uniforms)).tolist()
         assert set(tokens) <= {3, 299, 598}
 
 
@@ -102,5 +102,5 @@ def test_forbidden_tokens_are_never_drawn():
 def test_what_gives_no_distribution_is_refused(name, value, message):
     token_ids = torch.full((2,), -1)
     with pytest.raises(ValueError, match=message):
-        kernels.sample(token_ids, torch.zeros(2, 9), choices_of(2, **{name: value}))
+        kernels.sample(token_ids, torch.zeros(2, 9), metadata_of(2, **{name: value}))
     assert token_ids.tolist() == [-1, -1]
