@@ -5,13 +5,15 @@
     python tools/bench_vllm_plugin.py VENV/bin/python MODEL --parts none dense attention all
 
 ``VENV`` has a CPU build of vLLM and armllm. Figures are CPU milliseconds, which other work changes little,
-and output tokens per second: of a decode step of 1 and 8 sequences, and of a prompt of 384 tokens. Each is
-the median of ``--repeats``.
+and output tokens per second: of a decode step of 1, 8 and 32 sequences, and of a prompt of 384 tokens. Each
+is the median of ``--repeats``. A table's last row names the functions of armllm that vLLM called. It is an
+error if parts are wanted and vLLM did not call their functions, or called any with ``none``.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -34,12 +36,28 @@ def measure(llm, count, length, tokens, repeats):
         speed.append(count * tokens / (time.perf_counter() - begin))
     return statistics.median(cpu), statistics.median(speed)
 
+def called(llm):
+    names = set()
+    def note(frame, event, function):
+        if event == "c_call" and str(getattr(function, "__module__", "")).startswith("armllm."):
+            names.add(function.__name__)
+    sys.setprofile(note)
+    try:
+        measure(llm, 1, 32, 4, 1)
+    finally:
+        sys.setprofile(None)
+    return sorted(names)
+
 def main():
     repeats, eager = int(sys.argv[2]), sys.argv[3] == "eager"
     llm = LLM(sys.argv[1], dtype="bfloat16", max_model_len=512, enforce_eager=eager)
     measure(llm, 1, 32, 4, 1)
-    cases = ((1, 32, 24), (8, 32, 24), (1, 384, 1))
-    print("RESULT", json.dumps([measure(llm, *case, repeats) for case in cases]))
+    plugin = sys.modules.get("armllm.vllm_plugin")
+    reasons = plugin and {status.part: status.reason for status in plugin.activate()}
+    names = called(llm)
+    cases = ((1, 32, 24), (8, 32, 24), (32, 32, 24), (1, 384, 1))
+    figures = [measure(llm, *case, repeats) for case in cases]
+    print("RESULT", json.dumps({"reasons": reasons, "called": names, "figures": figures}))
 
 if __name__ == "__main__":
     main()
@@ -50,10 +68,50 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
 }
+CASES = ("step of 1 sequence", "step of 8 sequences", "step of 32 sequences", "prompt of 384 tokens")
+# The functions that a part calls, any of them.
+FUNCTIONS = {
+    "int4": {"matmul_w4a8", "matmul_w8a8"},
+    "int8": {"matmul_w8a8"},
+    "dense": {"linear", "panel_linear"},
+    "moe": {"moe_bf16", "moe_f16", "moe_f32"},
+    "attention": {"paged_attention"},
+    "norm": {"rms_norm", "fused_add_rms_norm", "layer_norm"},
+    "activation": {"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "gelu", "gelu_tanh", "quick_gelu"},
+    "rotary": {"rotary_embedding"},
+}
 
 
-def run(arguments: argparse.Namespace, parts: str) -> list[tuple[float, float]]:
-    """CPU milliseconds and tokens per second of each case; the program's own messages where it fails."""
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one process measured. reasons: why each part is not active; None if vLLM did not load the plugin.
+
+    called: functions of armllm. figures: of each case CPU milliseconds and tokens per second.
+    """
+
+    reasons: dict[str, str] | None
+    called: list[str]
+    figures: list[tuple[float, float]]
+
+
+def problem(parts: str, result: Result) -> str:
+    """Why these are not figures of what ``parts``, a value of ARMLLM_VLLM, asks for; or ""."""
+    if parts == "none":
+        return f"vLLM called {', '.join(result.called)} of armllm" if result.called else ""
+    if result.reasons is None:
+        return "vLLM did not load the plugin: is armllm installed in this environment, and not as a link?"
+    for part in parts.split(","):
+        if part in FUNCTIONS and not FUNCTIONS[part].intersection(result.called):
+            why = result.reasons.get(part) or "this model does not need it"
+            return f"vLLM did not use the part {part}: {why}"
+    if not result.called:
+        reasons = (f"{part}: {reason}" for part, reason in result.reasons.items() if reason)
+        return f"vLLM called nothing of armllm: {'; '.join(reasons) or 'this model needs no part'}"
+    return ""
+
+
+def run(arguments: argparse.Namespace, parts: str) -> Result:
+    """Measure in a new process; exit with its own messages where it fails."""
     mode = "eager" if arguments.enforce_eager else "compiled"
     done = subprocess.run(
         [arguments.python, "-c", PROGRAM, arguments.model, str(arguments.repeats), mode],
@@ -65,8 +123,10 @@ def run(arguments: argparse.Namespace, parts: str) -> list[tuple[float, float]]:
     found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not found:
         sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
-    figures: list[tuple[float, float]] = json.loads(found[0].removeprefix("RESULT "))
-    return figures
+    result = Result(**json.loads(found[0].removeprefix("RESULT ")))
+    if wrong := problem(parts, result):
+        sys.exit(f"ARMLLM_VLLM={parts} of {arguments.python}: {wrong}")
+    return result
 
 
 def main() -> None:
@@ -79,11 +139,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, metavar="N")
     arguments = parser.parse_args()
     results = [run(arguments, parts) for parts in arguments.parts]
-    names = ("step of 1 sequence", "step of 8 sequences", "prompt of 384 tokens")
     for column, unit in enumerate(("CPU ms", "tokens/s")):
         print(f"| {unit} | {' | '.join(arguments.parts)} |\n| --- |{' ---: |' * len(results)}")
-        for name, *figures in zip(names, *results, strict=True):
+        for name, *figures in zip(CASES, *(result.figures for result in results), strict=True):
             print(f"| {name} | {' | '.join(f'{figure[column]:.1f}' for figure in figures)} |")
+        print(f"| called | {' | '.join(', '.join(result.called) or '-' for result in results)} |")
 
 
 if __name__ == "__main__":

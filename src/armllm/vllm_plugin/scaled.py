@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Targets without dot products of 8-bit integers, which oneDNN has on the same CPUs.
-SLOWER_TARGETS = ("scalar", "avx2", "avx512")
+# Those of x86-64: oneDNN has products of 8-bit integers for each of these CPUs.
+SLOWER_TARGETS = ("scalar", "avx2", "avx512", "avx512_vnni")
 
 
 class ArmllmInt8ScaledMMLinearKernel(Int8ScaledMMLinearKernel):  # type: ignore[misc]

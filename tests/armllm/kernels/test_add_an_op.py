@@ -68,7 +68,9 @@ COPIED = (
     "csrc", "cmake", "src", "tests/csrc", "tests/armllm/kernels", "docs/kernels.md", "CMakeLists.txt",
     "pyproject.toml",
 )  # fmt: skip
-OPTIONAL_TARGETS = ("AVX2", "AVX512", "AVX512_BF16", "AMX", "DOTPROD", "SVE", "FHM", "BF16", "I8MM")
+OPTIONAL_TARGETS = (
+    "AVX2", "AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX", "DOTPROD", "SVE", "FHM", "BF16", "I8MM",
+)  # fmt: skip
 COMPARE = """
 from armllm.smoke.ops import compare
 for storage in ("f32", "f16", "bf16"):
