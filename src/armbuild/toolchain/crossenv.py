@@ -177,6 +177,7 @@ class CrossEnvironment:
             return common | {"PYTHONPATH": str(self.folder / "sysconfig")}
         places = {name: self.bin / tool for name, tool in TOOLS.items()}
         tools = {name: str(place) if place.exists() else "" for name, place in places.items()}
+        tools["LOG_COMPILER"] = str(self.bin / "run-target")  # of Automake's `make check`
         paths = os.pathsep.join((str(self.folder / "sysconfig"), str(self.folder / "site")))
         return (
             common

@@ -97,6 +97,21 @@ def test_an_autoconf_script_is_told_the_target_but_keeps_what_its_caller_names(t
     assert configured(**other) == ["aarch64-linux-musl", "aarch64-linux-musl", "yes"]
 
 
+def test_make_check_starts_its_programs_on_the_target(tmp_path):
+    """As Automake writes it: LOG_COMPILER is the caller's, where the project itself names none."""
+    environment = crossenv.CrossEnvironment(
+        folder=tmp_path, tools=tmp_path, triplet="", headers=(), headers_source="", sysroot=None
+    )
+    environment.bin.mkdir()
+    compilers.program(environment.bin / "run-target", '#!/bin/sh\necho "on the target: $*"\n')
+    (tmp_path / "Makefile").write_text(
+        "LOG_COMPILE = $(LOG_COMPILER) $(AM_LOG_FLAGS) $(LOG_FLAGS)\ncheck:\n\t@$(LOG_COMPILE) ./thing\n"
+    )
+    variables = {**os.environ, **environment.environment(meson=False), "PATH": os.environ["PATH"]}
+    done = subprocess.check_output(["make", "check"], cwd=tmp_path, env=variables, text=True)
+    assert done == "on the target: ./thing\n"
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_program_runs_with_the_libraries_that_it_was_linked_with(tmp_path, monkeypatch, complete):
     """The emulator's own root lacks some, such as Fortran's; a sysroot without a loader runs nothing."""
