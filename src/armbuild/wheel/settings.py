@@ -217,7 +217,7 @@ class Settings:
         example="pytest {project}/tests",
     )
     requires: tuple[str, ...] = _setting(
-        (), "Proof", "A package that `--command` needs.", metavar="REQUIREMENT", example="pytest"
+        (), "Proof", "A package that the test needs.", metavar="REQUIREMENT", example="pytest"
     )
     smoke: bool = _setting(True, "Proof", "Run the wheel on each CPU; on by default.")
     require_proof: bool | None = _setting(

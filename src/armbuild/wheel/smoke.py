@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import platform
+import re
 import shutil
 import time
 from dataclasses import asdict, dataclass
@@ -269,12 +270,18 @@ def _start(cpu: Cpu, test: _Test, box: Sandbox | None, work: Path, timeout: floa
 
 
 def explain_failure(report: SmokeReport, path: Path) -> str:
-    """Return which CPU failed, and why; for a module that is not there, which the wheel at ``path`` has."""
+    """Return which CPU failed, and why; for a module that is not there, what the wheel at ``path`` has."""
     failed = next(result for result in report.results if not result.passed)
-    modules = wheelfile.extension_modules(path) if "No module named" in failed.reason else []
+    if not (missing := re.search(r"No module named '?(\w+)", failed.reason)):
+        return f"{failed.cpu}: {failed.reason}"
+    modules = wheelfile.extension_modules(path)
     more = f" and {len(modules) - 5} more" if len(modules) > 5 else ""
-    hint = f"\n  modules of machine code in it: {', '.join(modules[:5])}{more}" if modules else ""
-    return f"{failed.cpu}: {failed.reason}{hint}"
+    hints = []
+    if modules:
+        hints.append(f"modules of machine code in it: {', '.join(modules[:5])}{more}")
+    if missing[1] not in {name.partition(".")[0] for name in modules}:
+        hints.append(f"if {missing[1]} is another package's: --requires names that package")
+    return "\n  ".join((f"{failed.cpu}: {failed.reason}", *hints))
 
 
 def _installable(path: Path, work: Path) -> Path:

@@ -62,8 +62,8 @@ class UserTests:
         for name in self.imports:
             if not all(part.isidentifier() for part in name.split(".")):
                 raise UsageError(f"--import {name}: not a module's name")
-        if self.requires and not self.command:
-            raise UsageError("--requires names what --command needs; there is no --command")
+        if self.requires and not self:
+            raise UsageError("--requires names what --import or --command needs; there is neither")
         for line in self.requires:
             _check_requirement(line)
         self.arguments()

@@ -66,6 +66,13 @@ def test_an_empty_report_is_no_proof():
             "ModuleNotFoundError: No module named 'thing.core'",
             "\n  modules of machine code in it: thing._core",
         ),
+        (
+            "ModuleNotFoundError: No module named 'torch'",
+            (
+                "\n  modules of machine code in it: thing._core"
+                "\n  if torch is another package's: --requires names that package"
+            ),
+        ),
         ("it crashed", ""),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_targets_programs_go_through_the_emulator_and_the_hosts_are_left_out
     ("tests", "reason"),
     [
         (UserTests(imports=("a-b",)), "--import a-b: not a module's name"),
-        (UserTests(requires=("pytest",)), "there is no --command"),
+        (UserTests(requires=("pytest",)), "there is neither"),
         (UserTests(command="pytest", requires=("pytest=8",)), "--requires pytest=8: not a requirement"),
         (UserTests(command="pytest 'x"), "--command pytest 'x"),
         (UserTests(command="pytest {project}"), "stands for nothing here"),
