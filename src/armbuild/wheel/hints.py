@@ -45,21 +45,32 @@ BEYOND = (
     "the code has instructions that plain Armv8.0 lacks: --baseline cortex-a72 (CRC32), or the oldest core "
     "that the wheel is for"
 )
+CRATES = (
+    "cargo cannot get the project's crates: `cargo vendor` in the unpacked sdist, where it can, with what it "
+    "prints as .cargo/config.toml; then build that folder. Or name a mirror in cargo's settings"
+)
 NO_EMULATOR = re.compile(
     r"there is no QEMU here yet|Can not run test applications in this cross environment|exe_wrapper"
+    r"|Testsuite summary for "
 )
-"""Messages of CMake and meson about a check that needs to run a program of the target."""
+"""Messages of CMake, meson and Automake about what needs to run a program of the target."""
 TOO_OLD = re.compile(
     r"Invalid version, need '|Found [\w.]+ but need: "
     r"|Could NOT find (?!Python)\w+: Found unsuitable version"
     r"|:\d+: error: .*\brequires [\w+-]+ v?\d[\d.]* or (?:later|newer|higher)"  # #error in C
-    r"|(?:Error|Exception): .*\brequires (?!Python)[\w+-]+ >= ?\d",  # a setup.py that looks at versions
+    r"|(?:Error|Exception): .*\brequires (?!Python)[\w+-]+ >= ?\d"  # a setup.py that looks at versions
+    r"|Minimum supported (?!Python)\w+ version is ",  # pyproj
     re.IGNORECASE,
 )
 """What a build says of a library that is there, but not new enough."""
 UNDECLARED = re.compile(
     r"error: (?:use of undeclared identifier|call to undeclared|no member named|unknown type name"
     r"|'\w+' undeclared)"
+)
+OLD = "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one"
+NONE_NEWER = (
+    "the package of Debian bookworm is too old, and newer ones need a newer glibc: an older version of the "
+    "project (`NAME<VERSION`), or --lane container with an image that has the library"
 )
 MAYBE_OLD = (
     "if this name is a library's, the package of the oldest Debian release is too old: --with NAME/bookworm "
@@ -86,25 +97,32 @@ KNOWN = (
     ),
     (
         NO_EMULATOR.pattern + r"|Exec format error|cannot execute binary file"
-        r"|cannot run test program while cross compiling|Testsuite summary for ",  # Autoconf, Automake
+        r"|cannot run test program while cross compiling",  # Autoconf
         f"the build runs an AArch64 program by itself, not through CMake or meson: {ON_THE_TARGET}",
     ),
     (
         r"error: .*\.so[\w.]*: (?:cannot open shared object|wrong ELF class)|Unable to load dependency HDF5",
         LOADS,
     ),
-    (
-        TOO_OLD.pattern,
-        "the package of the oldest Debian release is too old: --with NAME/bookworm takes a newer one",
-    ),
+    (TOO_OLD.pattern, OLD),
     (r"requires target feature '|instruction requires: \w", BEYOND),
+    (
+        (
+            r"error: failed to get `[\w-]+` as a dependency of|no matching package named `[\w-]+` found"
+            r"|failed to (?:get|download from|fetch) \S*crates\.io|unable to get packages from source"
+        ),
+        CRATES,
+    ),
     (
         r"Each download failed!|Failed to (?:connect to|clone|download)|Could not resolve host",
         OUT_OF_REACH,
     ),
 )
 """What a log says, and the sentence for it; the first that matches counts."""
-HEADER = re.compile(r"fatal error: '?([\w./+-]+\.h(?:pp|xx)?)'?(?: file not found|: No such file)")
+HEADER = re.compile(
+    r"fatal error: '?([\w./+-]+\.h(?:pp|xx|h)?|[\w./+-]+/[A-Z]\w*)'?(?: file not found|: No such file)"
+)
+"""Of C and C++; Eigen's names have no ending."""
 PROGRAM = re.compile(
     r"\b([\w+-]+) executable not found|([\w+-]+[_-]config)['\"]?: (?:command )?not found"
     r"|No such file or directory: '([\w+-]+[_-]config)'"
@@ -152,7 +170,8 @@ def wants_gcc(cause: str, log: str) -> str:
 def missing(log: str) -> tuple[str, str] | None:
     """Return what a build found to be missing on the target, and the Debian package, empty where unknown."""
     if found := HEADER.search(log):
-        return f"the target has no {found[1]}", _packages()["headers"].get(found[1], "")
+        table, folder = _packages()["headers"], found[1].partition("/")[0]
+        return f"the target has no {found[1]}", table.get(found[1]) or table.get(f"{folder}/", "")
     if found := LIBRARY.search(log):
         name = next(filter(None, found.groups()))
         return f"{name} is not among the target's libraries", package(name)

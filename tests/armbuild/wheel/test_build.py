@@ -69,6 +69,19 @@ def test_the_hint_is_about_the_error_and_not_about_a_check_that_failed_in_vain(t
         assert str(error) == f"failed: {cause}\n  {hint} (log: {tmp_path / 'log'})"
 
 
+@pytest.mark.parametrize(
+    ("packages", "advice"),
+    [
+        (("libproj-dev",), "--with NAME/bookworm"),
+        (("libproj-dev/bookworm",), "an older version of the project"),
+    ],
+)
+def test_a_newer_library_is_proposed_only_where_there_is_one(tmp_path, packages, advice):
+    said = "failed: ERROR: Minimum supported PROJ version is 9.4.0, installed version is 9.1.1"
+    error = cross.with_hint(BuildError(f"{said}\n  log: x"), said, tmp_path / "log", "pyproj", packages)
+    assert advice in str(error)
+
+
 def test_a_back_end_that_leaves_no_wheel_has_failed(tmp_path):
     path = tmp_path / "thing-1-py3-none-any.whl"
     for content in (None, b"no zip"):

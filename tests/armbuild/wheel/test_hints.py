@@ -17,6 +17,9 @@ from armbuild.wheel import hints
             "CMake Error at my_acl-subbuild/populate/clone.cmake:55: Failed to clone repository: x",
             "fetches my_acl, .* --source my_acl=DIR, and --env VARIABLE={my_acl} where",
         ),
+        ("x.cpp:1:10: fatal error: 'boost/asio.hpp' file not found", "--with libboost-dev"),
+        ("x.cc:2:10: fatal error: Eigen/Core: No such file or directory", "--with libeigen3-dev"),
+        ("x.cpp:1:10: fatal error: 'qpdf/QPDF.hh' file not found", "--with libqpdf-dev"),
         ('Dependency "geos" not found, tried pkgconfig', "--with libgeos-dev"),
         (
             "x.c:1:10: fatal error: 'rare/thing.h' file not found",
@@ -36,6 +39,14 @@ from armbuild.wheel import hints
         ("configure: error: cannot run test program while cross compiling", "runs an AArch64 program"),
         ("FAIL: verify1\nTestsuite summary for libsodium 1.0\n# FAIL: 80", "--lane container can"),
         ("lookup for geos failed: Invalid version, need 'geos' ['>=3.10']", "--with NAME/bookworm"),
+        (
+            (
+                "Updating crates.io index\nerror: failed to get `base64` as a dependency of package `x`\n"
+                "Caused by:\n [6] Could not resolve hostname (Could not resolve host: index.crates.io)"
+            ),
+            "`cargo vendor` in the unpacked sdist",
+        ),
+        ("error: no matching package named `pyo3` found\nlocation searched: crates.io index", "cargo vendor"),
         ("Error: pg_config executable not found.", "asks pg_config, .*: --with libpq-dev"),
         (
             "Could not run curl-config: [Errno 2] No such file or directory: 'curl-config'",
@@ -62,6 +73,7 @@ from armbuild.wheel import hints
         ("Exception: This version of thing requires HDF5 >= 1.10.7 and", "--with NAME/bookworm"),
         ("src/x.h:9:2: error: #error Thing requires mpfr 4.0 or newer", "--with NAME/bookworm"),
         ('Could NOT find GEOS: Found unsuitable version "3.9.0", but required is', "--with NAME/bookworm"),
+        ("SystemExit: ERROR: Minimum supported PROJ version is 9.4.0, installed", "--with NAME/bookworm"),
         ("error: libhdf5.so: cannot open shared object file: No such file", "--lane container can"),
         (
             "error: Unable to load dependency HDF5, make sure HDF5 is installed",

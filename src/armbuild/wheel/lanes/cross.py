@@ -163,6 +163,8 @@ def with_hint(
     """
     cause = str(error).splitlines()[0]
     hint = hints.explain(cause, name, packages) or hints.explain(text, name)
+    if hint == hints.OLD and any(item.endswith(f"/{sysroot.SUITES[-1]}") for item in packages):
+        hint = hints.NONE_NEWER
     return BuildError(f"{cause}\n  {hint} (log: {log})") if hint else error
 
 
