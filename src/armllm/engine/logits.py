@@ -30,7 +30,7 @@ def adjust(logits: npt.NDArray[np.float32], sequence: Sequence, rules: LogitRule
         logits[rules.ends] = BANNED
     logits[rules.biased] += rules.biases
     if params.repetition_penalty != 1.0:
-        seen = np.unique(np.asarray(sequence.token_ids))
+        seen = np.asarray(sequence.token_ids)  # with repetitions, which write the same number again
         at = logits[seen]
         logits[seen] = np.where(at > 0, at / params.repetition_penalty, at * params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
