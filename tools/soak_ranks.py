@@ -46,7 +46,8 @@ PATIENCE = 3.0
 """Seconds that a rank may let others wait (`VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS`)."""
 ENDS = 12.0
 """Seconds until nothing may be left. The machine is slower with more servers beside."""
-READY = 180.0
+READY = 400.0
+"""Seconds until a server answers, on a machine with ten times the work of its cores."""
 MARK = "SOAK_RANKS_ROUND"
 NAMED = "was ended by signal 9"
 RANKS = {"engine": "rank 0", "rank": "rank 1"}
@@ -170,8 +171,9 @@ class Round:
         if loading:
             time.sleep(self.random.uniform(0.05, load_time))
         elif not wait(self.ready, READY):
+            found = "; ".join(map(described, processes(self.mark)))
             self.clean()
-            return "start", "not ready in time"
+            return "start", f"not ready in {READY} s: {found}; {self.lines[-2:]}"
         else:
             clients = [Client(self.port, index) for index in range(self.random.choice([1, 4, 16]))]
             time.sleep(self.random.uniform(0, 1.5))
