@@ -172,7 +172,6 @@ class Round:
             time.sleep(self.random.uniform(0.05, load_time))
         elif not wait(self.ready, READY):
             found = "; ".join(map(described, processes(self.mark)))
-            self.clean()
             return "start", f"not ready in {READY} s: {found}; {self.lines[-2:]}"
         else:
             clients = [Client(self.port, index) for index in range(self.random.choice([1, 4, 16]))]
@@ -183,7 +182,6 @@ class Round:
         except psutil.Error:
             kind, process = "none", None
         if process is None:
-            self.clean()
             return f"{when} none", f"ended before: {self.lines[-3:]}"
         may_stop = kind == "rank" or (kind == "engine" and not loading)
         what = signal.SIGSTOP if may_stop and self.random.random() < 0.2 else signal.SIGKILL
@@ -201,7 +199,6 @@ class Round:
                 client.join(max(0.0, begun + ENDS + 5 - time.monotonic()))
             if any(client.is_alive() for client in clients):
                 wrong = wrong or "a client still waits"
-        self.clean()
         return done, wrong
 
     def look(self, kind: str, what: signal.Signals, when: str) -> str | None:
@@ -230,6 +227,7 @@ class Round:
         return f"{', '.join(wrong)}: {text[-400:]}" if wrong else None
 
     def clean(self) -> None:
+        """Leave nothing of the server."""
         for process in processes(self.mark):
             process.kill()
         self.server.kill()
@@ -242,6 +240,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # not without cleaning up
     done: collections.Counter[str] = collections.Counter()
     failures, load_time, seconds = 0, 4.0, list[tuple[float, float]]()
     before = set(Path("/dev/shm").iterdir())  # noqa: S108 - looked at only
@@ -249,7 +248,10 @@ def main() -> None:
         randomness = random.Random(f"{arguments.seed} {index}")  # noqa: S311 - no secret
         by = ("tensor", "pipeline")[index % 2]
         one = Round(arguments.model, by, randomness)
-        what, wrong = one.run(load_time)
+        try:
+            what, wrong = one.run(load_time)
+        finally:
+            one.clean()
         seconds += [] if one.seconds is None else [one.seconds]
         done[f"{by} {what}"] += 1
         if wrong:
