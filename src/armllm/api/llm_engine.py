@@ -34,7 +34,8 @@ from armllm.sampling_params import PoolingParams
 from armllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -236,13 +237,12 @@ class LLMEngine(WithReasons):
             sequence.num_scheduled_tokens = 0
         if not ready:
             return self._report(failed)
-        few_threads = torch_threads(few=self.runner.own_products, elements=logits.numel())
-        with self._stopwatch.of("sample"), few_threads:
-            if sampling:
+        if sampling:
+            with self._stopwatch.of("sample"), self._threads(logits, sampling):
                 self._sample(logits, sampling)
         with self._stopwatch.of("detokenize"):
             for sequence in sampling:
-                if not sequence.finished:  # it may have failed
+                if sequence.shows_text and not sequence.finished:  # it may have failed
                     with self._alone(sequence):
                         sequence.detokenize()
         self.scheduler.finish(s for s in ready if s.finish_reason is not None or s.pooler is not None)
@@ -269,6 +269,12 @@ class LLMEngine(WithReasons):
         if self.blocks.states is not None:
             self.runner.copy_states(self.blocks.states.take_copies())
         return scheduled
+
+    def _threads(self, logits: Tensor, sequences: list[Sequence]) -> AbstractContextManager[None]:
+        """Torch's threads for samples of these logits; greedy ones need none of it."""
+        if all(one.params.greedy and one.params.logprobs is None for one in sequences):
+            return contextlib.nullcontext()
+        return torch_threads(few=self.runner.own_products, elements=logits.numel())
 
     def _sample(self, logits: Tensor, sequences: list[Sequence]) -> None:
         """Choose and append a token per row."""
@@ -307,18 +313,9 @@ class LLMEngine(WithReasons):
         if sequence.num_tokens - 1 == self.blocks.switch_length:  # its keys no longer hold
             self.scheduler.restart(sequence)
 
-    @contextlib.contextmanager
-    def _alone(self, sequence: Sequence) -> Iterator[None]:
+    def _alone(self, sequence: Sequence) -> _Alone:
         """An error within ends the request of this sequence and no other."""
-        try:
-            yield
-        except ArmllmError as error:
-            self._fail(sequence.request_id, error)
-        except Exception as caught:  # noqa: BLE001 - whatever a client's request causes
-            line = f"{type(caught).__name__}: {caught}".split("\n", 1)[0]
-            failure = EngineError(f"this request failed: {line:.200}")
-            failure.__cause__ = caught
-            self._fail(sequence.request_id, failure)
+        return _Alone(self._fail, sequence.request_id)
 
     def _fail(self, request_id: str, error: ArmllmError) -> None:
         """End all sequences of a request."""
@@ -414,6 +411,29 @@ class LLMEngine(WithReasons):
         if known != {sequence for sequence in active if not sequence.finished}:
             raise AssertionError("the scheduler's sequences are not those of the requests")
         self.blocks.check_integrity(self.scheduler.running)
+
+
+class _Alone:
+    """A context whose error fails one request. Steps enter several, and a generator is slower."""
+
+    __slots__ = ("_fail", "_request_id")
+
+    def __init__(self, fail: Callable[[str, ArmllmError], None], request_id: str) -> None:
+        self._fail, self._request_id = fail, request_id
+
+    def __enter__(self) -> None:
+        """Nothing is needed before."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):  # there is none, or whoever runs the engine stops it
+            return False
+        if not isinstance(error, ArmllmError):  # whatever a client's request causes
+            line = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            failure = EngineError(f"this request failed: {line:.200}")
+            failure.__cause__ = error
+            error = failure
+        self._fail(self._request_id, error)
+        return True
 
 
 def _unusable(logit: float) -> ArmllmError:

@@ -54,7 +54,7 @@ class StepInput:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flight:
-    """A step that was started. result: its hidden states, or its logits if it was recorded.
+    """A step that was started. result: its hidden states.
 
     counts: rows of the hidden states that each sequence wants. releases: how often each had given its blocks
     back; where it did so since, its rows are of no use.
@@ -64,7 +64,6 @@ class Flight:
     counts: Sequences[int]
     result: Callable[[], Tensor]
     releases: Sequences[int]
-    recorded: bool = False
 
     def live(self) -> list[Sequence]:
         """The sequences that still want their rows."""
@@ -190,16 +189,14 @@ class Runner(abc.ABC):
 
         Sequences with a reader show it what it wants to see of the hidden states, within ``alone(sequence)``.
         """
-        return self.land(self.start(sequences), alone)
+        with torch.inference_mode():
+            recorded = self._run_recorded(sequences)
+        return self.land(self.start(sequences), alone) if recorded is None else recorded
 
     @torch.inference_mode()
     def start(self, sequences: Sequences[Sequence]) -> Flight:
         """Begin to compute the scheduled tokens; steps land in the order in which they are started."""
         releases = [sequence.num_releases for sequence in sequences]
-        if (recorded := self._run_recorded(sequences)) is not None:
-            return Flight(
-                sequences=sequences, counts=(), result=lambda: recorded, releases=releases, recorded=True
-            )
         adapters = [sequence.adapter for sequence in sequences]
         counts = [_num_rows(sequence) for sequence in sequences]
         scheduled = [sequence.num_scheduled_tokens for sequence in sequences]
@@ -214,8 +211,6 @@ class Runner(abc.ABC):
         alone: Callable[[Sequence], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> Tensor:
         """What `run` returns, of a step that was started: logits of its live sequences that sample."""
-        if flight.recorded:
-            return flight.result()
         hidden = flight.result()
         live = set(flight.live())
         ends = np.cumsum(flight.counts)

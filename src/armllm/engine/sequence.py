@@ -128,6 +128,13 @@ class Sequence:
         return self.pooler is None and self.reaches_end
 
     @property
+    def shows_text(self) -> bool:
+        """Whether someone looks at the text as it is now."""
+        return self.detokenizer is not None and (
+            self.finish_reason is not None or self.params.streams or bool(self.params.stop)
+        )
+
+    @property
     def reader(self) -> Pooler | PromptLogprobs | None:
         """Who wants to see the hidden states of the prompt."""
         return self.pooler or self.prompt_logprobs
@@ -156,14 +163,13 @@ class Sequence:
 
     def detokenize(self) -> None:
         """Bring the text up to date where someone looks at it, and end the sequence at a stop string."""
-        params, final = self.params, self.finish_reason is not None
-        if self.detokenizer is None or not (params.streams or params.stop or final):
+        if self.detokenizer is None or not self.shows_text:
             return
         stop_string = self.detokenizer.catch_up(
             self.token_ids,
             skip=self.num_silent_tokens,
-            final=final,
-            may_stop=self.num_output_tokens > params.min_tokens,
+            final=self.finish_reason is not None,
+            may_stop=self.num_output_tokens > self.params.min_tokens,
         )
         if stop_string is not None:
             self.finish_reason, self.stop_reason = "stop", stop_string
