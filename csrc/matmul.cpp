@@ -22,6 +22,9 @@ constexpr int64_t kMaxChannel = 131072;
 
 void check_weight(int bits, const WeightShape& shape) {
   if (bits != 4 && bits != 8) throw std::invalid_argument("bits is " + std::to_string(bits) + ", not 4 or 8");
+  if (shape.values != Values::integers && (bits != 8 || shape.zero_points)) {
+    throw std::invalid_argument("values of a table are integers of 8 bits without zero points");
+  }
   const int64_t g = shape.group_size;
   if (g != 0 && ((g != 32 && g != 64 && g != 128) || shape.in_features % g != 0)) {
     throw std::invalid_argument("group_size is " + std::to_string(g) + ", not 32, 64 or 128 dividing the " +

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "armllm/layouts.h"
 #include "armllm/ops.h"
@@ -20,7 +21,7 @@ int64_t padded_features(const WeightShape& s) { return ceil_div(s.in_features, k
 
 int64_t panel_bytes(const WeightLayout& layout, int bits, const WeightShape& s) {
   const int64_t columns = layout.columns_of(bits), of_group = scale_bytes(s) + (s.zero_points ? 4 : 0);
-  return padded_features(s) * columns * bits / 8 + weight_groups(s) * columns * of_group;
+  return padded_features(s) * columns * stored_bits(s, bits) / 8 + weight_groups(s) * columns * of_group;
 }
 
 // The binary16 number that `value` is.
@@ -102,10 +103,22 @@ void pack_scale(Storage type, float scale, uint8_t* to) {
   memcpy(to, &half, sizeof half);
 }
 
+// The numbers that a panel's integers have in their table: of each 64 the first half is the low halves of
+// bytes.
+void pack_numbers(Values values, const std::vector<uint8_t>& panel, uint8_t* to) {
+  uint8_t numbers[256] = {};
+  for (int i = kTableSize - 1; i >= 0; --i) {
+    numbers[static_cast<uint8_t>(kTables[static_cast<int>(values)][i])] = static_cast<uint8_t>(i);
+  }
+  for (size_t k = 0; k < panel.size(); k += 64) {
+    for (size_t i = k; i < k + 32; ++i) {
+      *to++ = static_cast<uint8_t>(numbers[panel[i]] | numbers[panel[i + 32]] << 4);
+    }
+  }
+}
+
 template <int bits, int columns, int run, int nibbles, int pairs>
-void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
-  const WeightShape& s = a.shape;
-  const int64_t first = panel * columns, groups = weight_groups(s), padded = padded_features(s);
+void pack_integers(const PackWeightArgs& a, int64_t first, int64_t padded, uint8_t* to) {
   if constexpr (bits == 4 && pairs != 0) {
     for (int64_t n = 0; n < columns / 2; ++n) {
       pack_pair<columns, run, nibbles, pairs>(a, first + n / pairs * 2 * pairs + n % pairs, padded,
@@ -116,7 +129,20 @@ void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
       pack_column<bits, columns, run, nibbles>(a, first + n, padded, to + n * run);
     }
   }
-  uint8_t* const scales = to + padded * columns * bits / 8;
+}
+
+template <int bits, int columns, int run, int nibbles, int pairs>
+void pack_panel(const PackWeightArgs& a, int64_t panel, uint8_t* to) {
+  const WeightShape& s = a.shape;
+  const int64_t first = panel * columns, groups = weight_groups(s), padded = padded_features(s);
+  if (bits == 4 || s.values == Values::integers) {
+    pack_integers<bits, columns, run, nibbles, pairs>(a, first, padded, to);
+  } else {
+    std::vector<uint8_t> integers(static_cast<size_t>(padded * columns));
+    pack_integers<bits, columns, run, nibbles, pairs>(a, first, padded, integers.data());
+    pack_numbers(s.values, integers, to);
+  }
+  uint8_t* const scales = to + padded * columns * stored_bits(s, bits) / 8;
   const int64_t size = scale_bytes(s);
   float* const offsets = reinterpret_cast<float*>(scales + groups * columns * size);
   for (int64_t g = 0; g < groups; ++g) {

@@ -22,7 +22,7 @@ inline constexpr int64_t kColumnsOfPanel = kLayout.columns_of(bits);
 // A panel, as csrc/pack.cpp writes it.
 template <int bits>
 ARMLLM_INLINE int64_t weight_bytes(const WeightShape& s) {
-  return padded_features(s) * kColumnsOfPanel<bits> * bits / 8;
+  return padded_features(s) * kColumnsOfPanel<bits> * stored_bits(s, bits) / 8;
 }
 template <int bits>
 ARMLLM_INLINE int64_t panel_bytes(const WeightShape& s) {
@@ -121,31 +121,63 @@ static ARMLLM_ENTRY void widen_scales(Storage type, const uint8_t* from, int64_t
 // `stored`. Kernels read floats, so those of 16 bits go through `wide`, in the first-level cache.
 template <int bits>
 ARMLLM_INLINE void find_scales(Product& p, const WeightShape& s, const uint8_t* stored, float* wide) {
-  const int64_t all = p.groups * kColumnsOfPanel<bits>, size = scale_bytes(s);
+  const int64_t all = p.groups * kColumnsOfPanel<bits>, size = scale_bytes(s), stride = panel_bytes<bits>(s);
   if (s.zero_points) p.zeros = reinterpret_cast<const float*>(stored + all * size);
   if (s.scales == Storage::f32) {
     p.scales = reinterpret_cast<const float*>(stored);
-    p.scale_stride = p.panel_bytes / 4;
+    p.scale_stride = stride / 4;
     return;
   }
   const int64_t first = p.begin / p.group * kColumnsOfPanel<bits>,
                 last = (p.end + p.group - 1) / p.group * kColumnsOfPanel<bits>;
   for (int64_t j = 0; j < p.panels; ++j) {
-    widen_scales(s.scales, stored + j * p.panel_bytes + first * size, last - first, wide + j * all + first);
+    widen_scales(s.scales, stored + j * stride + first * size, last - first, wide + j * all + first);
   }
   p.scales = wide;
   p.scale_stride = all;
 }
 
-// How weights of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
+// Weights that are stored as numbers in a table become a panel of 8 bits: 64 of it are the low and then the
+// high halves of 32 bytes, whatever the layout.
+static ARMLLM_ENTRY void look_up_panel(const uint8_t* panel, Values values, int64_t bytes, uint8_t* to) {
+  const int8_t* const table = kTables[static_cast<int>(values)];
+#if ARMLLM_LANES == 4
+  const uint8x16_t all = vld1q_u8(reinterpret_cast<const uint8_t*>(table)), low = vdupq_n_u8(15);
+#elif ARMLLM_LANES >= 8
+  const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i all = _mm256_broadcastsi128_si256(once), low = _mm256_set1_epi8(15);
+#endif
+  for (int64_t k = 0; k < bytes; k += 64, panel += 32, to += 64) {
+    ARMLLM_LOOP("look_up", 16);
+#if ARMLLM_LANES == 4
+    const uint8x16_t first = vld1q_u8(panel), second = vld1q_u8(panel + 16);
+    vst1q_u8(to, vqtbl1q_u8(all, vandq_u8(first, low)));
+    vst1q_u8(to + 16, vqtbl1q_u8(all, vandq_u8(second, low)));
+    vst1q_u8(to + 32, vqtbl1q_u8(all, vshrq_n_u8(first, 4)));
+    vst1q_u8(to + 48, vqtbl1q_u8(all, vshrq_n_u8(second, 4)));
+#elif ARMLLM_LANES >= 8
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel));
+    __m256i* const out = reinterpret_cast<__m256i*>(to);
+    _mm256_storeu_si256(out, _mm256_shuffle_epi8(all, _mm256_and_si256(both, low)));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+    _mm256_storeu_si256(out + 1, _mm256_shuffle_epi8(all, high));
+#else
+    for (int i = 0; i < 32; ++i) {
+      to[i] = static_cast<uint8_t>(table[panel[i] & 15]);
+      to[32 + i] = static_cast<uint8_t>(table[panel[i] >> 4]);
+    }
+#endif
+  }
+}
+
+// How integers of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
 // 16, as a panel of 8 bits has them, and `tile` multiplies by those. Both null: never.
 struct Decoder {
   void (*decode)(const uint8_t* panel, int64_t features, uint8_t* to);
   void (*tile)(const Product&);
 };
 inline constexpr Decoder kNoDecoder{nullptr, nullptr};
-inline constexpr int64_t kDecodedRows = 64;           // fewer don't pay for decoding
-inline constexpr int64_t kDecodedBytes = 256 * 1024;  // of panels, in the second-level cache
+inline constexpr int64_t kDecodedRows = 64;  // fewer don't pay for decoding
 
 // A tile takes a block of features of so many panels, one after the other, and then the next block: so its
 // activations of the block stay in the first-level cache (64 KiB, which weights pass through). Integers and
@@ -177,14 +209,25 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
       s.scales == Storage::f32 ? 0 : kPanelsOfRow * kColumnsOfPanel<bits> * groups;
   uint8_t* const decoded = reinterpret_cast<uint8_t*>(wide) + round_up(together_floats * 4, 64);
   const int64_t decoded_size = features * kColumnsOfPanel<bits>;
-  const bool decode = decoder.decode != nullptr && a.scratch != nullptr && decoded_size <= kDecodedBytes &&
-                      tiling.first_row(tile_end) - tiling.first_row(tile_begin) >= kDecodedRows;
-  const int64_t block = decode ? kDecodedBytes / decoded_size : panel_end - panel_begin;
+  const bool from_table = bits == 8 && s.values != Values::integers;
+  const bool from_halves = decoder.decode != nullptr && a.scratch != nullptr &&
+                           decoded_size <= kDecodedBytes &&
+                           tiling.first_row(tile_end) - tiling.first_row(tile_begin) >= kDecodedRows;
+  const bool decode = from_table || from_halves;
+  const int64_t most = tile_end - tile_begin == 1 ? kDecodedBytesOfTile : kDecodedBytes;
+  const int64_t block = !decode              ? panel_end - panel_begin
+                        : decoded_size < most ? most / decoded_size
+                                              : 1;
   for (int64_t begin = panel_begin; begin < panel_end; begin += block) {
     const int64_t end = panel_end - begin < block ? panel_end : begin + block;
     for (int64_t panel = begin; decode && panel < end; ++panel) {
-      decoder.decode(static_cast<const uint8_t*>(a.weight) + panel * size, features,
-                     decoded + (panel - begin) * decoded_size);
+      const uint8_t* const packed = static_cast<const uint8_t*>(a.weight) + panel * size;
+      uint8_t* const to = decoded + (panel - begin) * decoded_size;
+      if (from_table) {
+        look_up_panel(packed, s.values, decoded_size, to);
+      } else {
+        decoder.decode(packed, features, to);
+      }
     }
     for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
       const int64_t first = tiling.first_row(tile), rows = tiling.first_row(tile + 1) - first;
@@ -202,9 +245,9 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                       first,
                       s.group_size != 0,
                       a.rows == 1,
-                      decode,
+                      from_halves,
                       together,
-                      size,
+                      from_table ? decoded_size : size,
                       size / 4,
                       result};
       const int64_t part = block_of(a.rows == 1 ? 1 : rows, features);
@@ -214,7 +257,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
         product.panels = end - panel < together ? end - panel : together;
         find_scales<bits>(product, s, packed + weight_bytes<bits>(s), wide);
         product.waiting = sums;
-        if (decode) {
+        if (from_halves) {
           decoder.tile(product);
         } else {
           tile_by_panel(product);

@@ -107,6 +107,15 @@ int bits(PyObject* object) {
   return static_cast<int>(value);
 }
 
+Values values_of(const char* name, std::string_view text) {
+  constexpr std::string_view kNames[] = {"integers", "e2m1", "iq4_nl"};
+  for (const std::string_view& known : kNames) {
+    if (text == known) return static_cast<Values>(&known - kNames);
+  }
+  throw std::invalid_argument(std::string(name) + " is '" + std::string(text) +
+                              "', expected one of integers, e2m1, iq4_nl");
+}
+
 Description::Description(const char* name, PyObject* object, Py_ssize_t size) : name_(name), tuple_(object) {
   if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != size) {
     refuse_type(name, object, "its description, a tuple");

@@ -36,6 +36,7 @@ bool boolean(const char* name, PyObject* object);
 std::string_view text(const char* name, PyObject* object);
 // 4 or 8
 int bits(PyObject* object);
+Values values_of(const char* name, std::string_view text);
 
 // A tuple by which a dataclass of kernels/*.py describes itself.
 class Description {

@@ -144,6 +144,20 @@ void check_range(const char* name, const Tensor& values, int64_t rows, int64_t c
   }
 }
 
+void check_table(const Tensor& q, int64_t rows, int64_t columns, Values values, std::string_view name) {
+  bool has[256] = {};
+  for (const int8_t value : kTables[static_cast<int>(values)]) has[static_cast<uint8_t>(value)] = true;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int8_t* row = q.of<int8_t>() + r * q.stride[0];
+    for (int64_t c = 0; c < columns; ++c) {
+      if (has[static_cast<uint8_t>(row[c])]) continue;
+      throw std::invalid_argument("q[" + std::to_string(r) + ", " + std::to_string(c) + "] is " +
+                                  std::to_string(row[c]) + ", none of the 16 integers of " +
+                                  std::string(name));
+    }
+  }
+}
+
 void check_finite(const char* name, const Tensor& values, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < columns; ++c) {
@@ -192,7 +206,11 @@ PyObject* py_check_quantized(PyObject* const* a) {
   // GPTQ's first format stores zero points less one, which gives 16 of 0 to 15.
   if (weight_bits == 4 && zeros.data != nullptr) check_range("zeros", zeros, out_features, groups, -8, 8);
   if (offsets.data != nullptr) check_finite("offsets", offsets, out_features, groups);
-  const WeightLayout& layout = layout_of(text("target", a[5]));
+  shape.values = values_of("values", text("values", a[5]));
+  if (shape.values != Values::integers) {
+    check_table(q, out_features, in_features, shape.values, text("values", a[5]));
+  }
+  const WeightLayout& layout = layout_of(text("target", a[6]));
   shape.scales = narrowest(scales, out_features, groups);
   const std::string scale_dtype(kStorageTypes[static_cast<int>(shape.scales)].name);
   return Py_BuildValue("LLss", static_cast<long long>(packed_bytes(layout, weight_bits, shape)),
@@ -201,14 +219,18 @@ PyObject* py_check_quantized(PyObject* const* a) {
 
 void py_pack_weight(PyObject* const* a) {
   const int weight_bits = bits(a[4]);
-  const WeightLayout& layout = layout_of(text("target", a[5]));
+  const WeightLayout& layout = layout_of(text("target", a[6]));
   Size out_features("out_features"), in_features("in_features"), groups("groups");
   const Tensor q = TensorMatcher({out_features, in_features}).of(kInt8).match("q", a[1]);
   const Tensor scales = TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match("scales", a[2]);
   const Tensor offsets =
       TensorMatcher({out_features, groups}).of(kFloat32).contiguous().match_or_none("offsets", a[3]);
-  const WeightShape shape{out_features, in_features, group_size(in_features, groups), a[3] != Py_None,
-                          narrowest(scales, out_features, groups)};
+  const WeightShape shape{out_features,
+                          in_features,
+                          group_size(in_features, groups),
+                          a[3] != Py_None,
+                          narrowest(scales, out_features, groups),
+                          values_of("values", text("values", a[5]))};
   Size bytes(packed_bytes(layout, weight_bits, shape));
   const Tensor packed = TensorMatcher({bytes}).of(kUint8).aligned().match("packed", a[0]);
   const PackWeightArgs args{packed.data,         q.of<int8_t>(), scales.of<float>(),
@@ -248,8 +270,8 @@ PyMethodDef methods[] = {
     ARMLLM_METHOD("quantize_rows", "q, scales, x, zeros", py_quantize_rows),
     ARMLLM_METHOD("matmul_w4a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int4>),
     ARMLLM_METHOD("matmul_w8a8", "out, x, data, weight, bias, x_scale", py_matmul<WeightForm::int8>),
-    ARMLLM_METHOD("check_quantized", "q, scales, zeros, offsets, bits, target", py_check_quantized),
-    ARMLLM_METHOD("pack_weight", "packed, q, scales, offsets, bits, target", py_pack_weight),
+    ARMLLM_METHOD("check_quantized", "q, scales, zeros, offsets, bits, values, target", py_check_quantized),
+    ARMLLM_METHOD("pack_weight", "packed, q, scales, offsets, bits, values, target", py_pack_weight),
     ARMLLM_METHOD("weight_layout", "bits", py_weight_layout),
     ARMLLM_METHOD("check_matrix", "name, weight, dtype, rows, columns, contiguous", py_check_matrix),
     ARMLLM_METHOD("check_packed", "name, data, weight", py_check_packed),

@@ -43,17 +43,18 @@ decltype(MoeArgs::gather) gather_of(PyObject* object, int64_t part, int64_t whol
 
 // alpha and limit in place of an activation: gates and ups are clamped, see MoeArgs. `weights` is "4 bits",
 // "8 bits" or a dtype; `experts` describes an Experts: its weights, hidden, part and width, rows of down, how
-// many there are, and (group_size, zero_points, scales) of both products, and whether they are in panels.
+// many there are, and (group_size, zero_points, scales, values) of both products, and whether they are in
+// panels.
 void py_moe(PyObject* const* a) {
   const std::string_view weights = text("weights", a[0]);
-  const Description experts("experts", a[6], 13);
+  const Description experts("experts", a[6], 15);
   if (experts.text(0) != weights) {
     throw std::invalid_argument("experts have weights of " + std::string(experts.text(0)) +
                                 "; this op takes " + std::string(weights));
   }
   const WeightForm form = weights == "4 bits"       ? WeightForm::int4
                           : weights == "8 bits"     ? WeightForm::int8
-                          : experts.number(12) != 0 ? WeightForm::panels
+                          : experts.number(14) != 0 ? WeightForm::panels
                                                     : WeightForm::dense;
   StorageType type;
   if (bits_of(form) == 0) type = StorageType(storage_of("weights", weights));
@@ -83,8 +84,10 @@ void py_moe(PyObject* const* a) {
       scales.of<float>(),
       gate_up,
       gate_up + count,
-      {2 * part, hidden, experts.number(6), experts.number(7) != 0, storage_of("scales", experts.text(8))},
-      {columns, width, experts.number(9), experts.number(10) != 0, storage_of("scales", experts.text(11))},
+      {2 * part, hidden, experts.number(6), experts.number(7) != 0, storage_of("scales", experts.text(8)),
+       values_of("values", experts.text(9))},
+      {columns, width, experts.number(10), experts.number(11) != 0, storage_of("scales", experts.text(12)),
+       values_of("values", experts.text(13))},
       tokens,
       per_token,
       count,

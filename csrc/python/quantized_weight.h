@@ -29,14 +29,18 @@ struct QuantizedWeight {
   WeightShape shape;
   std::string_view layout, target;
 
-  // (bits, out_features, in_features, group_size, zero_points, scales, layout, target)
+  // (bits, out_features, in_features, group_size, zero_points, scales, values, layout, target)
   QuantizedWeight(const char* argument, PyObject* description) : name(argument) {
-    const Description fields(name, description, 8);
+    const Description fields(name, description, 9);
     bits = static_cast<int>(fields.number(0));
-    shape = {fields.number(1), fields.number(2), fields.number(3), fields.number(4) != 0,
-             storage_of("scales", fields.text(5))};
-    layout = fields.text(6);
-    target = fields.text(7);
+    shape = {fields.number(1),
+             fields.number(2),
+             fields.number(3),
+             fields.number(4) != 0,
+             storage_of("scales", fields.text(5)),
+             values_of("values", fields.text(6))};
+    layout = fields.text(7);
+    target = fields.text(8);
   }
 
   const void* match(const char* data_name, PyObject* data) const {

@@ -144,6 +144,7 @@ def check_quantized(
     zeros: torch.Tensor | None,
     offsets: torch.Tensor | None,
     bits: int,
+    values: str,
     target: str,
     /,
 ) -> tuple[int, int, str, str]: ...
@@ -153,6 +154,7 @@ def pack_weight(
     scales: torch.Tensor,
     offsets: torch.Tensor | None,
     bits: int,
+    values: str,
     target: str,
     /,
 ) -> None: ...

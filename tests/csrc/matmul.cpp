@@ -21,6 +21,19 @@ float stored_as(float value) {
   return to_float(stored);
 }
 
+int8_t any_integer(int bits, armllm::Values values, Random& random) {
+  if (values != armllm::Values::integers) {
+    return armllm::kTables[static_cast<int>(values)][random.integer(0, armllm::kTableSize - 1)];
+  }
+  const int64_t most = bits == 4 ? 7 : 127;
+  return static_cast<int8_t>(random.integer(-most - 1, most));
+}
+int8_t lowest_integer(int bits, armllm::Values values) {
+  const int8_t* table = armllm::kTables[static_cast<int>(values)];
+  if (values != armllm::Values::integers) return *std::min_element(table, table + armllm::kTableSize);
+  return static_cast<int8_t>(bits == 4 ? -8 : -128);
+}
+
 template <class T>
 struct Operands {
   int bits;
@@ -45,9 +58,9 @@ struct Operands {
         scales(s.out_features * groups),
         offsets(s.out_features * groups) {
     const int64_t most = bits == 4 ? 7 : 127;
-    for (int64_t i = 0; i < q.size(); ++i) q[i] = static_cast<int8_t>(random.integer(-most - 1, most));
+    for (int64_t i = 0; i < q.size(); ++i) q[i] = any_integer(bits, s.values, random);
     // All the lowest: the largest sums there can be.
-    std::fill(q.data(), q.data() + s.in_features, static_cast<int8_t>(-most - 1));
+    std::fill(q.data(), q.data() + s.in_features, lowest_integer(bits, s.values));
     for (int64_t i = 0; i < scales.size(); ++i) {
       scales[i] = exact ? 1.0f : static_cast<float>(random.uniform() + 0.25) * (random.integer(0, 9) != 0);
       if (s.scales == armllm::Storage::f16)
@@ -112,9 +125,10 @@ struct Operands {
   }
 };
 
-// Packs with scales in 16 bits and with floats: the same numbers, so that all results have the same bits.
+// Packs as the operands say, then with scales as floats and integers as they are: the same numbers, so that
+// all results have the same bits.
 template <class T>
-void check_narrow_scales(Result& result, const Context& context, const Operands<T>& operands, int64_t rows) {
+void check_plainly_stored(Result& result, const Context& context, const Operands<T>& operands, int64_t rows) {
   std::vector<T> outputs[2];
   armllm::WeightShape shape = operands.shape;
   for (auto& out : outputs) {
@@ -128,9 +142,10 @@ void check_narrow_scales(Result& result, const Context& context, const Operands<
                    {out.data(), operands.x.data(), nullptr, packed.data(), nullptr, shape, rows,
                     shape.out_features, operands.x_stride});
     shape.scales = armllm::Storage::f32;
+    shape.values = armllm::Values::integers;
   }
   for (size_t i = 0; i < outputs[0].size(); ++i) {
-    result.compare(to_double(outputs[0][i]), to_double(outputs[1][i]), 0, "scales of 16 bits", rows,
+    result.compare(to_double(outputs[0][i]), to_double(outputs[1][i]), 0, "plainly stored", rows,
                    static_cast<int64_t>(i));
   }
   ++result.cases;
@@ -213,6 +228,30 @@ void check_given_scale(Result& result, const Context& context, int bits, const a
   ++result.cases;
 }
 
+// Weights that are numbers in a table: shapes whose panels come one at a time and many, for one tile of rows
+// and for several, with more features than a block has.
+template <class T>
+void check_tables(Result& result, const Context& context, Random& random) {
+  struct Size {
+    int64_t out_features, in_features, group_size;
+  };
+  constexpr Size kSizes[] = {{18, 77, 0}, {7, 96, 32}, {39, 192, 64}, {150, 128, 128}, {70, 4224, 32}};
+  for (const armllm::Values values : {armllm::Values::e2m1, armllm::Values::iq4_nl}) {
+    for (const Size& size : kSizes) {
+      if (size.in_features > 1000 && (sizeof(T) != 4 || values != armllm::Values::e2m1)) continue;
+      const auto scales = size.group_size == 32 ? armllm::Storage::bf16 : armllm::Storage::f32;
+      const armllm::WeightShape shape{size.out_features, size.in_features, size.group_size,
+                                      false,             scales,           values};
+      const Operands<T> operands(8, shape, false, random), exact(8, shape, true, random);
+      for (const int64_t rows : {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{17}, kRows}) {
+        check_product(result, context, operands, rows, true);
+        check_product(result, context, exact, rows, true);
+        check_plainly_stored(result, context, operands, rows);
+      }
+    }
+  }
+}
+
 template <class T, int bits>
 Result test_matmul(const Context& context) {
   Result result;
@@ -248,10 +287,11 @@ Result test_matmul(const Context& context) {
       const Operands<T> narrow(bits, {39, 3 * group, group, group == 32, scales}, false, random);
       for (const int64_t rows : {int64_t{1}, int64_t{5}, kRows}) {
         check_product(result, context, narrow, rows, true);
-        check_narrow_scales(result, context, narrow, rows);
+        check_plainly_stored(result, context, narrow, rows);
       }
     }
   }
+  if (bits == 8) check_tables<T>(result, context, random);
   // Enough panels and rows for more than one block of either.
   for (const int64_t group : {0, 32}) {
     const Operands<T> large(bits, {150, 96, group, false}, false, random);

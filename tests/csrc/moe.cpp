@@ -29,6 +29,12 @@ double of_gate(Function function, double g) {
 
 struct Size {
   int64_t hidden, width, group_size;
+  armllm::Values values = armllm::Values::integers;
+
+  armllm::WeightShape shape(int64_t out_features, int64_t in_features, bool zero_points) const {
+    const bool table = values != armllm::Values::integers;
+    return {out_features, in_features, group_size, zero_points, table ? Storage::bf16 : Storage::f32, values};
+  }
 };
 
 // An expert's matrix, quantized or not, its values, and the size of the terms that make each: a zero point is
@@ -77,11 +83,14 @@ struct Weight {
     const Array<float> scales(n * groups), offsets(n * groups);
     for (int64_t i = 0; i < n * groups; ++i) {
       scales[i] = size / static_cast<float>(most) * static_cast<float>(random.uniform() + 0.5);
+      if (s.scales == Storage::bf16) scales[i] = exp2f(floorf(log2f(scales[i])));
       zeros[i] = static_cast<int8_t>(s.zero_points ? random.integer(-3, 3) : 0);
       offsets[i] = -scales[i] * zeros[i];
     }
     for (int64_t i = 0; i < n * k; ++i) {
-      q[i] = static_cast<int8_t>(random.integer(-most - 1, most));
+      q[i] = s.values == armllm::Values::integers
+                 ? static_cast<int8_t>(random.integer(-most - 1, most))
+                 : armllm::kTables[static_cast<int>(s.values)][random.integer(0, armllm::kTableSize - 1)];
       const int64_t g = i / k * groups + i % k * groups / k;
       const auto scale = static_cast<double>(scales[g]);
       values[static_cast<size_t>(i)] = scale * (q[i] - zeros[g]);
@@ -127,9 +136,8 @@ struct Model {
         int64_t experts, Random& random)
       : form(form_), bits(bits_of(form)), size(s), function(function_) {
     for (int64_t e = 0; e < experts; ++e) {
-      gate_up.emplace_back(context, form,
-                           armllm::WeightShape{2 * s.width, s.hidden, s.group_size, zero_points}, random);
-      down.emplace_back(context, form, armllm::WeightShape{s.hidden, s.width, s.group_size, false}, random);
+      gate_up.emplace_back(context, form, s.shape(2 * s.width, s.hidden, zero_points), random);
+      down.emplace_back(context, form, s.shape(s.hidden, s.width, false), random);
     }
     for (int64_t e = 0; e < experts; ++e) {
       gate_up_stored.push_back(gate_up[static_cast<size_t>(e)].stored.data());
@@ -287,13 +295,14 @@ Result test_moe(const Context& context, WeightForm form) {
   Random random(context.seed);
   std::vector<Size> sizes = {{77, 50, 0}, {1, 3, 0}, {33, 160, 0}};
   if (bits != 0) sizes.insert(sizes.end(), {{64, 96, 32}, {192, 64, 64}, {128, 128, 128}});
+  if (bits == 8) sizes.push_back({64, 160, 32, armllm::Values::e2m1});
   constexpr int64_t kExperts = 5;
   constexpr Function kFunctions[] = {Function::silu_and_mul, Function::gelu_and_mul,
                                      Function::gelu_tanh_and_mul};
   int number = 0;
   for (const Size& size : sizes) {
     for (const bool zero_points : {false, true}) {
-      if (zero_points && bits == 0) continue;
+      if (zero_points && (bits == 0 || size.values != armllm::Values::integers)) continue;
       const Model<T> model(context, form, size, zero_points, kFunctions[number++ % 3], kExperts, random);
       for (const int64_t tokens : {0, 1, 2, 9, 33}) {
         check(result, context, model, tokens, 3, random_routing(tokens, 3, kExperts, random), random);

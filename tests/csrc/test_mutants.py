@@ -54,6 +54,13 @@ GROUPS = (
             "p.scales[n]",
         ),
         Mutant(
+            "a weight's high half is looked up as its low one",
+            "matmul_w8a8_f32",
+            "csrc/kernels/matmul.h",
+            "table[panel[i] >> 4]",
+            "table[panel[i] & 15]",
+        ),
+        Mutant(
             "a token's rows all get the first share",
             "weighted_sum_f32",
             "csrc/kernels/weighted_sum.h",

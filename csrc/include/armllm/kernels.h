@@ -206,6 +206,16 @@ using QuantizeRows = void(const QuantizeRowsArgs&, int64_t begin, int64_t end);
 enum class Storage : int { f32, f16, bf16 };
 constexpr int64_t bytes_of(Storage storage) { return storage == Storage::f32 ? 4 : 2; }
 
+// What is stored of the integers q of a weight: the integers, or the numbers of 4 bits that they have in a
+// table of 16. e2m1: twice the values of OCP's E2M1 (Microscaling Formats 1.0). iq4_nl: ggml's kvalues_iq4nl.
+enum class Values : int { integers, e2m1, iq4_nl };
+inline constexpr int kTableSize = 16;
+inline constexpr int8_t kTables[][kTableSize] = {
+    {},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+};
+
 // A weight matrix of 4 or 8 bits, w[n, k] = scale[n, k / group_size] * (q[n, k] - zero[n, k / group_size]).
 // How it lies in memory belongs to the matmul kernel (armllm/layouts.h).
 struct WeightLayout;
@@ -214,12 +224,17 @@ struct WeightShape {
   int64_t group_size;  // 32, 64 or 128, which divides in_features; 0: one group (channelwise)
   bool zero_points;
   Storage scales = Storage::f32;  // what holds them exactly
+  Values values = Values::integers;  // others have 8 bits and no zero points
 };
 static inline constexpr __attribute__((always_inline)) int64_t weight_groups(const WeightShape& s) {
   return s.group_size == 0 ? 1 : s.in_features / s.group_size;
 }
 static inline constexpr __attribute__((always_inline)) int64_t scale_bytes(const WeightShape& s) {
   return s.scales == Storage::f32 ? 4 : 2;
+}
+// In memory, of integers of so many bits.
+static inline constexpr __attribute__((always_inline)) int64_t stored_bits(const WeightShape& s, int bits) {
+  return s.values == Values::integers ? bits : 4;
 }
 struct PackWeightArgs {
   void* packed;          // 64 bytes aligned
@@ -265,6 +280,10 @@ struct GatherArgs {
   const int32_t* ids;   // [rows], as many as MatmulArgs says
   int64_t stride;
 };
+// Panels of 4 bits become panels of int8 in a thread's scratch memory, so many bytes at a time, or one panel
+// where that is more: while tile after tile meets them they are in the second-level cache, and those of a
+// single tile in the first-level one.
+inline constexpr int64_t kDecodedBytes = 256 * 1024, kDecodedBytesOfTile = 48 * 1024;
 struct MatmulKernel {
   const WeightLayout* layout;  // null where weights lie as they are
   int64_t panel;               // columns of a panel
@@ -284,14 +303,21 @@ struct MatmulKernel {
   int64_t features_together = 1;
   int64_t panels_of_row = 1;  // that a single row meets at a time, at most
 
-  int64_t decoded_bytes(int64_t rows) const { return rows < decoded_rows ? 0 : decoded; }
+  int64_t decoded_bytes(const WeightShape& s, int64_t rows) const {
+    if (s.values != Values::integers) {
+      const int64_t one = panel * ((s.in_features + 31) / 32 * 32);
+      const int64_t some = tiles(s, rows) == 1 ? kDecodedBytesOfTile : kDecodedBytes;
+      return one > some ? one : some;
+    }
+    return rows < decoded_rows ? 0 : decoded;
+  }
   // Of the scales of such panels as floats, where they are stored in 16 bits.
   int64_t widened_bytes(const WeightShape& s) const {
     return s.scales == Storage::f32 ? 0 : (panels_of_row * panel * weight_groups(s) * 4 + 63) / 64 * 64;
   }
   // What a thread that multiplies needs: scales as floats, then decoded panels.
   int64_t scratch_bytes(const WeightShape& s, int64_t rows) const {
-    return widened_bytes(s) + decoded_bytes(rows);
+    return widened_bytes(s) + decoded_bytes(s, rows);
   }
 };
 using Matmul = const MatmulKernel;

@@ -19,6 +19,8 @@ from armllm.checkpoint.matrix import IntegerWeight
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from armllm.kernels import Values
+
 # type -> weights and bytes per block
 BLOCKS = {
     "Q4_0": (32, 18),
@@ -39,6 +41,7 @@ SHIFTED = ("Q4_1", "Q4_K")
 # What 4 bits stand for: steps that get wider away from zero, and twice the numbers of E2M1.
 NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 DOUBLED_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+TABLES: dict[str, Values] = {"IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_nl", "MXFP4": "e2m1"}
 
 
 def integers(kind: str, blocks: Tensor) -> IntegerWeight:
@@ -49,7 +52,8 @@ def integers(kind: str, blocks: Tensor) -> IntegerWeight:
         return dataclasses.replace(weight, offsets=(least + 8 * scales).flatten(1))
     if kind not in _READERS:
         raise ValueError(f"{kind} is not integers as the kernels have them")
-    return _weight(*_READERS[kind](blocks), 4 if kind == "Q4_0" else 8)
+    weight = _weight(*_READERS[kind](blocks), 4 if kind == "Q4_0" else 8)
+    return dataclasses.replace(weight, values=TABLES.get(kind, "integers"))
 
 
 def dequantize(kind: str, blocks: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from armllm.kernels import PackedWeight
+    from armllm.kernels import PackedWeight, Values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,9 @@ class IntegerWeight:
     """w[n, k] = scales[n, g] * (q[n, k] - zeros[n, g]), where k is in the g-th of G equal groups.
 
     q int8 ``[N, K]``; scales fp32 ``[N, G]``; zeros int8 ``[N, G]`` or None; offsets fp32 ``[N, G]``, in
-    place of zeros, are added to scales * q; bits 4 or 8, q in that range around zero. columns int64 ``[K]``:
-    q's column k belongs to input columns[k]; None: to input k.
+    place of zeros, are added to scales * q; bits 4 or 8, q in that range around zero. values: of 8 bits, the
+    table that has all of q (`armllm.kernels.pack_weight`). columns int64 ``[K]``: q's column k belongs to
+    input columns[k]; None: to input k.
     input_scale: what inputs are divided by before they are rounded to 8 bits; None: by each row's own.
     input_zero: what is added then, 0 where each row has its own; None: inputs are rounded symmetrically.
     """
@@ -29,6 +30,7 @@ class IntegerWeight:
     scales: Tensor
     zeros: Tensor | None
     bits: int
+    values: Values = "integers"
     offsets: Tensor | None = None
     columns: Tensor | None = None
     input_scale: float | None = None
@@ -75,8 +77,8 @@ class IntegerWeight:
             offsets=None if self.offsets is None else take(self.offsets),
         )
 
-    def _form(self) -> tuple[int, int, bool, bool]:
-        return self.bits, self.num_groups, self.zeros is None, self.offsets is None
+    def _form(self) -> tuple[int, Values, int, bool, bool]:
+        return self.bits, self.values, self.num_groups, self.zeros is None, self.offsets is None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

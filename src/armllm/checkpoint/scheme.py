@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from armllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from armllm.kernels import Values
 
 # Sizes of groups that the kernels have.
 GROUP_SIZES = (128, 64, 32)
@@ -16,13 +20,19 @@ SCHEMES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """bits: 8 or 4. group_size: inputs that share a scale; 0: all of a row. symmetric: no zero points."""
+    """bits: 8 or 4. group_size: inputs that share a scale; 0: all of a row. symmetric: no zero points.
+
+    values: of 8 bits, what 4 bits stand for in memory (`armllm.kernels.pack_weight`).
+    """
 
     bits: int
     group_size: int = 0
     symmetric: bool = True
+    values: Values = "integers"
 
     def __str__(self) -> str:
+        if self.values != "integers":
+            return f"{self.values}-g{self.group_size}"
         group = f"-g{self.group_size}" if self.group_size else "-channelwise" if self.bits == 4 else ""
         return f"int{self.bits}{group}{'' if self.symmetric else ' with zero points'}"
 
@@ -37,7 +47,8 @@ class Scheme:
         """
         per_group = 4 if self.symmetric else 8
         groups = out_features * self.num_groups(in_features)
-        return -(-out_features * in_features * self.bits // 8) + groups * per_group
+        bits = self.bits if self.values == "integers" else 4
+        return -(-out_features * in_features * bits // 8) + groups * per_group
 
 
 def check_scheme(option: str, name: str) -> str:

@@ -220,6 +220,7 @@ class _Writer:
             group_size=weight.group_size,
             zero_points=weight.zero_points,
             scales=weight.scales,
+            values=weight.values,
             ordered=packed.columns is not None,
             input_scale=packed.input_scale,
             input_zero=packed.input_zero,

@@ -22,6 +22,7 @@ from armllm.kernels.elementwise import fused_add_rms_norm, gather_rows, layer_no
 from armllm.kernels.lora import LoraSlots, add_lora
 from armllm.kernels.matmul import (
     PackedWeight,
+    Values,
     matmul_w4a8,
     matmul_w8a8,
     pack_weight,
@@ -57,6 +58,7 @@ __all__ = [
     "PanelWeight",
     "SamplingMetadata",
     "SequenceStates",
+    "Values",
     "add_lora",
     "allocate_kv_cache",
     "causal_conv",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -12,6 +12,9 @@ from armllm.kernels._extension import aligned_bytes, extension
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Values = Literal["integers", "e2m1", "iq4_nl"]
+"""Integers as they are; twice the values of E2M1 (OCP Microscaling Formats 1.0); ggml's kvalues_iq4nl."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,7 @@ class PackedWeight:
     64 bytes. ``layout`` names its order, which ``target`` defines. ``group_size`` 0 means one group per
     channel. ``zero_points`` is True if there are zero points or offsets. ``scales`` is the dtype that holds
     all scales exactly, as text: of groups, "torch.bfloat16" or "torch.float16" where one of them does.
+    ``values`` other than "integers" take 4 bits of memory, and ``bits`` is 8.
     """
 
     data: Tensor
@@ -31,6 +35,7 @@ class PackedWeight:
     group_size: int
     zero_points: bool
     scales: str
+    values: Values
     layout: str
     target: str
 
@@ -59,7 +64,7 @@ class PackedWeight:
     def description(self) -> tuple[int | str, ...]:
         """All fields except the data, as the extension takes them."""
         shape = (self.out_features, self.in_features, self.group_size)
-        return (self.bits, *shape, int(self.zero_points), self.scales, self.layout, self.target)
+        return (self.bits, *shape, int(self.zero_points), self.scales, self.values, self.layout, self.target)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:
@@ -97,6 +102,7 @@ def pack_weight(
     zeros: Tensor | None,
     *,
     bits: int,
+    values: Values = "integers",
     target: str | None = None,
     offsets: Tensor | None = None,
 ) -> PackedWeight:
@@ -109,19 +115,23 @@ def pack_weight(
     - ``zeros``: int8 in the shape of ``scales``, the zero points; -8..8 for 4 bits. None is symmetric.
     - ``offsets``: float32 in the shape of ``scales``, instead of ``zeros``. They are added to scale * q, so
       zero points need not be whole numbers.
+    - ``values``: "e2m1" or "iq4_nl" where ``q`` holds only the 16 integers of this table, and ``bits`` is 8.
+      Each is stored as its number in the table, in 4 bits; products are the same. There are no zero points.
     - ``target``: the kernel target to pack for, also of another machine. None means the one in use.
 
     Raises ValueError that names the wrong argument.
     """
     if target is None:
         target = weight_target(bits)
-    size, group_size, scale_dtype, layout = extension.check_quantized(q, scales, zeros, offsets, bits, target)
+    size, group_size, scale_dtype, layout = extension.check_quantized(
+        q, scales, zeros, offsets, bits, values, target
+    )
     if zeros is not None:
         offsets = -scales * zeros
     if offsets is not None:
         offsets = offsets.contiguous()
     data = aligned_bytes(size)
-    extension.pack_weight(data, q, scales.contiguous(), offsets, bits, target)
+    extension.pack_weight(data, q, scales.contiguous(), offsets, bits, values, target)
     return PackedWeight(
         data=data,
         out_features=q.shape[0],
@@ -130,6 +140,7 @@ def pack_weight(
         group_size=group_size,
         zero_points=offsets is not None,
         scales=scale_dtype,
+        values=values,
         layout=layout,
         target=target,
     )

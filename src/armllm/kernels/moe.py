@@ -64,9 +64,9 @@ class Experts:
         """All fields except the weights, as the extension takes them."""
         weights = str(self.dtype or f"{self.bits} bits")
         groups = [
-            (weight.group_size, int(weight.zero_points), weight.scales)
+            (weight.group_size, int(weight.zero_points), weight.scales, weight.values)
             if isinstance(weight, PackedWeight)
-            else (0, 0, "torch.float32")
+            else (0, 0, "torch.float32", "integers")
             for weight in (self.gate_up[0], self.down[0])
         ]
         in_panels = int(isinstance(self.gate_up[0], PanelWeight))
@@ -86,7 +86,7 @@ def join_experts(
     ``gate_up`` and ``down`` have one weight per expert, of the shapes [2 width, hidden] and [hidden, width]:
 
     - packed weights of `pack_weight`, all with the same bits. The weights of one list have the same groups,
-      the same dtype of scales, and all or none have zero points.
+      the same dtype of scales and the same values, and all or none have zero points.
     - or contiguous tensors, all float32, all float16 or all bfloat16; or all of these in panels of
       `pack_panels`.
 
@@ -161,7 +161,7 @@ def _address(name: str, weight: Weight, first: Weight, shape: tuple[int, int]) -
         panels = (-(-shape[0] // PANEL_COLUMNS), -(-shape[1] // 4) * 4 * PANEL_COLUMNS)
         extension.check_matrix(name, weight.data, str(_kind(first)), *panels, True)
         return weight.data.data_ptr()
-    for field in ("bits", "group_size", "zero_points", "scales", "layout"):
+    for field in ("bits", "group_size", "zero_points", "scales", "values", "layout"):
         value, expected = getattr(weight, field), getattr(first, field)
         if value != expected:
             raise ValueError(f"{name} has {field} {value}, that of expert 0 has {expected}")

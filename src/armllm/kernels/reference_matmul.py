@@ -18,6 +18,7 @@ class PackedWeight:
     scales: Tensor
     offsets: Tensor | None
     bits: int
+    values: str = "integers"  # how they would be stored: no product depends on it
     layout: str = "reference"
     target: str = "reference"
 
@@ -49,6 +50,7 @@ def pack_weight(
     zeros: Tensor | None,
     *,
     bits: int,
+    values: str = "integers",
     target: str | None = None,
     offsets: Tensor | None = None,
 ) -> PackedWeight:
@@ -57,7 +59,7 @@ def pack_weight(
         raise ValueError(f"target is {target!r}, and plain torch packs for none")
     if zeros is not None:
         offsets = -scales * zeros
-    return PackedWeight(q=q, scales=scales, offsets=offsets, bits=bits)
+    return PackedWeight(q=q, scales=scales, offsets=offsets, bits=bits, values=values)
 
 
 def quantize_rows(q: Tensor, scales: Tensor, x: Tensor, *, zeros: Tensor | None = None) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _LIBRARY: Any = torch.library.Library("armllm", "DEF")  # type: ignore[no-untyped-call]
 # PackedWeight.description without its first, the bits
 _PACKED = (
-    "int out_features, int in_features, int group_size, int zero_points, str scales, str layout, str target"
+    "int out_features, int in_features, int group_size, int zero_points, str scales, str values, str layout,"
+    " str target"
 )
 
 

@@ -314,7 +314,7 @@ def _alike(
         return None
     half = len(packed) // 2
     for weights in (packed[:half], packed[half:]):
-        if len({(weight.group_size, weight.zero_points, weight.scales) for weight in weights}) > 1:
+        if len({(w.group_size, w.zero_points, w.scales, w.values) for w in weights}) > 1:
             return None
     return list(packed)
 

@@ -21,9 +21,9 @@ SCHEMES = {kind: Scheme(bits=8) for kind in ROUNDED} | {
     "Q4_0": Scheme(bits=4, group_size=32),
     "Q5_0": Scheme(bits=8, group_size=32),
     "Q8_0": Scheme(bits=8, group_size=32),
-    "IQ4_NL": Scheme(bits=8, group_size=32),
-    "IQ4_XS": Scheme(bits=8, group_size=32),
-    "MXFP4": Scheme(bits=8, group_size=32),
+    "IQ4_NL": Scheme(bits=8, group_size=32, values="iq4_nl"),
+    "IQ4_XS": Scheme(bits=8, group_size=32, values="iq4_nl"),
+    "MXFP4": Scheme(bits=8, group_size=32, values="e2m1"),
     "Q4_1": Scheme(bits=4, group_size=32, symmetric=False),
     "Q4_K": Scheme(bits=4, group_size=32, symmetric=False),
 }

@@ -54,7 +54,13 @@ def fitted(weights: LoadingWeights, weight: IntegerWeight) -> IntegerWeight:
 def pack(weight: IntegerWeight, target: str | None = None) -> PackedMatrix:
     """Pack for the kernels of ``target``, or for those in use."""
     packed = kernels.pack_weight(
-        weight.q, weight.scales, weight.zeros, bits=weight.bits, target=target, offsets=weight.offsets
+        weight.q,
+        weight.scales,
+        weight.zeros,
+        bits=weight.bits,
+        values=weight.values,
+        target=target,
+        offsets=weight.offsets,
     )
     return PackedMatrix(
         weight=packed,

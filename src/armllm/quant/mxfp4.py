@@ -4,7 +4,7 @@ A matrix ``name[N, K]`` is ``name_blocks`` uint8 ``[..., N, K / 32, 16]``, two v
 first in the low bits, and ``name_scales`` uint8 ``[..., N, K / 32]``, exponents of two with a bias of 127.
 Source: OCP Microscaling Formats (MX) 1.0, where the values are called E2M1 and the scales E8M0.
 
-Twice a value is an integer up to 12. So a matrix of 8 bits in groups of 32 holds it exactly.
+Twice a value is an integer up to 12, which the kernels look up in a table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, Weights
 
 BLOCK = 32
-STORED = Scheme(bits=8, group_size=BLOCK)
+STORED = Scheme(bits=8, group_size=BLOCK, values="e2m1")
 NOT_A_NUMBER = 255  # among scales
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
 
@@ -43,7 +43,7 @@ class MXFP4(IntegerFormat):
         return cls()
 
     def __str__(self) -> str:
-        return "mxfp4, computed as int8-g32"
+        return "mxfp4"
 
     def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:  # noqa: ARG002
         """Where the checkpoint has blocks."""
@@ -80,7 +80,9 @@ class MXFP4(IntegerFormat):
             raise weights.error(f"{name}_scales", f"has scales of {NOT_A_NUMBER}, which stands for NaN")
         stacked = blocks.reshape(-1, *blocks.shape[-3:]), scales.reshape(-1, *scales.shape[-2:])
         return [
-            IntegerWeight(q=doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8)
+            IntegerWeight(
+                q=doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8, values="e2m1"
+            )
             for values, exponents in zip(*stacked, strict=True)
         ]
 

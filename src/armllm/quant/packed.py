@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
     from armllm.checkpoint.config import ConfigReader
     from armllm.checkpoint.weights import CheckingWeights, LoadingWeights, OwnRows, Weights
+    from armllm.kernels import Values
 
 MANIFEST = "packed.json"
-VERSION = 3
+VERSION = 4
 ALIGNMENT = 64  # bytes: where a matrix begins in its file, which the kernels ask for
 
 
@@ -39,7 +40,7 @@ def sealed(manifest: dict[str, Any]) -> str:
 class StoredMatrix:
     """What the manifest says of a packed matrix, which lies in the tensor ``<first part>.packed``.
 
-    parts: full names and rows of those that lie side by side. scales: their dtype, as `PackedWeight` has it.
+    parts: full names and rows of those that lie side by side. scales, values: as `PackedWeight` has them.
     num_bytes: without padding.
     """
 
@@ -49,6 +50,7 @@ class StoredMatrix:
     group_size: int
     zero_points: bool
     scales: str
+    values: Values
     ordered: bool
     input_scale: float | None
     input_zero: int | None
@@ -56,7 +58,12 @@ class StoredMatrix:
 
     @property
     def scheme(self) -> Scheme:
-        return Scheme(bits=self.bits, group_size=self.group_size, symmetric=not self.zero_points)
+        return Scheme(
+            bits=self.bits,
+            group_size=self.group_size,
+            symmetric=not self.zero_points,
+            values=self.values,
+        )
 
     @property
     def stored_bytes(self) -> int:
@@ -206,6 +213,7 @@ class Packed:
                 group_size=stored.group_size,
                 zero_points=stored.zero_points,
                 scales=stored.scales,
+                values=stored.values,
                 layout=self.layouts[str(stored.bits)],
                 target=target,
             )

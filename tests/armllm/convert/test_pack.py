@@ -186,7 +186,7 @@ def test_damage_is_found_before_anything_is_computed(one):
     for broken in ("", "{}", stored[:-9], "[1]"):
         manifest.write_text(broken)
         refused(folder, "damaged: pack the model again")
-    manifest.write_text(stored.replace('"version": 3', '"version": 2'))
+    manifest.write_text(stored.replace('"version": 4', '"version": 3'))
     refused(folder, f"{manifest} was written by another version of armllm")
     manifest.unlink()
     refused(folder, f"{manifest} is missing or damaged")

@@ -167,6 +167,50 @@ def test_weights_are_packed_for_every_target(target, case):
     assert torch.equal(packed.data, expected.flatten())
 
 
+TABLES = {
+    "e2m1": torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8),
+    "iq4_nl": torch.tensor(
+        [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8
+    ),
+}
+
+
+@pytest.mark.parametrize("values", TABLES)
+@pytest.mark.parametrize(("n", "k", "group"), [(37, 96, 32), (5, 384, 128), (33, 77, 0), (70, 4224, 32)])
+def test_numbers_in_a_table_compute_what_their_integers_do(values, n, k, group):
+    """Bit for bit, in half of the memory; also with the smallest scale of MXFP4, half of 2^-127."""
+    q, scales = TABLES[values][torch.randint(16, (n, k))], torch.rand(n, k // group if group else 1) + 0.5
+    if group == 32:
+        scales = scales.log2().floor().exp2()
+        scales[0] = 2.0**-128
+    whole, small = (kernels.pack_weight(q, scales, None, bits=8, values=v) for v in ("integers", values))
+    columns = 16 if whole.layout.startswith("columns16") else 4
+    assert whole.nbytes - small.nbytes == -(-n // columns) * columns * (-(-k // 32) * 32) // 2
+    for rows in (1, 2, 7, 33, 70):
+        x, (ours, theirs) = torch.randn(rows, k) * 2**20, torch.empty(2, rows, n)
+        kernels.matmul_w8a8(ours, x, small)
+        kernels.matmul_w8a8(theirs, x, whole)
+        assert torch.equal(ours, theirs), rows
+        assert ours[:, 0].any()
+
+
+@pytest.mark.parametrize("values", TABLES)
+@pytest.mark.parametrize("target", ["scalar", "neon", "dotprod", "sve512", "i8mm"])
+def test_numbers_stand_where_the_integers_would(target, values):
+    """In every layout: those of 64 bytes in the low and then in the high halves of 32."""
+    q, scales = TABLES[values][torch.randint(16, (32, 96))], torch.rand(32, 3)
+    whole, small = (
+        kernels.pack_weight(q, scales, None, bits=8, values=v, target=target) for v in ("integers", values)
+    )
+    panels = 2 if target in {"scalar", "sve512"} else 8
+    integers, floats = whole.data.view(panels, -1).split((32 * 96 // panels, 32 * 3 * 4 // panels), 1)
+    numbers, same = small.data.view(panels, -1).split((16 * 96 // panels, 32 * 3 * 4 // panels), 1)
+    numbers = numbers.reshape(panels, -1, 32)
+    looked_up = TABLES[values][torch.cat((numbers & 15, numbers >> 4), -1).int()]
+    assert torch.equal(looked_up.view(panels, -1), integers.view(torch.int8))
+    assert torch.equal(floats, same)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 2.0**-120), (torch.float16, 2.0**-24)])
 def test_scales_of_16_bits_are_kept_so_where_that_is_exact(bits, dtype, least):
@@ -300,6 +344,10 @@ def weights():
         ({"offsets": torch.ones(4, 2, dtype=torch.float16)}, "offsets has dtype"),
         ({"offsets": torch.full((4, 2), torch.nan)}, r"offsets\[0, 0\] is nan"),
         ({"offsets": torch.ones(4, 2), "zeros": torch.ones(4, 2, dtype=torch.int8)}, "both given"),
+        ({"values": "e2m1"}, "values of a table are integers of 8 bits without zero points"),
+        ({"values": "e2m1", "bits": 8, "offsets": torch.ones(4, 2)}, "without zero points"),
+        ({"values": "iq4_nl", "bits": 8}, r"q\[0, 0\] is 0, none of the 16 integers of iq4_nl"),
+        ({"values": "nf4", "bits": 8}, "values is 'nf4', expected one of integers, e2m1, iq4_nl"),
     ],
 )
 def test_a_weight_that_cannot_be_is_refused_by_name(change, message):
@@ -335,12 +383,14 @@ def test_a_packed_weight_says_its_size():
     assert_close(reference.pack_weight(*weights(), None, bits=4).dequantize(), torch.zeros(4, 64))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_rows_of_a_packed_weight_are_those_packed_alone(bits):
+@pytest.mark.parametrize(("bits", "values"), [(4, "integers"), (8, "integers"), (8, "e2m1")])
+def test_rows_of_a_packed_weight_are_those_packed_alone(bits, values):
     q, scales = torch.randint(-8, 8, (100, 64), dtype=torch.int8), torch.rand(100, 2) + 0.5
-    whole = kernels.pack_weight(q, scales, None, bits=bits)
+    if values != "integers":
+        q = TABLES[values][q.int() + 8]
+    whole = kernels.pack_weight(q, scales, None, bits=bits, values=values)
     which = torch.cat((torch.arange(16, 48), torch.arange(80, 100)))
-    part = kernels.pack_weight(q[which], scales[which], None, bits=bits)
+    part = kernels.pack_weight(q[which], scales[which], None, bits=bits, values=values)
     assert torch.equal(whole.rows(which).data, part.data)
     assert whole.rows(which).description == part.description
     for bad in (torch.arange(17, 33), torch.arange(0, 18), torch.tensor([0, 1, 2, 4])):

@@ -15,7 +15,7 @@ from armllm.kernels import reference_moe
 def exact_products(monkeypatch):
     """Products with the dequantized weights in fp32, inputs not rounded: what is left are mistakes."""
 
-    def pack(q, scales, zeros, *, bits, target=None, offsets=None):
+    def pack(q, scales, zeros, *, bits, values="integers", target=None, offsets=None):
         assert target is None
         groups = scales.shape[1]
         assert q.dtype == torch.int8
@@ -30,6 +30,7 @@ def exact_products(monkeypatch):
             "group_size": q.shape[1] // groups,
             "zero_points": shifted,
             "scales": "torch.float32",
+            "values": values,
         }
         return types.SimpleNamespace(out_features=q.shape[0], matrix=weight.dequantize(), **form)
 

@@ -18,6 +18,7 @@ from armllm.checkpoint.scheme import Scheme
 from armllm.engine.inspection import inspect_checkpoint
 from armllm.errors import CheckpointError
 from armllm.quant.gguf_format import SCHEMES
+from armllm.quant.integers import pack
 from armllm.quant.rounding import fit, from_float, relative_error
 
 KINDS = gguf.GGMLQuantizationType
@@ -72,6 +73,16 @@ def test_what_is_kept_is_equal_bit_for_bit(kind):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound)
     else:
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_0", 4.5), ("IQ4_NL", 4.5), ("IQ4_XS", 5), ("MXFP4", 4.5), ("Q5_0", 8.5)]
+)
+def test_bits_of_a_weight_in_memory(kind, bits):
+    """With its scale. docs/quantization.md has these figures."""
+    block, size = gguf_blocks.BLOCKS[kind]
+    octets = torch.from_numpy(random_blocks(kind, 16, 512)).view(16, 512 // block, size)
+    assert pack(gguf_blocks.integers(kind, octets)).weight.nbytes == bits / 8 * 16 * 512
 
 
 def write_gguf(path, source, kind):

@@ -12,7 +12,7 @@ from tests.armllm.checkpoint.test_fuzz_loading import FEW, folder_file, generate
 from tests.armllm.models.reference import Spy, expected_logits, random_prompts, save_reference
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from armllm import LLM
+from armllm import LLM, kernels
 from armllm.errors import CheckpointError
 from armllm.quant.mxfp4 import MXFP4
 
@@ -78,6 +78,29 @@ def test_only_the_rounding_of_inputs_tells_the_logits_from_transformers(checkpoi
         tokens, logits = llm.generate(prompt, 4)
         expected = expected_logits(model, prompt, tokens)
         assert (logits - expected).norm() / expected.norm() < 0.01 * (2 * CONFIG["num_hidden_layers"]) ** 0.5
+
+
+def test_experts_of_4_bits_compute_what_8_bits_would(checkpoint, monkeypatch):
+    """Each logit, bit for bit, in 4.5 bits of memory for a weight and its scale: 8.5 as plain integers."""
+    pack = kernels.pack_weight
+
+    def computed(stored):
+        packed = []
+
+        def store(*arguments, values, **options):
+            assert values == "e2m1"
+            packed.append(pack(*arguments, values=stored, **options))
+            return packed[-1]
+
+        monkeypatch.setattr(kernels, "pack_weight", store)
+        llm = Spy(LLM(checkpoint[0], dtype="float32", skip_tokenizer_init=True))
+        logits = [llm.generate(prompt, 4)[1] for prompt in random_prompts((1, 30, 90), 5)]
+        weights = sum(weight.out_features * weight.in_features for weight in packed)
+        return torch.cat(logits), 8 * sum(weight.nbytes for weight in packed) / weights
+
+    (ours, bits), (theirs, wide_bits) = computed("e2m1"), computed("integers")
+    assert torch.equal(ours, theirs)
+    assert (bits, wide_bits) == (4.5, 8.5)
 
 
 @pytest.mark.parametrize(
