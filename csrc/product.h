@@ -40,8 +40,9 @@ class ProductItems {
     blocks_ = ceil_div(panels_, block_);
     const int64_t for_threads = ceil_div(wanted, std::max<int64_t>(1, blocks_));
     // A kernel that decodes panels into its scratch memory does so for each block of rows.
-    const int64_t for_cache =
-        kernel.decoded_bytes(shape, rows) != 0 ? 1 : ceil_div(kernel.activation_bytes(shape, rows), kRowsBytes);
+    const int64_t for_cache = kernel.decoded_bytes(shape, rows) != 0
+                                  ? 1
+                                  : ceil_div(kernel.activation_bytes(shape, rows), kRowsBytes);
     const int64_t row_blocks = std::max<int64_t>(1, std::min(tiles_, std::max(for_threads, for_cache)));
     tiles_each_ = ceil_div(tiles_, row_blocks);
     count_ = blocks_ * row_blocks;

@@ -137,10 +137,10 @@ ARMLLM_INLINE void find_scales(Product& p, const WeightShape& s, const uint8_t* 
   p.scale_stride = all;
 }
 
-// Weights that are stored as numbers in a table become a panel of 8 bits: 64 of it are the low and then the
-// high halves of 32 bytes, whatever the layout.
-static ARMLLM_ENTRY void look_up_panel(const uint8_t* panel, Values values, int64_t bytes, uint8_t* to) {
-  const int8_t* const table = kTables[static_cast<int>(values)];
+#if !defined(ARMLLM_LOOK_UP)  // which says that the target brings its own
+// Numbers in a table become a panel of 8 bits: 64 bytes of it are the low and then the high halves of 32,
+// whatever the layout.
+ARMLLM_INLINE void look_up(const int8_t* table, const uint8_t* panel, int64_t bytes, uint8_t* to) {
 #if ARMLLM_LANES == 4
   const uint8x16_t all = vld1q_u8(reinterpret_cast<const uint8_t*>(table)), low = vdupq_n_u8(15);
 #elif ARMLLM_LANES >= 8
@@ -168,6 +168,10 @@ static ARMLLM_ENTRY void look_up_panel(const uint8_t* panel, Values values, int6
     }
 #endif
   }
+}
+#endif
+static ARMLLM_ENTRY void look_up_panel(const uint8_t* panel, Values values, int64_t bytes, uint8_t* to) {
+  look_up(kTables[static_cast<int>(values)], panel, bytes, to);
 }
 
 // How integers of 4 bits are brought to 8 where many rows meet them: `decode` writes a panel's weights, times
@@ -215,9 +219,7 @@ ARMLLM_INLINE void multiply(const MatmulArgs& a, int64_t tile_begin, int64_t til
                            tiling.first_row(tile_end) - tiling.first_row(tile_begin) >= kDecodedRows;
   const bool decode = from_table || from_halves;
   const int64_t most = tile_end - tile_begin == 1 ? kDecodedBytesOfTile : kDecodedBytes;
-  const int64_t block = !decode              ? panel_end - panel_begin
-                        : decoded_size < most ? most / decoded_size
-                                              : 1;
+  const int64_t block = !decode ? panel_end - panel_begin : decoded_size < most ? most / decoded_size : 1;
   for (int64_t begin = panel_begin; begin < panel_end; begin += block) {
     const int64_t end = panel_end - begin < block ? panel_end : begin + block;
     for (int64_t panel = begin; decode && panel < end; ++panel) {

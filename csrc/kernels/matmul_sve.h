@@ -34,6 +34,31 @@ ARMLLM_INLINE void widen_sixteen(const float16* from, float* to) {
   }
 }
 
+// See matmul.h; `step` bytes at a time, no more than a vector has.
+#define ARMLLM_LOOK_UP
+template <int step>
+ARMLLM_INLINE void look_up_by(const int8_t* table, const uint8_t* panel, int64_t bytes, uint8_t* to) {
+  const svuint8_t all = svreinterpret_u8_s8(svld1rq_s8(svptrue_b8(), table));
+  const svbool_t lanes = svwhilelt_b8_s64(0, step), every = svptrue_b8();
+  svuint8_t low = svdup_n_u8(15);
+  // As an immediate AND has one of A64FX's pipes.
+  __asm__("" : "+w"(low));
+  for (int64_t k = 0; k < bytes; k += 64, panel += 32, to += 64) {
+    if constexpr (step == 32) {
+      ARMLLM_LOOP("look_up", 16);
+    }
+    ARMLLM_UNROLL for (int i = 0; i < 32; i += step) {
+      const svuint8_t both = svld1_u8(lanes, panel + i);
+      svst1_u8(lanes, to + i, svtbl_u8(all, svand_u8_x(every, both, low)));
+      svst1_u8(lanes, to + 32 + i, svtbl_u8(all, svlsr_n_u8_x(every, both, 4)));
+    }
+  }
+}
+ARMLLM_INLINE void look_up(const int8_t* table, const uint8_t* panel, int64_t bytes, uint8_t* to) {
+  if (svcntb() < 32) return look_up_by<16>(table, panel, bytes, to);
+  look_up_by<32>(table, panel, bytes, to);
+}
+
 #include "kernels/matmul.h"
 
 using Ints = svint32_t;

@@ -77,27 +77,26 @@ void py_moe(PyObject* const* a) {
   const Tensor down_bias =
       TensorMatcher({count, columns}).of(kFloat32).contiguous().match_or_none("down_bias", a[11]);
   const auto* const gate_up = addresses.of<const void* const>();
-  const MoeArgs args{
-      out.data,
-      x.data,
-      ids.of<int64_t>(),
-      scales.of<float>(),
-      gate_up,
-      gate_up + count,
-      {2 * part, hidden, experts.number(6), experts.number(7) != 0, storage_of("scales", experts.text(8)),
-       values_of("values", experts.text(9))},
-      {columns, width, experts.number(10), experts.number(11) != 0, storage_of("scales", experts.text(12)),
-       values_of("values", experts.text(13))},
-      tokens,
-      per_token,
-      count,
-      out.stride[0],
-      x.stride[0],
-      gate_up_bias.of<float>(),
-      down_bias.of<float>(),
-      alpha,
-      limit,
-      gather_of(a[12], part, width)};
+  const MoeArgs args{out.data,
+                     x.data,
+                     ids.of<int64_t>(),
+                     scales.of<float>(),
+                     gate_up,
+                     gate_up + count,
+                     {2 * part, hidden, experts.number(6), experts.number(7) != 0,
+                      storage_of("scales", experts.text(8)), values_of("values", experts.text(9))},
+                     {columns, width, experts.number(10), experts.number(11) != 0,
+                      storage_of("scales", experts.text(12)), values_of("values", experts.text(13))},
+                     tokens,
+                     per_token,
+                     count,
+                     out.stride[0],
+                     x.stride[0],
+                     gate_up_bias.of<float>(),
+                     down_bias.of<float>(),
+                     alpha,
+                     limit,
+                     gather_of(a[12], part, width)};
   run_op([=] { moe(dispatched().table, form, type, function, args); });
 }
 

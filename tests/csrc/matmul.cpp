@@ -240,8 +240,8 @@ void check_tables(Result& result, const Context& context, Random& random) {
     for (const Size& size : kSizes) {
       if (size.in_features > 1000 && (sizeof(T) != 4 || values != armllm::Values::e2m1)) continue;
       const auto scales = size.group_size == 32 ? armllm::Storage::bf16 : armllm::Storage::f32;
-      const armllm::WeightShape shape{size.out_features, size.in_features, size.group_size,
-                                      false,             scales,           values};
+      const armllm::WeightShape shape{
+          size.out_features, size.in_features, size.group_size, false, scales, values};
       const Operands<T> operands(8, shape, false, random), exact(8, shape, true, random);
       for (const int64_t rows : {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{17}, kRows}) {
         check_product(result, context, operands, rows, true);

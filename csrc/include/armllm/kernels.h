@@ -223,7 +223,7 @@ struct WeightShape {
   int64_t out_features, in_features;
   int64_t group_size;  // 32, 64 or 128, which divides in_features; 0: one group (channelwise)
   bool zero_points;
-  Storage scales = Storage::f32;  // what holds them exactly
+  Storage scales = Storage::f32;     // what holds them exactly
   Values values = Values::integers;  // others have 8 bits and no zero points
 };
 static inline constexpr __attribute__((always_inline)) int64_t weight_groups(const WeightShape& s) {

@@ -12,7 +12,7 @@ from armllm.quant.compressed_tensors import CompressedTensors
 from armllm.quant.floats import FloatFormat, is_float
 from armllm.quant.gguf_format import GGUFFormat
 from armllm.quant.gptq import GPTQ
-from armllm.quant.mxfp4 import MXFP4
+from armllm.quant.mxfp4 import MXFP4, CompressedMXFP4, is_compressed
 from armllm.quant.packed import Packed
 from armllm.quant.round_to_nearest import RoundToNearest
 
@@ -30,8 +30,11 @@ FILES = {GPTQ.method: "quantize_config.json", AWQ.method: "quant_config.json"}
 
 
 def _compressed(reader: ConfigReader) -> WeightFormat:
-    """By the type of weights."""
-    return FloatFormat.of_compressed(reader) if is_float(reader) else CompressedTensors.of(reader)
+    """By the type of weights; groups that are all MXFP4 have products with its 4 bits."""
+    if not is_float(reader):
+        return CompressedTensors.of(reader)
+    checked = FloatFormat.of_compressed(reader)
+    return CompressedMXFP4() if is_compressed(reader) else checked
 
 
 READERS: dict[str, Callable[[ConfigReader], WeightFormat]] = {

@@ -1,7 +1,8 @@
-"""Checkpoints with quant_method "mxfp4", as gpt-oss is published.
+"""MXFP4: checkpoints with quant_method "mxfp4", as gpt-oss is published, and those of compressed-tensors.
 
 A matrix ``name[N, K]`` is ``name_blocks`` uint8 ``[..., N, K / 32, 16]``, two values of 4 bits in a byte, the
 first in the low bits, and ``name_scales`` uint8 ``[..., N, K / 32]``, exponents of two with a bias of 127.
+In compressed-tensors these are ``name.weight_packed`` ``[N, K / 2]`` and ``name.weight_scale``.
 Source: OCP Microscaling Formats (MX) 1.0, where the values are called E2M1 and the scales E8M0.
 
 Twice a value is an integer up to 12, which the kernels look up in a table.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 STORED = Scheme(bits=8, group_size=BLOCK, values="e2m1")
 NOT_A_NUMBER = 255  # among scales
+COMPRESSED = "mxfp4-pack-quantized"
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
 
 
@@ -75,16 +77,58 @@ class MXFP4(IntegerFormat):
 
     def read_stack(self, weights: LoadingWeights, name: str) -> list[IntegerWeight]:
         """The matrices of a stack, exactly; CheckpointError where a scale is no number."""
-        blocks, scales = weights.read(f"{name}_blocks"), weights.read(f"{name}_scales")
-        if (scales == NOT_A_NUMBER).any():
-            raise weights.error(f"{name}_scales", f"has scales of {NOT_A_NUMBER}, which stands for NaN")
+        blocks, scales = weights.read(f"{name}_blocks"), _read_scales(weights, f"{name}_scales")
         stacked = blocks.reshape(-1, *blocks.shape[-3:]), scales.reshape(-1, *scales.shape[-2:])
-        return [
-            IntegerWeight(
-                q=doubled(values.flatten(1)), scales=_halved(exponents), zeros=None, bits=8, values="e2m1"
-            )
-            for values, exponents in zip(*stacked, strict=True)
-        ]
+        return [_matrix(values.flatten(1), exponents) for values, exponents in zip(*stacked, strict=True)]
+
+
+class CompressedMXFP4(IntegerFormat):
+    """quant_method "compressed-tensors" of MXFP4 only; a matrix is one if the checkpoint has it packed."""
+
+    method = "compressed-tensors"
+
+    def __str__(self) -> str:
+        return f"{self.method} ({COMPRESSED})"
+
+    def scheme(self, weights: Weights, name: str, in_features: int) -> Scheme | None:  # noqa: ARG002
+        """Where the checkpoint has it packed."""
+        return STORED if weights.has(f"{name}.weight_packed") else None
+
+    def claim(self, weights: CheckingWeights, name: str, shape: tuple[int, int], scheme: Scheme) -> None:
+        """Values and scales must be there."""
+        rows, inputs = shape
+        if inputs % BLOCK:
+            raise weights.error(f"{name}.weight_packed", f"can't have groups of {BLOCK} of {inputs} inputs")
+        size = scheme.num_bytes(rows, inputs)
+        weights.claim(f"{name}.weight_packed", (rows, inputs // 2), dtypes=("U8",), num_bytes=size)
+        weights.claim(f"{name}.weight_scale", (rows, inputs // BLOCK), dtypes=("U8",), num_bytes=0)
+
+    def read(
+        self, weights: LoadingWeights, name: str, shape: tuple[int, int], scheme: Scheme
+    ) -> IntegerWeight:
+        """The matrix, exactly; CheckpointError where a scale is no number."""
+        del shape, scheme
+        scales = _read_scales(weights, f"{name}.weight_scale")
+        return _matrix(weights.read(f"{name}.weight_packed"), scales)
+
+
+def is_compressed(reader: ConfigReader) -> bool:
+    """Whether all groups of a "compressed-tensors" object are MXFP4."""
+    form = reader.get("format", "")
+    section = reader.section("config_groups")
+    return all(section.section(name).get("format", form) == COMPRESSED for name in section.values)
+
+
+def _read_scales(weights: LoadingWeights, name: str) -> Tensor:
+    scales = weights.read(name)
+    if (scales == NOT_A_NUMBER).any():
+        raise weights.error(name, f"has scales of {NOT_A_NUMBER}, which stands for NaN")
+    return scales
+
+
+def _matrix(packed: Tensor, exponents: Tensor) -> IntegerWeight:
+    """``[N, K / 2]`` and ``[N, K / 32]`` as integers and scales."""
+    return IntegerWeight(q=doubled(packed), scales=_halved(exponents), zeros=None, bits=8, values="e2m1")
 
 
 def doubled(packed: Tensor) -> Tensor:

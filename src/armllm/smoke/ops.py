@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from armllm import kernels
+from armllm.checkpoint.gguf_blocks import DOUBLED_E2M1
 from armllm.kernels import reference
 
 if TYPE_CHECKING:
@@ -171,12 +172,18 @@ def _matmul(bits: int) -> Callable[[Any, torch.dtype], Tensor]:
         """One token, two, a tile and a rest of rows; per channel, and groups with zero points."""
         generator = torch.Generator().manual_seed(bits)
         parts = []
-        for features, groups, with_zeros in ((77, 1, False), (128, 4, True)):
+        for features, groups, with_zeros, values in (
+            (77, 1, False, "integers"),
+            (128, 4, True, "integers"),
+            *([(128, 4, False, "e2m1")] if bits == 8 else []),
+        ):
             low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
             q = torch.randint(low, high, (13, features), generator=generator, dtype=torch.int8)
+            if values == "e2m1":
+                q = torch.tensor(DOUBLED_E2M1, dtype=torch.int8)[q.int() & 15]
             scales = torch.rand(13, groups, generator=generator) + 0.5
             zeros = torch.randint(low, 9, (13, groups), generator=generator, dtype=torch.int8)
-            weight = ops.pack_weight(q, scales, zeros if with_zeros else None, bits=bits)
+            weight = ops.pack_weight(q, scales, zeros if with_zeros else None, bits=bits, values=values)
             for rows in (1, 2, 19):
                 out = torch.empty(rows, 13, dtype=dtype)
                 x, bias = _random(rows, features, dtype=dtype), _random(13, dtype=dtype)

@@ -17,6 +17,8 @@ from armllm.errors import CheckpointError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 BLOCK = (32, 48)  # divides neither all rows nor all inputs
+MX_SCALE = "model.layers.1.mlp.down_proj.weight_scale"
+SCALE = f"{MX_SCALE}_inv"
 
 
 def fp8(shape_of, ending, dtype=torch.float32, kind=torch.float8_e4m3fn):
@@ -113,7 +115,7 @@ CASES["NVFP4"] = (
         overall=300.0,
     ),
 )
-CASES["MXFP4"] = (
+MXFP4 = (
     compressed("mxfp4-pack-quantized", **MX),
     by_package(
         MXFP4PackedCompressor,
@@ -136,6 +138,35 @@ def test_values_and_scales_are_read_exactly(make_checkpoint, tmp_path, name):
         tokens, logits = llm.generate(prompt, 4)
         torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
     assert "decoded while loading" in inspect_checkpoint(str(folder))["quantization"]
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_products_take_mxfp4_as_it_is_stored(make_checkpoint, tmp_path):
+    settings, form = MXFP4
+    folder = tmp_path / "model"
+    model = write_quantized(folder, make_checkpoint(**SIZES), settings, form)
+    llm = Spy(LLM(folder, dtype="float32", skip_tokenizer_init=True))
+    taken = llm.llm.llm_engine.runner.model.layers[0].mlp.down_proj.weight
+    assert taken.values == "e2m1"
+    assert torch.equal(taken.matrix, model.model.layers[0].mlp.down_proj.weight)
+    for prompt in random_prompts((1, 30), 4):
+        tokens, logits = llm.generate(prompt, 4)
+        torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
+    assert inspect_checkpoint(str(folder))["quantization"] == "compressed-tensors (mxfp4-pack-quantized)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t[MX_SCALE].fill_(255), "which stands for NaN"),
+        (lambda t: t.pop(MX_SCALE), "down_proj.weight_scale is missing"),
+        (lambda t: t.update({MX_SCALE: torch.ones(64, 2, dtype=torch.uint8)}), "config.json wants [64, 3]"),
+    ],
+)
+def test_damaged_scales_of_mxfp4_are_named(make_checkpoint, tmp_path, change, words):
+    settings, form = MXFP4
+    write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
+    refused(tmp_path / "model", change, words)
 
 
 def test_they_can_be_rounded_to_integers(make_checkpoint, tmp_path):
@@ -165,9 +196,6 @@ def test_experts_in_one_tensor_are_decoded(tmp_path, make_checkpoint):
     torch.testing.assert_close(logits, expected_logits(model, prompt, tokens), rtol=0, atol=1e-4)
 
 
-SCALE = "model.layers.1.mlp.down_proj.weight_scale_inv"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -179,8 +207,12 @@ SCALE = "model.layers.1.mlp.down_proj.weight_scale_inv"
 )
 def test_damaged_scales_are_named(make_checkpoint, tmp_path, change, words):
     settings, form = CASES["blocks"]
-    folder = tmp_path / "model"
-    write_quantized(folder, make_checkpoint(**SIZES), settings, form)
+    write_quantized(tmp_path / "model", make_checkpoint(**SIZES), settings, form)
+    refused(tmp_path / "model", change, words)
+
+
+def refused(folder, change, words):
+    """The weights, changed, are an error that says so."""
     tensors = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
