@@ -123,10 +123,6 @@ LOOPS = (
         )
     ),
     *(
-        Loop(target=target, entry="look_up_panel", marker="look_up", cores=cores)
-        for target, cores in (("dotprod", ("neoverse-n1",)), ("i8mm", ARMV9), ("sve512", ("a64fx",)))
-    ),
-    *(
         Loop(target=target, entry=f"dense_multiply_{storage}", marker="dense", rows=rows, cores=cores)
         for target, storage, tiles, cores in (
             ("neon", "f32", (4, 1), ("neoverse-n1",)),
