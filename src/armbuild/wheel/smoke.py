@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 EXTRAS = ("engine",)
 NO_TESTS = UserTests()
+OF_ANOTHER_RUNTIME = "if a C++ library of --with has it: --toolchain gcc, since zig's std::string is another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +273,8 @@ def _start(cpu: Cpu, test: _Test, box: Sandbox | None, work: Path, timeout: floa
 def explain_failure(report: SmokeReport, path: Path) -> str:
     """Return which CPU failed, and why; for a module that is not there, what the wheel at ``path`` has."""
     failed = next(result for result in report.results if not result.passed)
+    if "undefined symbol: _Z" in failed.reason:
+        return f"{failed.cpu}: {failed.reason}\n  {OF_ANOTHER_RUNTIME}"
     if not (missing := re.search(r"No module named '?(\w+)", failed.reason)):
         return f"{failed.cpu}: {failed.reason}"
     modules = wheelfile.extension_modules(path)

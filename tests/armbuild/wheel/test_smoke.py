@@ -73,6 +73,7 @@ def test_an_empty_report_is_no_proof():
                 "\n  if torch is another package's: --requires names that package"
             ),
         ),
+        ("ImportError: x.so: undefined symbol: _ZNK3re23RE25EmptyEv", f"\n  {smoke.OF_ANOTHER_RUNTIME}"),
         ("it crashed", ""),
     ],
 )
