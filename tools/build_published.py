@@ -31,15 +31,15 @@ LIKE_ALL = ("--import", "--cpu", "--compile-cache", "--python", "--command", "--
 HEAD = """\
 # Published projects
 
-These sdists of the Python package index were built on an x86-64 machine, each in its newest version. The
-command was `armbuild wheel PROJECT --import MODULE --cpu CORE`, with the options shown. {built} of {all}
-became wheels. Each wheel was repaired, audited, and imported on the emulated core. For the last column the
-project's own tests ran there, too, by `--command`. `python tools/build_published.py` builds one and writes
-this page.
+These sdists of the Python package index were built on an x86-64 machine, each in its newest version if no
+older one is named. The command was `armbuild wheel PROJECT --import MODULE --cpu CORE`, with the options
+shown. {built} of {all} became wheels. Each wheel was repaired, audited, and imported on the emulated core.
+For the last column the project's own tests ran there, too, by `--command`.
+`python tools/build_published.py` builds one and writes this page.
 
 The CPU time is that of all steps, with the import under QEMU. It was measured once, on a busy machine. A
-version or a date that is not shown was not noted. Projects that need crates of Rust's registry are not here,
-because it was not reachable; those with their crates inside are.
+version or a date that is not shown was not noted. Rust's registry was not reachable: of the projects in Rust,
+only those with their crates inside were built.
 
 | project | version | back end | options | CPU, s | proven on | date | own tests on the core |
 | --- | --- | --- | --- | ---: | --- | --- | --- |
